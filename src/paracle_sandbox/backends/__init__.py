@@ -1,0 +1,1 @@
+"""Kinds of isolation. ``base`` is the seam, ``registry`` knows them by name."""

@@ -1,0 +1,117 @@
+"""The seam: what a kind of isolation must do, and nothing more.
+
+A backend makes the isolated place and removes it. What happens inside (programs, files,
+terminals) is the guest's work, and is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..config import SandboxConfig
+
+
+class Channel(ABC):
+    """A byte stream to a guest. Used by one reader and one writer."""
+
+    @abstractmethod
+    async def receive(self) -> bytes:
+        """Some bytes; b"" once the guest is gone."""
+
+    @abstractmethod
+    async def send(self, data: bytes) -> None:
+        """Write all of it. Raises ConnectionError once the guest is gone."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Idempotent."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One isolation layer: in force or not, and what to do about it."""
+
+    name: str
+    in_force: bool
+    detail: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether a backend works here, proved by using it."""
+
+    backend: str
+    available: bool
+    detail: str = ""
+    remedy: str = ""
+    layers: tuple[Layer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a sandbox has used, and the kernel's own counts of limits that were reached."""
+
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    processes: int = 0
+    disk_bytes: int = 0
+    disk_full: bool = False
+    network_rx_bytes: int = 0
+    network_tx_bytes: int = 0
+    oom_kills: int = 0
+    pids_denied: int = 0
+
+
+@dataclass(frozen=True)
+class SandboxInfo:
+    """One live sandbox of this machine, whoever made it."""
+
+    sandbox_id: str
+    backend: str
+    state: str
+    owner_pid: int
+    owner_alive: bool
+    created_at: float
+    config: Mapping[str, object] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Backend(ABC):
+    """A kind of isolation. It keeps no record of its sandboxes: the id is the handle."""
+
+    name: str
+
+    @abstractmethod
+    async def health(self) -> Health:
+        """Prove each primitive by using it. Never raises."""
+
+    @abstractmethod
+    async def create(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        """Make the place. Returns when connect() would work; raises SandboxCreationError and
+        leaves nothing behind when it cannot; SandboxConflictError when the id is taken."""
+
+    @abstractmethod
+    async def connect(self, sandbox_id: str) -> Channel:
+        """A byte stream to the guest inside. Raises SandboxNotFoundError."""
+
+    @abstractmethod
+    async def usage(self, sandbox_id: str) -> Usage:
+        """What it uses now. Raises SandboxNotFoundError when it is gone."""
+
+    @abstractmethod
+    async def destroy(self, sandbox_id: str) -> None:
+        """Remove it with everything in it. Idempotent: gone is success. Raises
+        SandboxCleanupError when something stays."""
+
+    @abstractmethod
+    async def list_sandboxes(self) -> list[SandboxInfo]:
+        """Those of every process on this machine."""
+
+    async def close(self) -> None:
+        """Let go of what this process holds (helpers, pools); its sandboxes go with it."""

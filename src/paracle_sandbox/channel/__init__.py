@@ -1,0 +1,1 @@
+"""The byte stream between host and guest, and what travels on it."""

@@ -1,0 +1,142 @@
+"""Every error a user can meet, in one tree.
+
+    SandboxError (RuntimeError)
+    ├── SandboxCreationError        the place could not be made
+    │   └── BackendUnavailableError   this kind of isolation cannot be had here; says why and what to do
+    │       └── DockerConnectionError   Docker is not available
+    ├── SandboxExecutionError       the place itself broke while something ran in it
+    ├── ResourceLimitError          a limit was reached and the program was stopped
+    ├── SandboxTimeoutError         the deadline passed and the program was stopped (also a TimeoutError)
+    ├── SandboxCleanupError         something could not be removed
+    ├── SandboxLimitError           no room for one more sandbox
+    ├── SandboxNotFoundError        no sandbox has that id (also a KeyError)
+    ├── SandboxConflictError        a sandbox with that id exists already
+    └── SandboxFileError            a file operation failed
+        ├── SandboxFileNotFoundError  (also a FileNotFoundError)
+        └── SandboxPathError          the path leaves the working directory (also a ValueError)
+
+A program that fails on its own is not an error: it is a result with ``success: False``.
+"""
+
+from __future__ import annotations
+
+
+class SandboxError(RuntimeError):
+    """Base of every error of this package."""
+
+    def __init__(self, message: str, sandbox_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.sandbox_id = sandbox_id
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class SandboxCreationError(SandboxError):
+    """The sandbox could not be created; ``step`` names the step that failed, if one did."""
+
+    def __init__(
+        self, message: str, sandbox_id: str | None = None, step: str | None = None
+    ) -> None:
+        super().__init__(message, sandbox_id)
+        self.step = step
+
+
+class BackendUnavailableError(SandboxCreationError):
+    """This kind of isolation cannot be had on this machine; the message says why and what to do."""
+
+
+class DockerConnectionError(BackendUnavailableError):
+    """Docker is not available."""
+
+
+class StoppedError(SandboxError):
+    """A program was stopped, or lost its place: carries what it had printed until then."""
+
+    def __init__(
+        self, message: str, sandbox_id: str | None = None, *, stdout: str = "", stderr: str = ""
+    ) -> None:
+        super().__init__(message, sandbox_id)
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class SandboxExecutionError(StoppedError):
+    """The sandbox broke (or was not started) while something was to run in it."""
+
+    def __init__(
+        self,
+        message: str,
+        sandbox_id: str | None = None,
+        exit_code: int | None = None,
+        stderr: str = "",
+        *,
+        stdout: str = "",
+    ) -> None:
+        super().__init__(message, sandbox_id, stdout=stdout, stderr=stderr)
+        self.exit_code = exit_code
+
+
+class ResourceLimitError(StoppedError):
+    """A limit was reached. ``resource_type`` is memory, disk, pids, cpu or output."""
+
+    def __init__(
+        self,
+        message: str,
+        sandbox_id: str | None = None,
+        resource_type: str | None = None,
+        limit: float | None = None,
+        usage: float | None = None,
+        *,
+        stdout: str = "",
+        stderr: str = "",
+    ) -> None:
+        super().__init__(message, sandbox_id, stdout=stdout, stderr=stderr)
+        self.resource_type = resource_type
+        self.limit = limit
+        self.usage = usage
+
+
+class SandboxTimeoutError(StoppedError, TimeoutError):
+    """The program did not end in time and was killed, with everything it had started."""
+
+    def __init__(
+        self,
+        message: str,
+        sandbox_id: str | None = None,
+        timeout_seconds: float | None = None,
+        *,
+        stdout: str = "",
+        stderr: str = "",
+    ) -> None:
+        super().__init__(message, sandbox_id, stdout=stdout, stderr=stderr)
+        self.timeout_seconds = timeout_seconds
+
+
+class SandboxCleanupError(SandboxError):
+    """Something of a sandbox could not be removed; the message names it."""
+
+
+class SandboxLimitError(SandboxError):
+    """The manager has as many sandboxes as it may."""
+
+
+class SandboxNotFoundError(SandboxError, KeyError):
+    """No sandbox has that id."""
+
+
+class SandboxConflictError(SandboxCreationError):
+    """A sandbox with that id exists already."""
+
+
+class SandboxFileError(SandboxError):
+    """A file operation inside the sandbox failed."""
+
+
+class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
+    """There is no such file inside the sandbox."""
+
+
+class SandboxPathError(SandboxFileError, ValueError):
+    """The path leaves the working directory, or is not a path at all."""

@@ -1,0 +1,73 @@
+"""The shapes of what comes back: plain dicts, the same in Python, REST, MCP and ``--output``."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+
+class CommandResult(TypedDict):
+    """What one program did. ``exit_code`` is -N when signal N ended it."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    timed_out: bool
+    truncated: bool
+
+
+class Stats(TypedDict):
+    """What a sandbox uses now. CPU in percent of one core; memory without page cache."""
+
+    cpu_percent: float
+    cpu_seconds: float
+    memory_bytes: int
+    memory_mb: float
+    memory_percent: float
+    memory_limit_mb: int
+    memory_peak_mb: float
+    disk_mb: float
+    disk_limit_mb: int
+    processes: int
+    network_rx_bytes: int
+    network_tx_bytes: int
+    duration_seconds: float
+    monitoring: NotRequired[Monitoring]
+
+
+class Averages(TypedDict):
+    """One value each for CPU and memory, over the samples of a monitor."""
+
+    cpu_percent: float
+    memory_percent: float
+    memory_mb: float
+
+
+class Monitoring(TypedDict):
+    """What a monitor saw."""
+
+    averages: Averages
+    peaks: Averages
+    history_samples: int
+
+
+class ExecutionResult(TypedDict):
+    """The answer of the executor, the CLI and the service."""
+
+    success: bool
+    sandbox_id: str | None
+    result: NotRequired[CommandResult]
+    stats: NotRequired[Stats]
+    error: NotRequired[str]
+    error_type: NotRequired[str]
+    job_index: NotRequired[int]
+
+
+class FileInfo(TypedDict):
+    """One file or directory inside a sandbox. ``kind`` is file, directory, link or other."""
+
+    name: str
+    path: str
+    kind: str
+    size: int
+    mode: int
+    modified: float

@@ -1,8 +1,120 @@
-"""Run untrusted code for AI agents: one library over any isolation."""
+"""Run untrusted code for AI agents: one library over any isolation.
+
+    from paracle_sandbox import run
+    print(run("print('hello')")["result"]["stdout"])
+
+Names are imported when they are first used, so that importing the package costs nothing.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from .client import (
+        BaseSandboxClient,
+        LocalSandboxClient,
+        SandboxFileOperations,
+        create_sandbox_client,
+    )
+    from .config import SandboxConfig
+    from .errors import (
+        BackendUnavailableError,
+        DockerConnectionError,
+        ResourceLimitError,
+        SandboxCleanupError,
+        SandboxConflictError,
+        SandboxCreationError,
+        SandboxError,
+        SandboxExecutionError,
+        SandboxFileError,
+        SandboxFileNotFoundError,
+        SandboxLimitError,
+        SandboxNotFoundError,
+        SandboxPathError,
+        SandboxTimeoutError,
+    )
+    from .executor import SandboxExecutor
+    from .manager import SandboxManager
+    from .monitor import SandboxMonitor
+    from .oneshot import run, run_async
+    from .results import CommandResult, ExecutionResult, FileInfo, Stats
+    from .sandbox import Sandbox
+    from .sandbox_settings import SandboxSettings
+    from .settings import Settings, load_settings
+    from .terminal import Terminal
+
 __version__ = "1.0.1"
+
+__all__ = [
+    "BackendUnavailableError",
+    "BaseSandboxClient",
+    "CommandResult",
+    "DockerConnectionError",
+    "ExecutionResult",
+    "FileInfo",
+    "LocalSandboxClient",
+    "ResourceLimitError",
+    "Sandbox",
+    "SandboxCleanupError",
+    "SandboxConfig",
+    "SandboxConflictError",
+    "SandboxCreationError",
+    "SandboxError",
+    "SandboxExecutionError",
+    "SandboxExecutor",
+    "SandboxFileError",
+    "SandboxFileNotFoundError",
+    "SandboxFileOperations",
+    "SandboxLimitError",
+    "SandboxManager",
+    "SandboxMonitor",
+    "SandboxNotFoundError",
+    "SandboxPathError",
+    "SandboxSettings",
+    "SandboxTimeoutError",
+    "Settings",
+    "Stats",
+    "Terminal",
+    "__version__",
+    "create_sandbox_client",
+    "load_settings",
+    "run",
+    "run_async",
+]
+
+# Where a name lives, if not in errors.
+_HOME = {
+    "BaseSandboxClient": "client",
+    "CommandResult": "results",
+    "ExecutionResult": "results",
+    "FileInfo": "results",
+    "LocalSandboxClient": "client",
+    "Sandbox": "sandbox",
+    "SandboxConfig": "config",
+    "SandboxExecutor": "executor",
+    "SandboxFileOperations": "client",
+    "SandboxManager": "manager",
+    "SandboxMonitor": "monitor",
+    "SandboxSettings": "sandbox_settings",
+    "Settings": "settings",
+    "Stats": "results",
+    "Terminal": "terminal",
+    "create_sandbox_client": "client",
+    "load_settings": "settings",
+    "run": "oneshot",
+    "run_async": "oneshot",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME.get(name, 'errors')}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,8 @@
+"""``python -m paracle_sandbox`` is the command ``paracle``."""
+
+from __future__ import annotations
+
+from .cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+"""The native backend: sandboxes out of Linux namespaces, with no daemon and no image.
+
+A spawner process per template (see ``jail/``) makes them; this class only asks it, hands out
+the channels, and reads records and cgroups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...channel.socket_channel import SocketChannel
+from ...config import SandboxConfig
+from ...errors import (
+    BackendUnavailableError,
+    SandboxCleanupError,
+    SandboxConflictError,
+    SandboxCreationError,
+    SandboxExecutionError,
+    SandboxNotFoundError,
+)
+from ...settings import Settings, load_settings
+from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from .records import Record, RecordStore, kill_process
+from .spawner import Spawner, default_python
+from .templates import Template, Templates
+from .usage import read_usage
+
+_MB = 1 << 20
+_FOREIGN_SECONDS = 15.0
+# A limit counts as reached when less than this is left: a block that no longer fits is smaller.
+_DISK_SLACK = 256 << 10
+
+
+class NativeBackend(Backend):
+    """Namespaces, cgroups, seccomp and Landlock of this machine."""
+
+    name = "native"
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or load_settings()
+        self.records = RecordStore(Path(self.settings.state_dir))
+        self.templates = Templates(self.settings)
+        self._spawners: dict[str, asyncio.Task[Spawner] | Spawner] = {}
+        self._owned: dict[str, _Owned] = {}
+        self._swept = False
+
+    async def health(self) -> Health:
+        from .health import examine
+
+        return await examine(self)
+
+    # -- create and destroy --------------------------------------------------------------
+
+    async def create(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        require_linux()
+        if sandbox_id in self._owned:
+            raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+        template = await self.templates.for_image(config.base_image)
+        spawner = await self.spawner(template)
+        self._refuse_missing_limits(spawner, config)
+        answer, fds = await spawner.request(
+            "create", **_create_request(sandbox_id, config, labels, template, spawner.posture)
+        )
+        if "error" in answer:
+            raise _creation_error(answer, sandbox_id)
+        owned = _Owned(spawner, socket.socket(fileno=fds[0]), fds[1], answer["pid"], answer["record"])
+        self._owned[sandbox_id] = owned
+        if config.network_mode == "bridge":
+            await self._give_network(sandbox_id, owned)
+
+    async def _give_network(self, sandbox_id: str, owned: _Owned) -> None:
+        from . import network
+
+        try:
+            await network.attach(owned.init_pid)
+        except BaseException:
+            await self.destroy(sandbox_id)
+            raise
+
+    def _refuse_missing_limits(self, spawner: Spawner, config: SandboxConfig) -> None:
+        """As root a limit that cannot be kept is an error, unless it was waived by name."""
+        posture = spawner.posture
+        if not posture["cgroup_version"] and not posture["rootless"]:
+            if "cgroup" not in config.allow_degraded:
+                raise BackendUnavailableError(
+                    f"Limits cannot be kept: {posture['cgroup_note']}. Mount the cgroup file "
+                    'system, or allow it by name: SandboxConfig(allow_degraded={"cgroup"}).',
+                    step="cgroup",
+                )
+
+    async def spawner(self, template: Template) -> Spawner:
+        """The spawner of a template; callers that come together wait for one start."""
+        known = self._spawners.get(template.name)
+        if isinstance(known, Spawner) and known.closed:
+            del self._spawners[template.name]
+            await known.close()
+            self.records.sweep()
+            known = None
+        if known is None:
+            known = asyncio.ensure_future(self._start_spawner(template))
+            self._spawners[template.name] = known
+        if isinstance(known, Spawner):
+            return known
+        try:
+            spawner = await asyncio.shield(known)
+        except BaseException:
+            if known.done():
+                self._spawners.pop(template.name, None)
+            raise
+        self._spawners[template.name] = spawner
+        return spawner
+
+    async def _start_spawner(self, template: Template) -> Spawner:
+        settings = self.settings
+        if not self._swept:
+            self._swept = True
+            self.records.sweep()
+        python = settings.python or default_python()
+        options = {
+            "state_dir": str(settings.state_dir),
+            "data_dir": str(settings.data_dir),
+            "template_dir": str(template.path) if template.path else None,
+            "modules": list(template.modules),
+            "idle_modules": list(template.idle_modules),
+            "uid_base": settings.uid_base,
+            "stock": settings.stock,
+            "stock_shape": {"tmpfs_mb": 0 if os.geteuid() == 0 else SandboxConfig().disk_mb},
+            "failpoints": _failpoints(settings.failpoints),
+            "setup": {"env": _base_env(python), "python": python},
+        }
+        return await Spawner.start(python, options)
+
+    async def connect(self, sandbox_id: str) -> Channel:
+        owned = self._owned.get(sandbox_id)
+        if owned is None or owned.channel is None:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
+        channel, owned.channel = owned.channel, None
+        channel.setblocking(False)
+        return SocketChannel(channel)
+
+    async def destroy(self, sandbox_id: str) -> None:
+        owned = self._owned.pop(sandbox_id, None)
+        if owned is None:
+            await self._destroy_foreign(sandbox_id)
+            return
+        try:
+            answer, _ = await owned.spawner.request("destroy", id=sandbox_id)
+        except SandboxExecutionError:
+            # The spawner died, and everything with it; its records and cgroups are left.
+            await owned.spawner.close()
+            self.records.sweep()
+            return
+        finally:
+            owned.close()
+        if answer.get("left"):
+            raise SandboxCleanupError(
+                f"Sandbox {sandbox_id} could not be removed: {answer['left']}", sandbox_id
+            )
+
+    async def _destroy_foreign(self, sandbox_id: str) -> None:
+        """One of another process: end it there; its own spawner removes the rest."""
+        record = self.records.find(sandbox_id)
+        if record is None:
+            return
+        await asyncio.to_thread(kill_process, record.content.get("init", {}))
+        deadline = asyncio.get_running_loop().time() + _FOREIGN_SECONDS
+        while record.path.exists():
+            self.records.sweep()
+            if asyncio.get_running_loop().time() > deadline:
+                raise SandboxCleanupError(f"Sandbox {sandbox_id} is still there", sandbox_id)
+            await asyncio.sleep(0.01)
+
+    # -- look ----------------------------------------------------------------------------
+
+    async def usage(self, sandbox_id: str) -> Usage:
+        owned = self._owned.get(sandbox_id)
+        record = owned.record if owned else self._record(sandbox_id).content
+        try:
+            usage = read_usage(record["cgroups"], record["init"]["pid"])
+        except (FileNotFoundError, KeyError):
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
+        if owned is None:
+            return usage
+        disk, _ = await owned.spawner.request("disk", id=sandbox_id)
+        full = bool(disk["limit"]) and disk["used"] + _DISK_SLACK >= disk["limit"]
+        return replace(usage, disk_bytes=disk["used"], disk_full=full)
+
+    def _record(self, sandbox_id: str) -> Record:
+        record = self.records.find(sandbox_id)
+        if record is None:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
+        return record
+
+    async def list_sandboxes(self) -> list[SandboxInfo]:
+        return [_info(record, self.records) for record in self.records.all() if "id" in record.content]
+
+    async def close(self) -> None:
+        spawners = [s for s in self._spawners.values() if isinstance(s, Spawner)]
+        self._spawners.clear()
+        for owned in self._owned.values():
+            owned.close()
+        self._owned.clear()
+        await asyncio.gather(*(spawner.close() for spawner in spawners))
+
+
+class _Owned:
+    """What this process holds of a sandbox it made."""
+
+    def __init__(self, spawner: Spawner, channel: socket.socket, pidfd: int, init_pid: int,
+                 record: dict[str, Any]) -> None:  # fmt: skip
+        self.spawner = spawner
+        self.channel: socket.socket | None = channel
+        self.pidfd = pidfd
+        self.init_pid = init_pid
+        self.record = record
+
+    def close(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def require_linux() -> None:
+    if sys.platform != "linux":
+        raise BackendUnavailableError(
+            f"Native sandboxes need Linux, and this is {sys.platform}. Use Docker "
+            "(SANDBOX_MODE=docker) or a remote service (SANDBOX_MODE=remote)."
+        )
+
+
+def _create_request(
+    sandbox_id: str,
+    config: SandboxConfig,
+    labels: Mapping[str, str],
+    template: Template,
+    posture: Mapping[str, Any],
+) -> dict[str, Any]:
+    shape = {
+        "network": config.network_mode,
+        "working_dir": config.working_dir,
+        "read_only": config.read_only_filesystem,
+        "tmpfs_mb": 0 if posture["volume"] else config.disk_mb,
+        "resolv_conf": "" if config.network_mode == "none" else _resolv_conf(),
+    }
+    limits = {
+        "memory_bytes": config.memory_mb * _MB,
+        "cpu_cores": config.cpu_cores,
+        "max_processes": config.max_processes,
+    }
+    record = {
+        "labels": dict(labels),
+        "template": template.name,
+        "config": config.model_dump(
+            mode="json", include={"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
+        ),
+    }
+    return {
+        "id": sandbox_id,
+        "shape": shape,
+        "limits": limits,
+        "disk_bytes": config.disk_mb * _MB,
+        "record": record,
+    }
+
+
+def _creation_error(answer: Mapping[str, Any], sandbox_id: str) -> SandboxCreationError:
+    if answer["error"] == "conflict":
+        return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+    return SandboxCreationError(
+        f"The sandbox could not be made: {answer['message']}. Nothing was started. "
+        "`paracle sandbox health` shows what this machine lacks.",
+        sandbox_id,
+        step=str(answer["error"]),
+    )
+
+
+def _failpoints(names: tuple[str, ...]) -> dict[str, str]:
+    """``step`` makes a step fail; ``step=kill-owner`` kills the owner there."""
+    pairs = (name.partition("=") for name in names)
+    return {step.strip(): action.strip() or "fail" for step, _, action in pairs}
+
+
+def _base_env(python: str) -> dict[str, str]:
+    """All that a program inside sees of an environment, before the caller's own variables."""
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+        "HOME": "/tmp",
+        "USER": "paracle",
+        "LOGNAME": "paracle",
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _resolv_conf() -> str:
+    """The host's name servers, or what stands behind its local stub, which cannot be reached."""
+    for path in ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"):
+        try:
+            text = Path(path).read_text(errors="replace")
+        except OSError:
+            continue
+        if "nameserver 127." not in text and "nameserver ::1" not in text:
+            return text
+    return "# no name server that a sandbox can reach\n"
+
+
+def _info(record: Record, records: RecordStore) -> SandboxInfo:
+    content = record.content
+    alive = records.is_alive(record.instance)
+    return SandboxInfo(
+        sandbox_id=record.sandbox_id,
+        backend="native",
+        state=str(content.get("state")) if alive else "lost",
+        owner_pid=int(content.get("owner", {}).get("pid", 0)),
+        owner_alive=alive,
+        created_at=float(content.get("created_at", 0.0)),
+        config=content.get("config", {}),
+        labels=content.get("labels", {}),
+    )

@@ -1,0 +1,207 @@
+"""The owner's side of the records: who is there, who is dead, and sweeping up after the dead.
+
+The spawner writes them (``jail/records.py`` says how); any process of the same user reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SWEEP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record file, as read."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def sandbox_id(self) -> str:
+        return str(self.content.get("id", self.path.stem))
+
+    @property
+    def instance(self) -> int:
+        return int(self.content["instance"])
+
+
+class RecordStore:
+    """The records of this user on this machine."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._dir = state_dir
+
+    def all(self) -> Iterator[Record]:
+        """Every readable record; one that is being written or is garbage is passed over."""
+        try:
+            paths = sorted(self._dir.glob("*.json"))
+        except OSError:
+            return
+        for path in paths:
+            record = self._read(path)
+            if record is not None:
+                yield record
+
+    def find(self, sandbox_id: str) -> Record | None:
+        if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
+            return None
+        return self._read(self._dir / f"{sandbox_id}.json")
+
+    def _read(self, path: Path) -> Record | None:
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        if not isinstance(content, dict) or not isinstance(content.get("instance"), int):
+            return None
+        return Record(path, content)
+
+    def is_alive(self, instance: int) -> bool:
+        """Whether a spawner holds this instance number."""
+        lock = self._open_lock(instance)
+        if lock is None:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+    def _open_lock(self, instance: int) -> int | None:
+        try:
+            return os.open(self._dir / "instances" / str(instance), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+
+    def sweep(self) -> int:
+        """Remove what dead spawners left. Returns how many sandboxes that were."""
+        swept = 0
+        for record in list(self.all()):
+            with self._hold(record.instance) as dead:
+                if dead and record.path.exists():
+                    _remove_remains(record.content)
+                    with contextlib.suppress(FileNotFoundError):
+                        record.path.unlink()
+                    swept += not record.path.name.startswith("slot-")
+        self._sweep_garbage()
+        return swept
+
+    @contextlib.contextmanager
+    def _hold(self, instance: int) -> Iterator[bool]:
+        """True, with the instance number held so that nobody can take it, if it was free."""
+        try:
+            lock = os.open(
+                self._dir / "instances" / str(instance), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(lock)
+
+    def _sweep_garbage(self) -> None:
+        """Directories and half-written files of instances that are gone."""
+        for place in self._dir.glob("root-*"):
+            number = place.name.removeprefix("root-")
+            if number.isdigit() and not self.is_alive(int(number)):
+                with contextlib.suppress(OSError):
+                    place.rmdir()
+        for path in self._dir.glob("*.json"):
+            old = time.time() - _mtime(path) > 60
+            if old and self._read(path) is None:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def kill_process(process: dict[str, Any]) -> bool:
+    """Kill exactly the recorded process: a recycled pid has another start time."""
+    try:
+        pidfd = os.pidfd_open(int(process["pid"]))
+    except (OSError, KeyError, ValueError):
+        return False
+    try:
+        if start_time(int(process["pid"])) != process.get("start"):
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(_SWEEP_SECONDS * 1000)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _remove_remains(content: dict[str, Any]) -> None:
+    """The process, if it lives still, and its cgroups. (Its volume went with its spawner.)"""
+    init = content.get("init")
+    if isinstance(init, dict):
+        kill_process(init)
+    groups = content.get("cgroups")
+    if not isinstance(groups, dict):
+        return
+    deadline = time.monotonic() + _SWEEP_SECONDS
+    for group in {str(path) for path in groups.values()}:
+        _kill_group(Path(group))
+        while not _rmdir(group) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        for parent in list(Path(group).parents)[:2]:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+
+def _kill_group(group: Path) -> None:
+    """What is in the cgroup of a dead spawner's sandbox is the sandbox's."""
+    try:
+        pids = (group / "cgroup.procs").read_text().split()
+    except OSError:
+        return
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def _rmdir(path: str) -> bool:
+    try:
+        Path(path).rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,200 @@
+"""The owner's handle on a spawner process: start it, ask it, notice its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ...errors import BackendUnavailableError, SandboxExecutionError
+from .records import start_time
+
+_MAX_MESSAGE = 1 << 16
+_START_SECONDS = 60.0
+_PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
+_PROGRAM = (
+    "import sys; sys.path.insert(0, {path!r}); "
+    "from paracle_sandbox.jail.launch import main; main({fd})"
+)
+
+
+class Spawner:
+    """One spawner process and the requests under way to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        self._ready: asyncio.Future[dict[str, Any]] | None = None
+        self.posture: dict[str, Any] = {}
+        self.closed = False
+
+    @classmethod
+    async def start(cls, python: str, options: dict[str, Any]) -> Spawner:
+        """Raises BackendUnavailableError when it cannot come up; the message names the step."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        program = _PROGRAM.format(path=_PACKAGE_PATH, fd=theirs.fileno())
+        with theirs:
+            process = subprocess.Popen(
+                [python, "-I", "-S", "-E", "-X", "utf8", "-c", program],
+                env={},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        spawner = cls(process, ours)
+        owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id()}
+        message = {**options, "owner": owner, "package_path": _PACKAGE_PATH}
+        try:
+            spawner._attach()
+            spawner._ready = asyncio.get_running_loop().create_future()
+            ours.send(json.dumps(message).encode())
+            spawner.posture = await asyncio.wait_for(spawner._ready, _START_SECONDS)
+        except TimeoutError:
+            await spawner.close()
+            raise BackendUnavailableError("The native spawner did not start in time.") from None
+        except BaseException:
+            await spawner.close()
+            raise
+        return spawner
+
+    def _attach(self) -> None:
+        """Listen on the event loop that runs now; a backend may outlive one asyncio.run()."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._control)
+        self._loop = loop
+        loop.add_reader(self._control, self._on_packet)
+
+    async def request(self, op: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
+        """The answer and the descriptors that came with it."""
+        self._attach()
+        if self.closed:
+            raise SandboxExecutionError("The native spawner has ended; its sandboxes are gone.")
+        number = next(self._numbers)
+        future = asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        packet = json.dumps({"op": op, "request": number, **arguments}).encode()
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._control, packet)
+            answer, fds = await future
+        except OSError:
+            self._on_end()
+            raise SandboxExecutionError("The native spawner has ended.") from None
+        finally:
+            self._answers.pop(number, None)
+        return answer, fds
+
+    def _on_packet(self) -> None:
+        while not self.closed:
+            try:
+                packet, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, fds = b"", []
+            if not packet:
+                self._on_end()
+                return
+            self._dispatch(json.loads(packet), fds)
+
+    def _dispatch(self, message: dict[str, Any], fds: list[int]) -> None:
+        event = message.get("event")
+        if event == "ready" and self._ready is not None:
+            self._ready.set_result(message)
+        elif event == "failed" and self._ready is not None:
+            self._ready.set_exception(explain_failure(message))
+        else:
+            future = self._answers.pop(message.get("request", 0), None)
+            if future is not None and not future.done():
+                future.set_result((message, fds))
+                return
+        # Nobody waits any more (cancelled): what came with the answer must not leak.
+        for fd in fds:
+            os.close(fd)
+
+    def _on_end(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._control)
+        self._control.close()
+        gone = SandboxExecutionError("The native spawner has ended; its sandboxes are gone.")
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(gone)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(
+                BackendUnavailableError(f"The native spawner failed to start: {self._last_words()}")
+            )
+
+    def _last_words(self) -> str:
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        with contextlib.suppress(OSError):
+            return (self._process.stderr.read() or b"").decode(errors="replace").strip()[-2000:]
+        return ""
+
+    async def close(self) -> None:
+        """Hang up; the spawner removes everything and ends. Waits until it has."""
+        if not self.closed:
+            self.closed = True
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(self._control)
+            self._control.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._wait)
+
+    def _wait(self) -> None:
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def default_python() -> str:
+    """The interpreter below this one's virtual environment, if any: the same that sandboxes run."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+_REMEDIES = {
+    "user namespace": (
+        "User namespaces are not allowed for this user. As root: sysctl "
+        "kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000; on Ubuntu also "
+        "sysctl kernel.apparmor_restrict_unprivileged_userns=0. Or run as root."
+    ),
+    "pid namespace": (
+        "Pid namespaces are not allowed here. If an AppArmor profile restricts user namespaces: "
+        "sysctl kernel.apparmor_restrict_unprivileged_userns=0. In a container, give it "
+        "CAP_SYS_ADMIN or use another backend."
+    ),
+}
+
+
+def explain_failure(message: dict[str, Any]) -> BackendUnavailableError:
+    step = str(message.get("step"))
+    remedy = _REMEDIES.get(step, "Run `paracle sandbox health` for what this machine lacks.")
+    text = f"Native sandboxes cannot start: {step}: {message.get('message')}. {remedy}"
+    return BackendUnavailableError(text, step=step)

@@ -1,0 +1,211 @@
+"""Templates: what an image is to Docker, a template is to native sandboxes.
+
+A name, a set of packages in a read-only directory, and the modules that a spawner imports once
+so that no sandbox pays for them. Built with pip, into a fresh directory that is renamed into
+place when it is whole; one builder at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...errors import SandboxCreationError, SandboxError
+from ...settings import Settings
+from .spawner import default_python
+
+log = logging.getLogger("paracle_sandbox.templates")
+
+_BASE = ("requests", "pydantic", "click", "rich", "jinja2", "pyyaml", "pip")
+PACKAGES = {
+    "default": _BASE,
+    "dev": (*_BASE, "ipython", "ipdb", "pytest", "black", "ruff"),
+    "ml": (*_BASE, "numpy", "pandas", "scikit-learn", "matplotlib", "seaborn"),
+    "api": (*_BASE, "httpx", "aiohttp", "fastapi", "websockets"),
+}
+# Imported before the first sandbox: these are what the template is for.
+_MODULES = {"ml": ("numpy", "pandas")}
+# Imported in idle time: what most programs import.
+_IDLE_MODULES = ("json", "re", "math", "random", "datetime", "collections", "itertools", "functools",
+                 "pathlib", "typing", "dataclasses", "enum", "string", "textwrap", "hashlib",
+                 "base64", "csv", "decimal", "fractions", "statistics", "copy", "contextlib",
+                 "traceback", "inspect", "logging", "threading", "subprocess", "tempfile", "shutil",
+                 "glob", "uuid", "urllib.parse", "heapq", "bisect", "operator", "argparse",
+                 "asyncio", "unittest", "sqlite3")  # fmt: skip
+_IMAGE = re.compile(r"(?:docker\.io/)?(?:library/)?(?P<name>python|paracle/sandbox)(?::(?P<tag>.+))?\Z")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Template:
+    """One template; ``path`` is None when its packages are not there (standard library only)."""
+
+    name: str
+    path: Path | None
+    modules: tuple[str, ...] = ()
+    idle_modules: tuple[str, ...] = ()
+    note: str = ""
+
+
+def template_name(image: str) -> str:
+    """The template that an image name stands for; an error for any other image."""
+    match = _IMAGE.match(image)
+    if match is None:
+        raise SandboxCreationError(
+            f"Image not found: {image}. Native sandboxes know the images paracle/sandbox:* and "
+            "python:*. For any other use Docker: --backend docker, or SANDBOX_MODE=docker."
+        )
+    if match["name"] == "python":
+        return "default"
+    tag = match["tag"] or "latest"
+    name = "default" if tag == "latest" else tag
+    if name not in PACKAGES:
+        known = ", ".join(f"paracle/sandbox:{tag}" for tag in ("latest", "dev", "ml", "api"))
+        raise SandboxCreationError(f"Image not found: {image}. There are {known}.")
+    return name
+
+
+class Templates:
+    """Those of this user, in the data directory."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._dir = Path(settings.data_dir) / "templates"
+        self._notes: dict[str, str] = {}
+
+    async def for_image(self, image: str) -> Template:
+        """The template behind an image name, built first if need be and if it can be."""
+        name = template_name(image)
+        template = self.get(name)
+        if template.path is None and name not in self._notes and self._settings.template_build:
+            log.info("building the %s template once", name)
+            try:
+                await asyncio.to_thread(self.build, name)
+            except SandboxError as error:
+                self._notes[name] = str(error)
+                log.warning("%s Sandboxes run with the standard library alone.", error)
+            template = self.get(name)
+        return replace(template, note=self._notes.get(name, ""))
+
+    def get(self, name: str) -> Template:
+        path = self._path(name)
+        there = path.is_dir()
+        return Template(
+            name,
+            path if there else None,
+            _MODULES.get(name, ()) if there else (),
+            _IDLE_MODULES,
+        )
+
+    def names(self) -> list[str]:
+        return list(PACKAGES)
+
+    def _path(self, name: str) -> Path:
+        if name not in PACKAGES:
+            raise SandboxError(f"No template {name!r}. There are: {', '.join(PACKAGES)}.")
+        return self._dir / f"{name}-{self._python_tag()}"
+
+    def _python_tag(self) -> str:
+        """Packages fit one interpreter: its version is part of the directory's name."""
+        python = self._settings.python or default_python()
+        return re.sub(r"[^A-Za-z0-9.]+", "_", _version_of(python))
+
+    def build(self, name: str, progress: Progress = lambda line: None) -> Path:
+        """Install the packages. Raises SandboxError when the package index cannot be reached."""
+        path = self._path(name)
+        self._dir.mkdir(parents=True, exist_ok=True, mode=0o755)
+        with self._one_builder(name):
+            fresh = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=self._dir))
+            try:
+                fresh.chmod(0o755)
+                self._install(name, fresh, progress)
+                self.remove(name)
+                fresh.rename(path)
+            except BaseException:
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise
+        return path
+
+    def ensure(self, name: str, progress: Progress = lambda line: None) -> Path:
+        path = self._path(name)
+        return path if path.is_dir() else self.build(name, progress)
+
+    def _install(self, name: str, target: Path, progress: Progress) -> None:
+        python = self._settings.python or default_python()
+        command = [
+            *_pip(python), "install", "--target", str(target), "--no-warn-script-location",
+            "--disable-pip-version-check", "--no-input", "--progress-bar", "off", *PACKAGES[name],
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace",
+        )  # fmt: skip
+        assert process.stdout is not None
+        last = ""
+        with process.stdout as lines:
+            for line in lines:
+                last = line.strip() or last
+                progress(line.rstrip())
+        if process.wait() != 0:
+            raise SandboxError(
+                f"The packages of the {name} template could not be installed ({last[:200]}). "
+                f"Try again with: paracle template build {name}"
+            )
+        manifest = {"name": name, "packages": PACKAGES[name], "built_at": time.time()}
+        (target / "paracle-template.json").write_text(json.dumps(manifest))
+
+    @contextlib.contextmanager
+    def _one_builder(self, name: str) -> Iterator[None]:
+        lock = os.open(self._dir / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def remove(self, name: str) -> bool:
+        path = self._path(name)
+        if not path.is_dir():
+            return False
+        # Out of sight first, so that nobody starts on half a template.
+        doomed = path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+        return True
+
+
+def _version_of(python: str) -> str:
+    if os.path.realpath(python) == default_python():
+        import platform
+
+        return f"{platform.python_implementation()}-{platform.python_version()}"
+    done = subprocess.run(
+        [python, "-I", "-c", "import platform as p; print(p.python_implementation()+'-'+p.python_version())"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise SandboxError(f"PARACLE_PYTHON does not run: {python}: {done.stderr.strip()[:200]}")
+    return done.stdout.strip()
+
+
+def _pip(python: str) -> list[str]:
+    """A pip that installs for the given interpreter: its own, or ours on its behalf."""
+    import sys
+
+    probe = [python, "-I", "-m", "pip", "--version"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+        return [python, "-m", "pip"]
+    return [sys.executable, "-m", "pip", "--python", python]

@@ -1,0 +1,142 @@
+"""What a sandbox uses, read from its cgroup; without one, from its processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..base import Usage
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def read_usage(groups: Mapping[str, str], init_pid: int) -> Usage:
+    """Raises FileNotFoundError when the sandbox is gone."""
+    received, sent = _network(init_pid)
+    if "unified" in groups:
+        usage = _unified(groups["unified"])
+    elif groups:
+        usage = _separate(groups)
+    else:
+        usage = _processes(init_pid)
+    return Usage(**{**usage, "network_rx_bytes": received, "network_tx_bytes": sent})
+
+
+def _unified(group: str) -> dict[str, float]:
+    memory = _pairs(f"{group}/memory.stat")
+    peak = _number(f"{group}/memory.peak")
+    current = _number(f"{group}/memory.current")
+    return {
+        "cpu_seconds": _pairs(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6,
+        "memory_bytes": max(0, current - memory.get("file", 0) + memory.get("shmem", 0)),
+        "memory_peak_bytes": peak or current,
+        "processes": _number(f"{group}/pids.current"),
+        "oom_kills": _pairs(f"{group}/memory.events").get("oom_kill", 0),
+        "pids_denied": _pairs(f"{group}/pids.events").get("max", 0),
+    }
+
+
+def _separate(groups: Mapping[str, str]) -> dict[str, float]:
+    memory, pids = groups["memory"], groups["pids"]
+    detail = _pairs(f"{memory}/memory.stat")
+    current = _number(f"{memory}/memory.usage_in_bytes")
+    # "cache" counts shared memory too, which cannot be dropped and so is used for good.
+    cache = detail.get("total_cache", 0) - detail.get("total_shmem", 0)
+    accounting = groups.get("cpuacct")
+    return {
+        "cpu_seconds": _number(f"{accounting}/cpuacct.usage") / 1e9 if accounting else 0.0,
+        "memory_bytes": max(0, current - cache),
+        "memory_peak_bytes": _number(f"{memory}/memory.max_usage_in_bytes"),
+        "processes": _number(f"{pids}/pids.current"),
+        "oom_kills": _pairs(f"{memory}/memory.oom_control").get("oom_kill", 0),
+        "pids_denied": _pairs(f"{pids}/pids.events").get("max", 0),
+    }
+
+
+def _processes(init_pid: int) -> dict[str, float]:
+    """Sum over the processes of the sandbox's pid namespace."""
+    ticks = resident = count = 0
+    children = _children()
+    waiting = [init_pid]
+    if not Path(f"/proc/{init_pid}").exists():
+        raise FileNotFoundError(f"/proc/{init_pid}")
+    while waiting:
+        pid = waiting.pop()
+        waiting += children.get(pid, [])
+        fields = _stat(pid)
+        if fields:
+            count += int(fields[17])
+            ticks += int(fields[11]) + int(fields[12])
+            if pid == init_pid:
+                ticks += int(fields[13]) + int(fields[14])
+            resident += int(fields[21])
+    memory = resident * _PAGE
+    return {
+        "cpu_seconds": ticks / _TICKS,
+        "memory_bytes": memory,
+        "memory_peak_bytes": memory,
+        "processes": count,
+    }
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _stat(int(name))
+            if fields:
+                found.setdefault(int(fields[1]), []).append(int(name))
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third (state) on; empty when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _network(init_pid: int) -> tuple[int, int]:
+    """Bytes received and sent, all interfaces but the loopback."""
+    received = sent = 0
+    try:
+        lines = Path(f"/proc/{init_pid}/net/dev").read_text().splitlines()[2:]
+    except OSError:
+        return 0, 0
+    for line in lines:
+        name, _, numbers = line.partition(":")
+        if name.strip() != "lo":
+            fields = numbers.split()
+            received += int(fields[0])
+            sent += int(fields[8])
+    return received, sent
+
+
+def _number(path: str) -> int:
+    try:
+        return int(_text(path))
+    except ValueError:
+        return 0
+
+
+def _pairs(path: str) -> dict[str, int]:
+    words = [line.split() for line in _text(path).splitlines()]
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _text(path: str) -> str:
+    """Empty for a file that this kernel does not have; the group itself must be there."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except FileNotFoundError:
+        if not os.path.isdir(os.path.dirname(path)):
+            raise
+        return ""
+    except OSError:
+        # ENODEV: the group was removed between the open and the read.
+        raise FileNotFoundError(path) from None

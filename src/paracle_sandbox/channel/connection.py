@@ -1,0 +1,225 @@
+"""The host's end of a channel: many operations at once over one byte stream.
+
+Two tasks serve a connection. The reader takes frames off the channel and hands them to their
+streams; it never waits for a consumer, because credit bounds what can arrive. The writer
+sends queued frames in order. Everything the guest says is hostile: a frame that does not fit
+breaks the connection off, every open stream learns it, and nothing else is affected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from .. import audit
+from ..backends.base import Channel
+from ..errors import SandboxCreationError, SandboxError, SandboxExecutionError
+from .failures import failure
+from .frames import (
+    HELLO,
+    OPEN,
+    TO_HOST,
+    FrameReader,
+    ProtocolError,
+    decode_json,
+    encode_json,
+)
+from .stream import Stream
+
+PROTOCOL = 1
+HELLO_SECONDS = 30.0
+_SMALL_FRAME = 64 << 10
+_MUCH_UNSENT = 1 << 20
+_MAX_STREAM = 0xFFFFFFFF
+
+
+class Connection:
+    """Streams to one guest. ``await start()`` first."""
+
+    def __init__(self, channel: Channel, sandbox_id: str) -> None:
+        self._channel = channel
+        self._sandbox_id = sandbox_id
+        self._frames = FrameReader(TO_HOST)
+        self._streams: dict[int, Stream] = {}
+        self._last_number = 0
+        self._lost: str | None = None
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._writer_idle: asyncio.Future[None] | None = None
+        self._drain_waiters: list[asyncio.Future[None]] = []
+        self._hello: asyncio.Future[dict[str, Any]] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+
+    async def start(self, timeout_seconds: float = HELLO_SECONDS) -> dict[str, Any]:
+        """Wait for the guest's HELLO. Raises SandboxCreationError when none comes."""
+        self._hello = asyncio.get_running_loop().create_future()
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._hello
+        except TimeoutError:
+            await self.close("The guest did not answer")
+            raise SandboxCreationError(
+                f"The guest did not answer within {timeout_seconds:g} seconds",
+                self._sandbox_id,
+                step="guest",
+            ) from None
+        except SandboxExecutionError as error:
+            await self.close("The guest did not start")
+            raise SandboxCreationError(
+                f"The guest did not start: {error}", self._sandbox_id, step="guest"
+            ) from error
+
+    @property
+    def is_open(self) -> bool:
+        return self._lost is None
+
+    def open(self, op: Mapping[str, Any]) -> Stream:
+        """Begin an operation; the frame is queued at once. Raises SandboxExecutionError when
+        the connection is lost, ValueError when the request does not fit into a frame."""
+        if self._lost is not None:
+            raise self.lost_error()
+        number = self._free_number()
+        try:
+            frame = encode_json(OPEN, number, dict(op))
+        except ProtocolError as error:
+            raise ValueError(f"The request is too large: {error}") from None
+        make_error = partial(failure, op=op, sandbox_id=self._sandbox_id)
+        stream = self._streams[number] = Stream(self, number, make_error)
+        self.send(frame)
+        return stream
+
+    async def call(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        """One question, one answer."""
+        with self.open(op) as stream:
+            return await stream.finish()
+
+    async def close(self, reason: str = "The sandbox was stopped") -> None:
+        """Idempotent. The guest ends when its channel does; open streams end with ``reason``."""
+        await asyncio.shield(self._lose(reason))
+
+    # What a stream needs (stream.Link).
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame for the writer."""
+        if self._lost is not None:
+            return
+        self._unsent.append(frame)
+        self._unsent_bytes += len(frame)
+        if self._writer_idle is not None and not self._writer_idle.done():
+            self._writer_idle.set_result(None)
+
+    async def drained(self) -> None:
+        """Wait until the writer has caught up."""
+        while self._unsent_bytes > _MUCH_UNSENT and self._lost is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._drain_waiters.append(waiter)
+            await waiter
+
+    def break_off(self, reason: str) -> None:
+        """The guest broke the protocol."""
+        if self._lost is None:
+            audit.security_event("protocol", sandbox_id=self._sandbox_id, reason=reason)
+            self._lose(f"the guest broke the protocol: {reason}")
+
+    def lost_error(self) -> SandboxError:
+        return SandboxExecutionError(self._lost or "The connection is lost", self._sandbox_id)
+
+    # Reader and writer.
+
+    async def _read(self) -> None:
+        try:
+            while data := await self._channel.receive():
+                for kind, number, payload in self._frames.feed(data):
+                    self._dispatch(kind, number, payload)
+                # receive() may not have had to wait: a guest that floods us shares the loop.
+                await asyncio.sleep(0)
+        except ProtocolError as error:
+            self.break_off(str(error))
+        except OSError:
+            pass
+        self._lose("The sandbox died")
+
+    def _dispatch(self, kind: int, number: int, payload: bytes) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            self._greet(kind, number, payload)
+            return
+        stream.accept(kind, payload)
+        if stream.ended:
+            del self._streams[number]
+
+    def _greet(self, kind: int, number: int, payload: bytes) -> None:
+        """The only frame outside a stream is the HELLO, once."""
+        if kind != HELLO or number:
+            raise ProtocolError("a frame for stream %d, which is not open" % number)
+        if self._hello is None or self._hello.done():
+            raise ProtocolError("a second HELLO")
+        hello = decode_json(payload)
+        if hello.get("protocol") != PROTOCOL:
+            raise ProtocolError("it does not speak protocol %d" % PROTOCOL)
+        self._hello.set_result(hello)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._unsent:
+                    batch = self._next_batch()
+                    await self._channel.send(batch)
+                    self._unsent_bytes -= len(batch)
+                    self._wake_drained()
+                self._writer_idle = asyncio.get_running_loop().create_future()
+                await self._writer_idle
+        except OSError:
+            self._lose("The sandbox died")
+
+    def _next_batch(self) -> bytes:
+        """Small frames that wait together travel together."""
+        first = self._unsent.popleft()
+        if not self._unsent or len(first) > _SMALL_FRAME:
+            return first
+        batch, size = [first], len(first)
+        while self._unsent and size + len(self._unsent[0]) <= _SMALL_FRAME:
+            batch.append(self._unsent.popleft())
+            size += len(batch[-1])
+        return b"".join(batch)
+
+    def _wake_drained(self) -> None:
+        if self._unsent_bytes <= _MUCH_UNSENT or self._lost is not None:
+            waiters, self._drain_waiters = self._drain_waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _lose(self, reason: str) -> asyncio.Task[None]:
+        """End everything, once; the task that lets go of the channel."""
+        if self._closing is not None:
+            return self._closing
+        self._lost = reason
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.lose()
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._wake_drained()
+        if self._hello is not None and not self._hello.done():
+            self._hello.set_exception(self.lost_error())
+        self._closing = asyncio.create_task(self._let_go())
+        return self._closing
+
+    async def _let_go(self) -> None:
+        # The tasks first: a closed descriptor's number may be another's by the time they look.
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+
+    def _free_number(self) -> int:
+        while True:
+            self._last_number = self._last_number % _MAX_STREAM + 1
+            if self._last_number not in self._streams:
+                return self._last_number

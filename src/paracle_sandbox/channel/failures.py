@@ -1,0 +1,55 @@
+"""What an ERROR frame of the guest becomes on the host: a table from code to typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import (
+    ResourceLimitError,
+    SandboxError,
+    SandboxFileError,
+    SandboxFileNotFoundError,
+    SandboxPathError,
+)
+
+_MESSAGE_LENGTH = 500
+
+
+def _not_found(path: str, message: str, sandbox_id: str) -> SandboxError:
+    return SandboxFileNotFoundError(f"File not found: {path}", sandbox_id)
+
+
+def _path_escape(path: str, message: str, sandbox_id: str) -> SandboxError:
+    return SandboxPathError(f"The path leaves the working directory: {path}", sandbox_id)
+
+
+def _no_space(path: str, message: str, sandbox_id: str) -> SandboxError:
+    return ResourceLimitError(
+        f"Disk limit exceeded: no space left for {path}", sandbox_id, resource_type="disk"
+    )
+
+
+def _other(path: str, message: str, sandbox_id: str) -> SandboxError:
+    return SandboxFileError(f"{path}: {message}" if path else message, sandbox_id)
+
+
+_BY_CODE: dict[str, Callable[[str, str, str], SandboxError]] = {
+    "not_found": _not_found,
+    "path_escape": _path_escape,
+    "no_space": _no_space,
+}
+
+
+def failure(answer: Mapping[str, Any], op: Mapping[str, Any], sandbox_id: str) -> SandboxError:
+    """The error for an ERROR payload, which is hostile text: cut short, never looked up."""
+    code, message = answer.get("code"), answer.get("message")
+    make = _BY_CODE.get(code, _other) if isinstance(code, str) else _other
+    text = message[:_MESSAGE_LENGTH] if isinstance(message, str) else "the guest gave no reason"
+    return make(_subject(op), text, sandbox_id)
+
+
+def _subject(op: Mapping[str, Any]) -> str:
+    """The path an operation was about, as the host asked for it."""
+    names = ("cwd",) if op.get("op") in ("exec", "python") else ("path", "source")
+    return next((str(op[name]) for name in names if op.get(name) is not None), "")

@@ -1,0 +1,263 @@
+"""One stream of a connection: one operation of the guest, from OPEN to RESULT or ERROR.
+
+The connection's reader puts frames in, one consumer takes them out. What waits in between is
+bounded by the credit the guest was given, whatever the sizes of its frames: small ones are
+merged, so that a flood of one-byte frames costs no more than its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..errors import SandboxError
+from .frames import (
+    CHUNK,
+    CREDIT,
+    CREDITED,
+    DATA,
+    END,
+    ERROR,
+    EVENT,
+    RESULT,
+    SIGNAL,
+    WINDOW,
+    ProtocolError,
+    decode_credit,
+    decode_json,
+    encode,
+    encode_credit,
+    encode_json,
+    header,
+)
+
+_GIVE_BACK = WINDOW // 4
+# Above this many frames a small one joins the last of its kind, even past one of another kind.
+_MANY_FRAMES = 1024
+_MAX_EVENTS = 16384
+
+
+class Link(Protocol):
+    """What a stream needs of its connection."""
+
+    def send(self, frame: bytes) -> None: ...
+    async def drained(self) -> None: ...
+    def break_off(self, reason: str) -> None: ...
+    def lost_error(self) -> SandboxError: ...
+
+
+class _Held:
+    __slots__ = ("kind", "payload")
+
+    def __init__(self, kind: int, payload: bytes | bytearray) -> None:
+        self.kind = kind
+        self.payload = payload
+
+
+class Stream:
+    """Iterate over (kind, payload) of DATA, STDERR and EVENT frames; then ``result`` is there.
+
+    Leaving its ``with`` block before the end cancels the operation inside.
+    """
+
+    def __init__(
+        self, link: Link, number: int, failure: Callable[[dict[str, Any]], SandboxError]
+    ) -> None:
+        self.number = number
+        self.ended = False
+        self.result: dict[str, Any] = {}
+        self._link = link
+        self._failure = failure
+        self._error: Callable[[], SandboxError] | None = None
+        self._queue: deque[_Held] = deque()
+        self._last: dict[int, _Held] = {}
+        self._held_bytes = 0
+        self._held_events = 0
+        self._guest_room = WINDOW
+        self._owed = 0
+        self._room = WINDOW
+        self._released = False
+        self._abandoned = False
+        self._consumer: asyncio.Future[None] | None = None
+        self._producer: asyncio.Future[None] | None = None
+
+    # What the connection's reader calls.
+
+    def accept(self, kind: int, payload: bytes) -> None:
+        """Take one frame from the guest. Raises ProtocolError for what may not be."""
+        if kind in CREDITED:
+            self._hold(kind, payload)
+        elif kind == CREDIT:
+            self._gain(decode_credit(payload))
+        elif kind == RESULT:
+            self.result = decode_json(payload)
+            self._end(None)
+        elif kind == ERROR:
+            error = self._failure(decode_json(payload))
+            self._end(lambda: error)
+        else:
+            raise ProtocolError("frame type %d does not belong to a stream" % kind)
+
+    def lose(self) -> None:
+        """The connection is lost: so is this stream."""
+        if not self.ended:
+            self._end(self._link.lost_error)
+
+    def _end(self, error: Callable[[], SandboxError] | None) -> None:
+        self.ended = True
+        self._error = error
+        self._wake()
+        self._wake_producer()
+
+    def _hold(self, kind: int, payload: bytes) -> None:
+        size = len(payload)
+        if not size:
+            raise ProtocolError("an empty frame")
+        # The last frame may exceed what is left: a sender cannot always cut (an EVENT is whole).
+        if self._guest_room <= 0:
+            raise ProtocolError("more data than its credit")
+        self._guest_room -= size
+        if self._released:
+            self._give_back(size)
+            if self._abandoned or self._held_bytes >= WINDOW:
+                return
+        self._held_bytes += size
+        if kind == EVENT:
+            self._held_events += 1
+            if self._held_events > _MAX_EVENTS:
+                raise ProtocolError("too many events")
+        if not self._merged(kind, payload):
+            self._last[kind] = held = _Held(kind, payload)
+            self._queue.append(held)
+        self._wake()
+
+    def _merged(self, kind: int, payload: bytes) -> bool:
+        last = self._last.get(kind)
+        if last is None or kind == EVENT or len(last.payload) + len(payload) > CHUNK:
+            return False
+        if last is not self._queue[-1] and len(self._queue) < _MANY_FRAMES:
+            return False
+        if isinstance(last.payload, bytes):
+            last.payload = bytearray(last.payload)
+        last.payload += payload
+        return True
+
+    def _gain(self, amount: int) -> None:
+        self._room += amount
+        if not amount or self._room > WINDOW:
+            raise ProtocolError("a credit that was not owed")
+        self._wake_producer()
+
+    # What the consumer calls.
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> tuple[int, bytes]:
+        while not self._queue:
+            if self.ended:
+                if self._error is not None:
+                    raise self._error()
+                raise StopAsyncIteration
+            self._consumer = asyncio.get_running_loop().create_future()
+            await self._consumer
+        return self._take()
+
+    def _take(self) -> tuple[int, bytes]:
+        held = self._queue.popleft()
+        if self._last.get(held.kind) is held:
+            del self._last[held.kind]
+        size = len(held.payload)
+        self._held_bytes -= size
+        self._held_events -= held.kind == EVENT
+        if not self._released:
+            self._give_back(size)
+        return held.kind, bytes(held.payload)
+
+    async def finish(self) -> dict[str, Any]:
+        """Skip to the end; the result, or the guest's error raised."""
+        async for _ in self:
+            pass
+        return self.result
+
+    def refuse(self, reason: str) -> SandboxError:
+        """The guest's answer makes no sense: break off the connection; raise what this returns."""
+        self._link.break_off(reason)
+        return self._link.lost_error()
+
+    def event(self, payload: bytes) -> dict[str, Any]:
+        """The content of an EVENT."""
+        try:
+            return decode_json(payload)
+        except ProtocolError as error:
+            raise self.refuse(str(error)) from None
+
+    def _give_back(self, size: int) -> None:
+        self._owed += size
+        if self._owed >= _GIVE_BACK and not self.ended:
+            self._guest_room += self._owed
+            self._link.send(encode_credit(self.number, self._owed))
+            self._owed = 0
+
+    # What the producer calls.
+
+    async def write(self, data: bytes | bytearray | memoryview) -> bool:
+        """Send it as DATA, as fast as the guest takes it. False when the stream has ended and
+        nobody wants more: iterate to learn why."""
+        view = memoryview(data).cast("B")
+        while len(view) and not self.ended:
+            if not self._room:
+                self._producer = asyncio.get_running_loop().create_future()
+                await self._producer
+                continue
+            piece = view[: min(self._room, CHUNK)]
+            view = view[len(piece) :]
+            self._room -= len(piece)
+            self._link.send(b"".join((header(DATA, self.number, len(piece)), piece)))
+            await self._link.drained()
+        return not self.ended
+
+    def end(self) -> None:
+        """No more DATA."""
+        if not self.ended:
+            self._link.send(encode(END, self.number))
+
+    def signal(self, value: dict[str, Any]) -> None:
+        if not self.ended:
+            self._link.send(encode_json(SIGNAL, self.number, value))
+
+    def release(self) -> None:
+        """Let the guest come to its end however slow the consumer is: credit is given back on
+        arrival, and what exceeds one window is dropped."""
+        if not self._released:
+            self._released = True
+            self._give_back(self._held_bytes)
+
+    def abandon(self) -> None:
+        """Cancel the operation and drop whatever it still says."""
+        self.signal({"kill": True})
+        self.ignore()
+
+    def ignore(self) -> None:
+        """Let the operation go on, and drop whatever it says."""
+        self.release()
+        self._abandoned = True
+        self._queue.clear()
+        self._last.clear()
+        self._held_bytes = self._held_events = 0
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def _wake(self) -> None:
+        if self._consumer is not None and not self._consumer.done():
+            self._consumer.set_result(None)
+
+    def _wake_producer(self) -> None:
+        if self._producer is not None and not self._producer.done():
+            self._producer.set_result(None)

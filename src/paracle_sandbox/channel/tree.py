@@ -1,0 +1,194 @@
+"""Trees and files between the host's disk and a sandbox.
+
+The format, the walk and the extractor are the guest's own (`guest.trees`), used here with the
+host's rules. Every byte that comes from a sandbox is hostile: only new regular files and
+directories are made, below one descriptor, in a hidden directory of ours; within limits; and
+what was at the destination stays untouched until the whole of it has arrived.
+
+These classes block on the disk. An event loop calls them in pieces of at most a frame.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import SandboxFileError, SandboxPathError
+from ..guest.descent import Walk
+from ..guest.staging import Staging
+from ..guest.trees import (
+    CREATE,
+    TreeError,
+    TreePathError,
+    temporary_name,
+    write_all,
+)
+from ..guest.trees import pack as pack_walk
+
+# What a file from a sandbox may be: never setuid, setgid, sticky or writable by others.
+MODE_MASK = 0o755
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextmanager
+def _translated(action: str, path: Path) -> Iterator[None]:
+    """Lower-layer errors as ours, naming what was being done to which path."""
+    try:
+        yield
+    except TreePathError as error:
+        raise SandboxPathError(f"Cannot {action} {path}: {error}") from error
+    except TreeError as error:
+        raise SandboxFileError(f"Cannot {action} {path}: {error}") from error
+    except OSError as error:
+        raise SandboxFileError(f"Cannot {action} {path}: {error.strerror}") from error
+
+
+def pack(path: Path) -> Iterator[bytes]:
+    """The tree stream of what is in a local directory.
+
+    Empty directories and links (as links) are in it; sockets, devices and fifos are left out.
+    Raises SandboxFileError when something cannot be read.
+    """
+    with _translated("copy", path):
+        top = os.open(path, _DIRECTORY)
+        try:
+            walk = Walk(top, strict=True)
+        finally:
+            os.close(top)
+        try:
+            yield from filter(None, pack_walk(walk, links=True))
+        finally:
+            walk.close()
+
+
+class Unpacker:
+    """Writes a tree stream from a sandbox to a directory on the host.
+
+    A destination that does not exist appears at `finish`, whole. One that is a directory gets
+    the content then, file by file: each file is the old or the new one, and others stay.
+    """
+
+    def __init__(self, destination: Path, *, max_bytes: int, max_entries: int) -> None:
+        self._destination = destination
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._staging: Staging | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes. After an error nothing is left, and the rest is to be dropped."""
+        with self._guarded() as staging:
+            staging.writer.feed(data)
+
+    def finish(self) -> int:
+        """Puts the tree in its place and returns the number of entries."""
+        with self._guarded() as staging:
+            for _ in staging.settle():
+                pass
+            return staging.writer.entries
+
+    def abort(self) -> None:
+        """Removes what has arrived so far. May be called at any time, also after `finish`."""
+        if self._staging is not None:
+            self._staging.discard()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[Staging]:
+        with _translated("copy to", self._destination):
+            if self._staging is None:
+                self._staging = self._open()
+            try:
+                yield self._staging
+            except (OSError, TreeError):
+                self._staging.discard()
+                raise
+
+    def _open(self) -> Staging:
+        parent, name = _open_parent(self._destination)
+        return Staging(
+            parent,
+            name,
+            links=False,
+            mode_mask=MODE_MASK,
+            max_bytes=self._max_bytes,
+            max_entries=self._max_entries,
+        )
+
+
+class FileSink:
+    """Writes one file from a sandbox to the host's disk, beside its destination until whole.
+
+    A link at the destination is replaced, not followed; a directory there is an error.
+    """
+
+    def __init__(self, destination: Path, max_bytes: int) -> None:
+        self._destination = destination
+        self._left = max_bytes
+        self._parent = -1
+        self._fd = -1
+        self._name = b""
+        self._temporary = b""
+        self._size = 0
+        self._over = False
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes. After an error nothing is left, and the rest is to be dropped."""
+        with self._guarded():
+            self._left -= len(data)
+            if self._left < 0:
+                raise TreeError("the file is larger than allowed")
+            write_all(self._fd, data)
+            self._size += len(data)
+
+    def finish(self, mode: int = 0o644) -> int:
+        """Puts the file in its place and returns its size."""
+        with self._guarded():
+            os.fchmod(self._fd, mode & MODE_MASK)
+            os.rename(
+                self._temporary, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent
+            )
+            self._close()
+            return self._size
+
+    def abort(self) -> None:
+        """Removes what has arrived so far. May be called at any time, also after `finish`."""
+        if self._fd >= 0:
+            with suppress(FileNotFoundError):
+                os.unlink(self._temporary, dir_fd=self._parent)
+        self._close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        with _translated("copy to", self._destination):
+            try:
+                if self._over:
+                    raise TreeError("it has already been ended")
+                if self._fd < 0:
+                    self._open()
+                yield
+            except (OSError, TreeError):
+                self.abort()
+                raise
+
+    def _open(self) -> None:
+        self._parent, self._name = _open_parent(self._destination)
+        self._temporary = temporary_name()
+        self._fd = os.open(self._temporary, CREATE, 0o600, dir_fd=self._parent)
+
+    def _close(self) -> None:
+        self._over = True
+        for fd in (self._fd, self._parent):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._parent = -1
+
+
+def _open_parent(destination: Path) -> tuple[int, bytes]:
+    """The directory of a destination the caller chose, made if missing, and the name in it."""
+    name = destination.name
+    if name in ("", ".."):
+        # "." and "/" have no name of their own; they are directories and exist.
+        return os.open(destination, _DIRECTORY), b"."
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(destination.parent, _DIRECTORY), os.fsencode(name)

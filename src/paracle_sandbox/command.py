@@ -1,0 +1,283 @@
+"""A command that runs in a sandbox: the handle to wait for it, feed it, watch it, stop it.
+
+One task per command reads its stream until the guest's RESULT; timers of the event loop watch
+the deadline and the limits. Whoever wants the command stopped (the deadline, a limit, a
+callback that failed, the user) names a reason and has the guest kill the tree; the end is
+always the stream's end, and there the reason decides which error the command deserves. A guest
+that does not confirm the kill in time loses its sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from .backends.base import Usage
+from .channel.frames import DATA, STDERR
+from .channel.stream import Stream
+from .config import SandboxConfig
+from .consumers import Consumers
+from .ending import Ending, Stop
+from .errors import SandboxError
+from .limits import Counts, memory_breach, output_breach
+from .output import Output
+from .results import CommandResult
+
+CONFIRM_SECONDS = 3.0
+_CALLBACK_SECONDS = 1.0
+_WATCH_SECONDS = 0.5
+# A run this short is only checked for limits when it failed: usage costs more than it tells.
+_SHORT_SECONDS = 0.3
+_KILLED = -signal.SIGKILL
+
+
+class Place(Protocol):
+    """What a command needs of its sandbox."""
+
+    @property
+    def sandbox_id(self) -> str: ...
+    @property
+    def config(self) -> SandboxConfig: ...
+    async def look(self) -> Usage | None:
+        """What the sandbox uses now; None when nobody can say."""
+
+    async def condemn(self, reason: str) -> None:
+        """Destroy the sandbox: it does not do what it is told. Never raises SandboxError."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a command is to be run, apart from what it is."""
+
+    timeout_seconds: float
+    max_output: int
+    before: Counts
+    consumers: Consumers = field(default_factory=Consumers)
+    on_end: Callable[[], None] = lambda: None
+
+
+class Command:
+    """Started already. ``async with`` kills it on the way out, if it still runs."""
+
+    def __init__(self, place: Place, stream: Stream, terms: Terms) -> None:
+        self.pid: int | None = None
+        self._place = place
+        self._stream = stream
+        self._terms = terms
+        self._output = Output(terms.max_output)
+        self._stop_reason: Stop | None = None
+        self._condemnation: asyncio.Task[None] | None = None
+        self._destroyed_because = ""
+        self._exit_code: int | None = None
+        self._killed = False
+        self._error: BaseException | None = None
+        loop = asyncio.get_running_loop()
+        self._started = loop.time()
+        self._timers = [
+            loop.call_later(terms.timeout_seconds, self._stop, Stop(timed_out=True)),
+            loop.call_later(_WATCH_SECONDS, self._begin_watch),
+        ]
+        self._helpers: list[asyncio.Task[None]] = []
+        self._task = asyncio.create_task(self._run())
+
+    # The handle.
+
+    async def wait(self, timeout: float | None = None) -> CommandResult:
+        """The result, once it has ended.
+
+        Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError when it was
+        stopped; a plain TimeoutError when it still runs after ``timeout``: it goes on then.
+        """
+        await asyncio.wait((self._task,), timeout=timeout)
+        if not self._task.done():
+            raise TimeoutError(f"The command still runs after {timeout:g} seconds")
+        if self._error is not None:
+            raise self._error
+        return self._result()
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self._exit_code if self._task.done() else None
+
+    async def kill(self) -> None:
+        """End it and everything it has started. Returns when they are gone."""
+        self._stop(Stop())
+        await asyncio.wait((self._task,))
+
+    async def send_signal(self, number: int) -> None:
+        """Send a signal to its process group."""
+        self._stream.signal({"signal": int(number)})
+
+    async def write_stdin(self, data: bytes | str) -> None:
+        """As fast as it reads. Raises BrokenPipeError when it has ended."""
+        raw = data.encode() if isinstance(data, str) else data
+        if not await self._stream.write(raw):
+            raise BrokenPipeError("the command has ended")
+
+    async def close_stdin(self) -> None:
+        self._stream.end()
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Tell its terminal the new size."""
+        self._stream.signal({"resize": [rows, columns]})
+
+    @property
+    def stdout_bytes(self) -> bytes:
+        """The exact bytes so far, up to the output limit."""
+        return self._output.bytes_of("stdout")
+
+    @property
+    def stderr_bytes(self) -> bytes:
+        return self._output.bytes_of("stderr")
+
+    def output(self) -> AsyncIterator[tuple[str, bytes]]:
+        """("stdout" or "stderr", bytes) as they come. A slow reader stalls the command; one
+        that is followed this way is never stopped for the amount of its output."""
+        return self._output.follow()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+    # Its life.
+
+    def feed(self, data: bytes) -> None:
+        """Write ``data`` to its stdin, then close it, while it runs."""
+        self._help(self._feed(data))
+
+    async def _feed(self, data: bytes) -> None:
+        if await self._stream.write(data):
+            self._stream.end()
+
+    async def _run(self) -> None:
+        lost = None
+        try:
+            self._exit_code = self._checked_exit(await self._read())
+        except SandboxError as error:
+            lost = error
+        for cancellable in (*self._timers, *self._helpers):
+            cancellable.cancel()
+        try:
+            self._error = (await self._ending(lost)).error()
+        finally:
+            if self._exit_code is None:
+                self._exit_code = _KILLED
+            self._output.close()
+            self._terms.on_end()
+
+    async def _read(self) -> dict[str, Any]:
+        names = {DATA: "stdout", STDERR: "stderr"}
+        async for kind, payload in self._stream:
+            name = names.get(kind)
+            if name is None:
+                pid = self._stream.event(payload).get("pid")
+                self.pid = pid if isinstance(pid, int) else None
+                continue
+            self._output.add(name, payload)
+            await self._deliver(name, payload)
+            if self._output.followed:
+                await self._output.followers_ready()
+        await self._deliver("", b"")
+        return self._stream.result
+
+    async def _deliver(self, name: str, payload: bytes) -> None:
+        consumers = self._terms.consumers
+        if not consumers:
+            if self._output.truncated and not self._output.followed:
+                breach = output_breach(self._output.size, self._output.limit)
+                self._stop(Stop(breach=breach))
+            return
+        try:
+            await (consumers.deliver(name, payload) if name else consumers.finish())
+        except Exception as error:  # whatever the caller's own function raises is the caller's
+            self._stop(Stop(error=error))
+
+    # Stopping it.
+
+    def _stop(self, reason: Stop) -> None:
+        """Have the guest kill the tree; only the first reason counts."""
+        if self._stop_reason is not None or self._task.done():
+            return
+        if reason.timed_out and self._stream.ended:
+            return  # it ended in time; only its readers are late
+        self._stop_reason = reason
+        self._output.release()
+        self._stream.release()
+        self._stream.signal({"kill": True})
+        loop = asyncio.get_running_loop()
+        self._timers += [
+            loop.call_later(_CALLBACK_SECONDS, self._terms.consumers.give_up),
+            loop.call_later(CONFIRM_SECONDS, self._unconfirmed),
+        ]
+
+    def _unconfirmed(self) -> None:
+        if not self._stream.ended:
+            self._condemn("its guest did not confirm that the program was killed")
+
+    def _condemn(self, reason: str) -> None:
+        self._destroyed_because = reason
+        message = f"The sandbox was destroyed because {reason}"
+        self._condemnation = asyncio.create_task(self._place.condemn(message))
+
+    def _begin_watch(self) -> None:
+        self._help(self._watch())
+
+    async def _watch(self) -> None:
+        """Stop it when the kernel kills for memory: what is left of it may hang for ever."""
+        while self._stop_reason is None:
+            usage = await self._place.look()
+            breach = usage and memory_breach(usage, self._terms.before, self._place.config)
+            if breach:
+                self._stop(Stop(breach=breach))
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def _help(self, work: Coroutine[Any, Any, None]) -> None:
+        self._helpers.append(asyncio.create_task(work))
+
+    # The end.
+
+    def _checked_exit(self, result: dict[str, Any]) -> int:
+        code = result.get("exit_code")
+        if not isinstance(code, int) or not -128 <= code <= 255:
+            raise self._stream.refuse("an exit code that is none")
+        if result.get("survivors"):
+            self._condemn("something in it could not be killed")
+        self._killed = bool(result.get("killed"))
+        return code
+
+    async def _ending(self, lost: SandboxError | None) -> Ending:
+        if self._condemnation is not None:
+            await self._condemnation
+        seconds = asyncio.get_running_loop().time() - self._started
+        suspicious = lost is not None or self._exit_code != 0 or seconds > _SHORT_SECONDS
+        return Ending(
+            sandbox_id=self._place.sandbox_id,
+            config=self._place.config,
+            timeout_seconds=self._terms.timeout_seconds,
+            exit_code=self._exit_code,
+            killed=self._killed,
+            stop=self._stop_reason,
+            lost=lost,
+            usage=await self._place.look() if suspicious else None,
+            before=self._terms.before,
+            destroyed_because=self._destroyed_because,
+            output=self._output,
+        )
+
+    def _result(self) -> CommandResult:
+        assert self._exit_code is not None
+        return {
+            "exit_code": self._exit_code,
+            "stdout": self._output.text_of("stdout"),
+            "stderr": self._output.text_of("stderr"),
+            "timed_out": False,
+            "truncated": self._output.truncated,
+        }

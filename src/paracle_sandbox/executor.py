@@ -1,0 +1,295 @@
+"""SandboxExecutor: run a piece of Python in a sandbox of its own, and tell how it went.
+
+A program that failed is a result with ``success: False``; a program that was stopped (deadline,
+limit, broken sandbox) is an exception. Either way its sandbox is gone afterwards, unless
+``rollback_on_error=False`` asked to keep a failed one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypedDict
+
+from .backends.base import Backend, Health
+from .config import SandboxConfig
+from .errors import (
+    ResourceLimitError,
+    SandboxCleanupError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxTimeoutError,
+    StoppedError,
+)
+from .job import CODE_FILE, INPUTS_FILE, Inputs, Job, OutputCallback
+from .manager import AnyConfig, SandboxManager
+from .monitor import SandboxMonitor
+from .results import CommandResult, ExecutionResult, Stats
+from .sandbox import Sandbox
+
+logger = logging.getLogger(__name__)
+
+MONITOR_INTERVAL_SECONDS = 0.5
+
+
+class HealthReport(TypedDict):
+    """The answer of health_check(); ``error`` is None when all is well."""
+
+    available: bool
+    docker_available: bool
+    test_passed: bool
+    error: str | None
+    backend: str | None
+
+
+class SandboxExecutor:
+    """Runs agents' code. Without a manager it makes one, and closes it with itself."""
+
+    def __init__(
+        self, manager: SandboxManager | None = None, *, backend: Backend | str | None = None
+    ) -> None:
+        if manager is not None and backend is not None:
+            raise ValueError("give a manager or a backend; a manager has its own backend")
+        self.manager = manager or SandboxManager(backend=backend)
+        self._owns_manager = manager is None
+        self._kept: list[str] = []
+
+    async def execute_agent(
+        self,
+        agent_code: str | Path,
+        config: AnyConfig | None = None,
+        inputs: Inputs | None = None,
+        monitor: bool = True,
+        rollback_on_error: bool = True,
+        *,
+        args: Sequence[str] = (),
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+    ) -> ExecutionResult:
+        """Run ``agent_code`` in a fresh sandbox and wait for it.
+
+        A Path is a file of the host. A str is code, unless it is one line that ends in ``.py``
+        and names an existing file. ``inputs`` becomes ``inputs.json`` in the working directory.
+
+        Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError when the program
+        was stopped, each with its partial output; SandboxCreationError or SandboxLimitError when
+        there is no sandbox to run it in; SandboxError when the code or the inputs cannot be read.
+        With ``rollback_on_error=False`` a failed sandbox stays until close(), and ``sandbox_id``
+        of the result or the exception names it.
+        """
+        job = Job.prepare(
+            agent_code, inputs, monitor=monitor, rollback_on_error=rollback_on_error,
+            args=args, stdin=stdin, env=env, timeout=timeout,
+            on_stdout=on_stdout, on_stderr=on_stderr,
+        )  # fmt: skip
+        return await self._run_in(await self.manager.create(config), job)
+
+    async def execute_batch(
+        self,
+        jobs: Sequence[Mapping[str, Any]],
+        config: AnyConfig | None = None,
+        max_concurrent: int | None = None,
+    ) -> list[ExecutionResult]:
+        """Run every job in its own sandbox, side by side; results in the order of the jobs.
+
+        A job is the keywords of execute_agent() as a dict; its own ``config`` wins over the
+        batch's. A job waits for room instead of failing. What execute_agent() would raise
+        becomes a result with ``error``, ``error_type`` and ``job_index``.
+        """
+        width = min(max_concurrent or self.manager.max_concurrent, self.manager.max_concurrent)
+        if width < 1:
+            raise ValueError(f"max_concurrent must be at least 1, not {max_concurrent}")
+        results: list[ExecutionResult | None] = [None] * len(jobs)
+        queue = iter(enumerate(jobs))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(width, len(jobs))):
+                group.create_task(self._work_off(queue, results, config))
+        return [result for result in results if result is not None]
+
+    async def health_check(self) -> HealthReport:
+        """Whether code can be run here, proved by running some. Never raises SandboxError."""
+        report: HealthReport = {
+            "available": False, "docker_available": False, "test_passed": False,
+            "error": None, "backend": None,
+        }  # fmt: skip
+        try:
+            backend = self.manager.backend
+            report["backend"] = backend.name
+            health = await backend.health()
+            report["docker_available"] = backend.name in ("docker", "gvisor") and health.available
+            if not health.available:
+                report["error"] = _unavailable(health)
+                return report
+            result = await self.execute_agent(
+                "print('Sandbox test OK')",
+                SandboxConfig(cpu_cores=0.5, memory_mb=256, timeout_seconds=30),
+                monitor=False,
+            )
+        except SandboxError as error:
+            report["error"] = f"Health check failed: {error}"
+            return report
+        passed = result["success"] and "Sandbox test OK" in result["result"]["stdout"]
+        report["available"] = report["test_passed"] = passed
+        if not passed:
+            report["error"] = f"Health check failed: {result.get('error', 'no output')}"
+        return report
+
+    async def close(self) -> None:
+        """Remove what was kept for inspection, and an own manager. Idempotent."""
+        if self._owns_manager:
+            await self.manager.close()
+            return
+        kept, self._kept = self._kept, []
+        for sandbox_id in kept:
+            await self.manager.destroy(sandbox_id)
+
+    async def __aenter__(self) -> SandboxExecutor:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _work_off(
+        self,
+        queue: Iterator[tuple[int, Mapping[str, Any]]],
+        results: list[ExecutionResult | None],
+        config: AnyConfig | None,
+    ) -> None:
+        for index, fields in queue:
+            try:
+                job, own_config = Job.from_fields(fields)
+                sandbox = await self.manager.create_when_free(own_config or config)
+                results[index] = await self._run_in(sandbox, job)
+            except Exception as error:  # one job must never lose another, whatever went wrong
+                if not isinstance(error, SandboxError):
+                    logger.exception("Job %d of a batch failed", index)
+                results[index] = error_result(error, job_index=index)
+
+    async def _run_in(self, sandbox: Sandbox, job: Job) -> ExecutionResult:
+        keep = False
+        try:
+            result = await _run(sandbox, job)
+            keep = not result["success"] and not job.rollback_on_error
+            return result
+        except SandboxError as error:
+            error.sandbox_id = error.sandbox_id or sandbox.sandbox_id
+            keep = not job.rollback_on_error
+            raise
+        finally:
+            if keep:
+                self._kept.append(sandbox.sandbox_id)
+                self.manager.keep(sandbox.sandbox_id)
+            else:
+                await self._discard(sandbox)
+
+    async def _discard(self, sandbox: Sandbox) -> None:
+        try:
+            await self.manager.destroy(sandbox.sandbox_id)
+        except SandboxCleanupError as error:
+            # The program's own outcome matters more; the manager still lists the sandbox, and
+            # its close() tries again and raises.
+            logger.error("Sandbox %s stays behind: %s", sandbox.sandbox_id, error)
+
+
+def error_result(error: Exception, job_index: int | None = None) -> ExecutionResult:
+    """An exception as a result, with what the program had printed until it was stopped."""
+    result: ExecutionResult = {
+        "success": False,
+        "sandbox_id": error.sandbox_id if isinstance(error, SandboxError) else None,
+        "error": str(error) or type(error).__name__,
+        "error_type": type(error).__name__,
+    }
+    if isinstance(error, StoppedError):
+        result["result"] = _partial(error)
+    if job_index is not None:
+        result["job_index"] = job_index
+    return result
+
+
+def _partial(error: StoppedError) -> CommandResult:
+    exit_code = error.exit_code if isinstance(error, SandboxExecutionError) else None
+    return {
+        "exit_code": -signal.SIGKILL if exit_code is None else exit_code,
+        "stdout": error.stdout,
+        "stderr": error.stderr,
+        "timed_out": isinstance(error, SandboxTimeoutError),
+        "truncated": isinstance(error, ResourceLimitError) and error.resource_type == "output",
+    }
+
+
+async def _run(sandbox: Sandbox, job: Job) -> ExecutionResult:
+    directory = sandbox.config.working_dir
+    if job.inputs is not None:
+        await sandbox.write_file(f"{directory}/{INPUTS_FILE}", job.inputs)
+    await sandbox.write_file(f"{directory}/{CODE_FILE}", job.source)
+    started = time.monotonic()
+    command, stats = await (_run_monitored if job.monitor else _run_plain)(sandbox, job)
+    stats["duration_seconds"] = time.monotonic() - started
+    result: ExecutionResult = {
+        "success": command["exit_code"] == 0,
+        "result": command,
+        "stats": stats,
+        "sandbox_id": sandbox.sandbox_id,
+    }
+    if not result["success"]:
+        nothing_said = f"Execution failed with exit code {command['exit_code']}"
+        result["error"] = command["stderr"] if command["stderr"].strip() else nothing_said
+    return result
+
+
+async def _run_plain(sandbox: Sandbox, job: Job) -> tuple[CommandResult, Stats]:
+    command = await _run_code(sandbox, job)
+    return command, await _stats_of(sandbox)
+
+
+async def _run_monitored(sandbox: Sandbox, job: Job) -> tuple[CommandResult, Stats]:
+    async with SandboxMonitor(sandbox, MONITOR_INTERVAL_SECONDS) as monitor:
+        command = await _run_code(sandbox, job)
+    stats = monitor.get_latest() or await _stats_of(sandbox)
+    stats["monitoring"] = monitor.get_summary()
+    return command, stats
+
+
+async def _run_code(sandbox: Sandbox, job: Job) -> CommandResult:
+    return await sandbox.run_file(
+        f"{sandbox.config.working_dir}/{CODE_FILE}",
+        job.args,
+        timeout=job.timeout,
+        on_stdout=job.on_stdout,
+        on_stderr=job.on_stderr,
+        stdin=job.stdin,
+        env=job.env,
+    )
+
+
+async def _stats_of(sandbox: Sandbox) -> Stats:
+    """What it used. A program that ran well stays a success when nobody can say: then zeros."""
+    try:
+        return await sandbox.get_stats()
+    except SandboxError as error:
+        logger.warning("No stats of sandbox %s: %s", sandbox.sandbox_id, error)
+        return {
+            "cpu_percent": 0.0, "cpu_seconds": 0.0, "memory_bytes": 0, "memory_mb": 0.0,
+            "memory_percent": 0.0, "memory_limit_mb": sandbox.config.memory_mb,
+            "memory_peak_mb": 0.0, "disk_mb": 0.0, "disk_limit_mb": sandbox.config.disk_mb,
+            "processes": 0, "network_rx_bytes": 0, "network_tx_bytes": 0, "duration_seconds": 0.0,
+        }  # fmt: skip
+
+
+def _unavailable(health: Health) -> str:
+    name = "Docker" if health.backend == "docker" else f"The {health.backend} backend"
+    remedy = f" {health.remedy}" if health.remedy else ""
+    return f"{name} not available: {health.detail}{remedy}"

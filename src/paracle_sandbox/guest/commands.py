@@ -1,0 +1,254 @@
+"""One command: a keeper, the guest's ends of its streams, and its way to a result.
+
+It ends in one of these ways, always with exactly one RESULT or ERROR:
+
+- the keeper reports the wait status: send what is left in the pipes, then RESULT;
+- the keeper reports that it could not start the program: RESULT 127 or 126, or ERROR;
+- the host says kill: the whole tree goes first, then RESULT with "killed";
+- the keeper itself was killed: so is all it kept, then RESULT -9, never a success.
+"""
+
+import errno
+import os
+import signal
+from typing import Any, Dict, List, Optional, Tuple
+
+from ..channel import frames
+from . import keeper
+from .kernel import slave_path
+from .kill import TreeKill
+from .launch import Invalid, Launch, parse_size
+from .loop import READ, Loop
+from .stdio import Input, Output, set_size
+from .wire import Wire
+
+NO_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+class Command:
+    """A job of the guest. keepers is shared: it maps each living keeper to its command."""
+
+    wants_turn = False
+
+    def __init__(
+        self,
+        launch: Launch,
+        wire: Wire,
+        loop: Loop,
+        keepers: "Dict[int, Optional[Command]]",
+        buffer: memoryview,
+    ) -> None:
+        self._launch = launch
+        self._wire = wire
+        self._loop = loop
+        self._keepers = keepers
+        self._buffer = buffer
+        self._outputs: List[Output] = []
+        self._input: Optional[Input] = None
+        self._status_fd = -1
+        self._keeper = 0
+        self._pid = 0
+        self._early_signals: List[int] = []
+        self._exit_code: Optional[int] = None
+        self._kill: Optional[TreeKill] = None
+        self._killed = False
+        self._survivors = 0
+
+    # What the host wants
+
+    def start(self) -> None:
+        child_fds: List[int] = []
+        try:
+            stdio = self._open_stdio(child_fds)
+            self._status_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            child_fds.append(write_fd)
+            os.set_blocking(write_fd, True)
+            self._keeper = keeper.start_keeper(self._launch, stdio, write_fd)
+        except OSError as error:
+            self._release()
+            self._wire.os_error(error, "cannot start a process")
+            return
+        finally:
+            for fd in set(child_fds):
+                os.close(fd)
+        self._keepers[self._keeper] = self
+        self._loop.watch(self._status_fd, READ, self._news)
+        self.on_credit()
+
+    def on_data(self, data: bytes) -> None:
+        if self._input:
+            self._input.write(data)
+        else:
+            self._wire.consumed(len(data))
+
+    def on_end(self) -> None:
+        if self._input:
+            self._input.end()
+
+    def on_credit(self) -> None:
+        if self._exit_code is not None:
+            self._settle()
+        for output in self._outputs:
+            output.update()
+
+    def on_signal(self, request: Dict[str, Any]) -> None:
+        """Raises Invalid."""
+        if request.get("kill"):
+            self.cancel()
+        elif "resize" in request:
+            size = parse_size(request["resize"])
+            if self._input:
+                self._input.resize(size)
+        else:
+            number = request.get("signal")
+            if type(number) is not int or not 0 < number < signal.NSIG:
+                raise Invalid("signal is not the number of a signal")
+            self._early_signals.append(number)
+            self._send_signals()
+
+    def cancel(self) -> None:
+        self._killed = True
+        self._kill_tree()
+
+    # What the keeper says
+
+    def _news(self) -> None:
+        try:
+            data = os.read(self._status_fd, 64 * keeper.NEWS.size)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.unwatch(self._status_fd)
+            self.on_keeper_lost()
+        for tag, value in keeper.NEWS.iter_unpack(data):
+            self._told(tag, value)
+
+    def on_keeper_lost(self) -> None:
+        """The keeper is gone; unless it had said how the program ended, somebody killed it."""
+        if self._exit_code is None and not self._wire.finished:
+            self._kill_tree()
+
+    def _told(self, tag: bytes, value: int) -> None:
+        if self._wire.finished:
+            return
+        if tag == keeper.STARTED:
+            self._pid = value
+            self._wire.event({"pid": value})
+            self._send_signals()
+        elif tag == keeper.ENDED:
+            self._end(_exit_code(value))
+        elif tag == keeper.BAD_PROGRAM and value not in NO_RESOURCES:
+            self._refused(value)
+        else:
+            what = {keeper.BAD_SOURCE: "cannot write the source", keeper.BAD_DIRECTORY: "cwd"}
+            self._release()
+            message = what.get(tag, "cannot start a process")
+            self._wire.os_error(OSError(value, os.strerror(value)), message)
+
+    def _refused(self, code: int) -> None:
+        """The program could not be executed: as a shell says it."""
+        reason = "command not found" if code == errno.ENOENT else os.strerror(code)
+        line = b"paracle: %s: %s\n" % (self._launch.argv[0], reason.encode())
+        kind = frames.DATA if self._launch.terminal else frames.STDERR
+        self._wire.output(kind, line)
+        self._end(127 if code == errno.ENOENT else 126)
+
+    def _send_signals(self) -> None:
+        if not self._pid or self._exit_code is not None:
+            return
+        for number in self._early_signals:
+            try:
+                os.killpg(self._pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass  # it has just ended, or changed its user
+        self._early_signals.clear()
+
+    # The end
+
+    def _kill_tree(self) -> None:
+        if self._kill is None and not self._wire.finished:
+            self._kill = TreeKill(self._loop, self._keepers, self._keeper, self._tree_killed)
+            self._kill.round()
+
+    def _tree_killed(self, survivors: int) -> None:
+        self._kill = None
+        self._survivors = survivors
+        self._end(-signal.SIGKILL if self._exit_code is None else self._exit_code)
+
+    def _end(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        for output in self._outputs:
+            output.settle()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Send what is left, then the result. Called again when the host gives credit."""
+        if self._wire.finished:
+            self._release()  # the guest gave up on us, and has said so
+            return
+        for output in self._outputs:
+            output.drain()
+            if self._killed and self._wire.exhausted:
+                output.close()  # whoever kills need not read the rest first
+        if self._kill is None and all(output.closed for output in self._outputs):
+            self._release()
+            self._wire.result(self._verdict())
+
+    def _verdict(self) -> Dict[str, Any]:
+        verdict: Dict[str, Any] = {"exit_code": self._exit_code}
+        if self._killed:
+            verdict["killed"] = True
+        if self._survivors:
+            verdict["survivors"] = self._survivors
+        return verdict
+
+    def _release(self) -> None:
+        for output in self._outputs:
+            output.close()
+        if self._input:
+            self._input.close()
+        if self._status_fd >= 0:
+            self._loop.unwatch(self._status_fd)
+            os.close(self._status_fd)
+            self._status_fd = -1
+        if self._keeper in self._keepers:
+            self._keepers[self._keeper] = None
+
+    # Streams
+
+    def _open_stdio(self, child_fds: List[int]) -> Tuple[int, int, int]:
+        """Our ends become self's, the program's go to child_fds and are returned."""
+        if self._launch.terminal_size:
+            return self._open_terminal(child_fds)
+        stdin = self._open_stdin(child_fds)
+        for kind in (frames.DATA, frames.STDERR):
+            read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+            child_fds.append(write_fd)
+            self._add_output(read_fd, kind)
+        return stdin, child_fds[1], child_fds[2]
+
+    def _open_stdin(self, child_fds: List[int]) -> int:
+        if self._launch.stdin:
+            read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+            self._input = Input(self._loop, write_fd, self._wire, terminal=False)
+        else:
+            read_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        child_fds.append(read_fd)
+        return read_fd
+
+    def _open_terminal(self, child_fds: List[int]) -> Tuple[int, int, int]:
+        assert self._launch.terminal_size
+        master, slave = os.openpty()
+        child_fds.append(slave)
+        self._add_output(master, frames.DATA)
+        self._input = Input(self._loop, os.dup(master), self._wire, terminal=True)
+        set_size(master, self._launch.terminal_size)
+        self._launch = self._launch._replace(terminal=slave_path(master))
+        return slave, slave, slave
+
+    def _add_output(self, fd: int, kind: int) -> None:
+        self._outputs.append(Output(self._loop, fd, kind, self._wire, self._buffer))
+
+
+def _exit_code(status: int) -> int:
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -1,0 +1,40 @@
+"""The few kernel calls the standard library does not wrap. Standard library only, Python 3.8."""
+
+import ctypes
+import os
+import resource
+from typing import Optional
+
+SET_DUMPABLE = 4
+SET_CHILD_SUBREAPER = 36
+_CLOSE_RANGE = 436  # the same number on every architecture
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptsname.restype = ctypes.c_char_p
+
+
+def prctl(option: int, value: int) -> None:
+    """Raises OSError when the kernel refuses."""
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, "prctl %d: %s" % (option, os.strerror(code)))
+
+
+def slave_path(master: int) -> bytes:
+    """The path of the other side of a terminal."""
+    # Not os.ttyname: it looks into /proc/self/fd, which is closed to a guest that is not
+    # dumpable.
+    path: Optional[bytes] = _libc.ptsname(master)
+    if path is None:
+        raise OSError(ctypes.get_errno(), "the terminal has no name")
+    return path
+
+
+def close_from(low: int) -> None:
+    """Close every descriptor from low on, known to us or not."""
+    if _libc.syscall(_CLOSE_RANGE, ctypes.c_uint(low), ctypes.c_uint(0xFFFFFFFF), 0) == 0:
+        return
+    # Kernels before 5.9. Listing /proc/self/fd would be faster, but is closed to us while we
+    # are not dumpable.
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.closerange(low, 1 << 20 if soft == resource.RLIM_INFINITY else soft)

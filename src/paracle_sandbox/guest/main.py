@@ -1,0 +1,247 @@
+"""The guest: the first process in every sandbox, one thread, no user code in it.
+
+serve() is all there is to call. The host opens streams over the channel, each with a request;
+each request becomes a job (a command, or a file operation), and the loop lends every job a
+moment at a time. When the channel ends, so does everything.
+"""
+
+import fcntl
+import gc
+import os
+import platform
+import signal
+from typing import Any, Callable, Dict, NoReturn, Optional
+
+from ..channel import frames
+from . import kernel
+from .commands import Command
+from .kill import TreeKill, kill_everything
+from .launch import Invalid, parse_exec, parse_python
+from .loop import READ, Loop
+from .wire import Channel, ChannelClosed, Wire
+
+PROTOCOL = 1
+
+
+def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None) -> NoReturn:
+    """Be the guest until the channel ends. write_fd: where that is not one socket but two pipes."""
+    guest: Optional[Guest] = None
+    code = 1
+    try:
+        given = {channel_fd, channel_fd if write_fd is None else write_fd}
+        read_fd = _claim(channel_fd)
+        write_fd = _claim(channel_fd if write_fd is None else write_fd)
+        for fd in given:
+            os.close(fd)
+        _occupy_low_fds()
+        _prepare_process()
+        guest = Guest(read_fd, write_fd, setup)
+        guest.run()
+        code = 0
+    except (ChannelClosed, frames.ProtocolError):
+        code = 0
+    finally:
+        try:
+            if guest is not None:
+                kill_everything()
+        finally:
+            os._exit(code)
+
+
+def _claim(fd: int) -> int:
+    """A copy above 3, where neither standard streams nor the keeper's status can collide."""
+    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 4)
+    os.set_blocking(copy, False)
+    return copy
+
+
+def _occupy_low_fds() -> None:
+    """Nothing but stderr is left of what we were started with, and 0 to 3 are taken."""
+    for fd in (0, 1, 2, 3):
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        if fd == null:
+            continue
+        if fd != 2:
+            os.dup2(null, fd, inheritable=False)
+        os.close(null)
+
+
+def _prepare_process() -> None:
+    kernel.prctl(kernel.SET_DUMPABLE, 0)
+    if os.getpid() != 1:
+        kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
+    # As a fresh interpreter has them, because programs that are forks of us inherit them.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    # Our life is the channel's: whatever else programs send us stays pending.
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
+    # The collector writes into every object it visits, which costs each fork a copied page.
+    gc.collect()
+    gc.freeze()
+
+
+class Guest:
+    """The streams and the living keepers."""
+
+    def __init__(self, read_fd: int, write_fd: int, setup: Dict[str, Any]) -> None:
+        self._setup = setup
+        self._loop = Loop()
+        self._channel = Channel(self._loop, read_fd, write_fd)
+        self._wires: Dict[int, Wire] = {}
+        self._jobs: Dict[int, Any] = {}
+        self._keepers: Dict[int, Optional[Command]] = {}
+        self._buffer = memoryview(bytearray(frames.CHUNK))
+        self._sweep: Optional[TreeKill] = None
+
+    def run(self) -> NoReturn:
+        """Raises ChannelClosed, ProtocolError: there is no other end."""
+        self._watch_children()
+        self._channel.open(self._receive, self._more_room)
+        hello = {"protocol": PROTOCOL, "python": platform.python_version(), "pid": os.getpid()}
+        self._channel.send(frames.HELLO, 0, frames.encode_json(0, 0, hello)[frames.HEADER.size :])
+        while True:
+            self._channel.flush()
+            self._loop.run_once(block=not self._take_turns())
+
+    # Frames
+
+    def _receive(self) -> None:
+        for kind, stream, payload in self._channel.receive():
+            if kind == frames.OPEN:
+                self._open(stream, payload)
+            elif stream in self._wires:
+                self._pass_on(kind, stream, payload)
+            # else: it has ended, which the host could not know yet
+
+    def _open(self, stream: int, payload: bytes) -> None:
+        if stream == 0 or stream in self._wires:
+            raise frames.ProtocolError("stream %d cannot be opened" % stream)
+        wire = self._wires[stream] = Wire(self._channel, stream, self._drop)
+        try:
+            job = self._job(frames.decode_json(payload), wire)
+        except (Invalid, frames.ProtocolError) as error:
+            wire.error("invalid", str(error))
+        except ChannelClosed:
+            raise
+        except Exception as error:  # noqa: BLE001  see _guarded
+            wire.error("internal", _describe(error))
+        else:
+            if not wire.finished:
+                self._jobs[stream] = job
+
+    def _pass_on(self, kind: int, stream: int, payload: bytes) -> None:
+        wire, job = self._wires[stream], self._jobs[stream]
+        if kind == frames.DATA:
+            wire.received(len(payload))
+            self._guarded(stream, job.on_data, payload)
+        elif kind == frames.END:
+            self._guarded(stream, job.on_end)
+        elif kind == frames.CREDIT:
+            wire.grant(frames.decode_credit(payload))
+            self._guarded(stream, job.on_credit)
+        elif kind == frames.SIGNAL:
+            self._guarded(stream, self._signal, stream, payload)
+
+    def _signal(self, stream: int, payload: bytes) -> None:
+        job = self._jobs[stream]
+        try:
+            request = frames.decode_json(payload)
+            if isinstance(job, Command):
+                job.on_signal(request)
+            elif request.get("kill"):
+                job.cancel()
+                self._wires[stream].result({"killed": True})
+        except (Invalid, frames.ProtocolError):
+            pass  # an odd wish is no reason to end the command
+
+    def _job(self, request: Dict[str, Any], wire: Wire) -> Any:
+        op = request.get("op")
+        if op == "ping":
+            wire.result({})
+            return None
+        if op in ("exec", "python"):
+            launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
+            if launch.program:
+                from . import program  # noqa: F401  here, so that no fork has to
+            command = Command(launch, wire, self._loop, self._keepers, self._buffer)
+            command.start()
+            return command
+        from .files import OPS
+
+        if not isinstance(op, str) or op not in OPS:
+            wire.error("unknown_op", "no such operation: %.100r" % (op,))
+            return None
+        operation: Callable[..., Any] = OPS[op]
+        return operation(request, wire, self._setup)
+
+    def _drop(self, stream: int) -> None:
+        self._wires.pop(stream, None)
+        self._jobs.pop(stream, None)
+
+    def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:
+        """One job's mistake must not take the sandbox down: hence the broad except."""
+        wire = self._wires[stream]
+        try:
+            call(*args)
+        except ChannelClosed:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self._jobs[stream].cancel()
+            wire.error("internal", _describe(error))
+
+    # Turns
+
+    def _take_turns(self) -> bool:
+        """Give every long job a moment; whether one wants another."""
+        waiting = False
+        for stream, job in list(self._jobs.items()):
+            if job.wants_turn and self._wires[stream].credit > 0:
+                self._guarded(stream, job.turn)
+                waiting = waiting or job.wants_turn
+        return waiting
+
+    def _more_room(self) -> None:
+        for stream, job in list(self._jobs.items()):
+            self._guarded(stream, job.on_credit)
+
+    # Children
+
+    def _watch_children(self) -> None:
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup_fd = read_fd
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._loop.watch(read_fd, READ, self._reap)
+
+    def _reap(self) -> None:
+        try:
+            os.read(self._wakeup_fd, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            command = self._keepers.pop(pid, None)
+            if status != 0:
+                self._keeper_lost(command)
+
+    def _keeper_lost(self, command: Optional[Command]) -> None:
+        """What a killed keeper kept is ours now, and nobody's command."""
+        if command is not None:
+            command.on_keeper_lost()
+        if self._sweep is None:
+            self._sweep = TreeKill(self._loop, self._keepers, None, self._swept)
+            self._loop.call_later(0, self._sweep.round)
+
+    def _swept(self, _survivors: int) -> None:
+        self._sweep = None
+
+
+def _describe(error: Exception) -> str:
+    return "%s: %.500s" % (type(error).__name__, error)

@@ -1,0 +1,203 @@
+"""The guest's end of the channel, and one stream of it as a job sees it.
+
+Small frames wait for the end of the loop's turn and leave in one write. Large ones leave at
+once and are not copied unless the channel is full. While it is full, Wire.credit is 0: nobody
+produces more, so what waits here stays bounded.
+"""
+
+import errno
+import os
+from collections import deque
+from itertools import islice
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple, Union
+
+from ..channel import frames
+from .loop import READ, WRITE, Loop
+
+Buffer = Union[bytes, memoryview]
+
+DIRECT_BYTES = 32 << 10
+MAX_VECTORS = 64
+# Answers to a host that asks but does not read: at this much we stop listening to it.
+MAX_QUEUED_BYTES = 4 << 20
+
+ERRNO_CODES = {
+    errno.ENOENT: "not_found",
+    errno.EEXIST: "exists",
+    errno.EISDIR: "is_directory",
+    errno.ENOTDIR: "not_directory",
+    errno.ENOTEMPTY: "not_empty",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.EROFS: "permission",
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+    errno.EFBIG: "too_large",
+    errno.ENAMETOOLONG: "invalid",
+    errno.ELOOP: "invalid",
+}
+
+
+class ChannelClosed(Exception):
+    """The host is gone."""
+
+
+class Channel:
+    """Frames in and out over non-blocking descriptors."""
+
+    def __init__(self, loop: Loop, read_fd: int, write_fd: int) -> None:
+        self._loop = loop
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._reader = frames.FrameReader(frames.TO_GUEST)
+        self._queue: Deque[Buffer] = deque()
+        self._queued_bytes = 0
+        self._on_readable: Callable[[], None] = _nothing
+        self._on_drained: Callable[[], None] = _nothing
+        self.congested = False
+
+    def open(self, on_readable: Callable[[], None], on_drained: Callable[[], None]) -> None:
+        self._on_readable = on_readable
+        self._on_drained = on_drained
+        self._loop.watch(self._read_fd, READ, on_readable)
+
+    def receive(self) -> Iterator[Tuple[int, int, bytes]]:
+        """The frames that have arrived. Raises ChannelClosed, ProtocolError."""
+        try:
+            data = os.read(self._read_fd, frames.CHUNK)
+        except BlockingIOError:
+            return iter(())
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+        if not data:
+            raise ChannelClosed("end of file")
+        return self._reader.feed(data)
+
+    def send(self, kind: int, stream: int, payload: Buffer = b"") -> None:
+        """Queue one frame. A memoryview is not referred to any more after the return."""
+        size = len(payload)
+        self._queue.append(frames.HEADER.pack(kind, stream, size))
+        self._queued_bytes += frames.HEADER.size + size
+        if self.congested and self._queued_bytes > MAX_QUEUED_BYTES:
+            self._loop.unwatch(self._read_fd)
+        if size < DIRECT_BYTES:
+            self._queue.append(bytes(payload))
+            return
+        self._queue.append(payload)
+        self.flush()
+        if self._queue and isinstance(payload, memoryview):
+            self._queue[-1] = bytes(self._queue[-1])
+
+    def flush(self) -> None:
+        """Write what can be written. Raises ChannelClosed."""
+        if self.congested:
+            return
+        try:
+            while self._queue:
+                self._forget(os.writev(self._write_fd, list(islice(self._queue, MAX_VECTORS))))
+        except BlockingIOError:
+            self.congested = True
+            self._loop.watch(self._write_fd, WRITE, self._writable)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+
+    def _writable(self) -> None:
+        self.congested = False
+        self._loop.unwatch(self._write_fd)
+        self.flush()
+        if not self.congested:
+            self._loop.watch(self._read_fd, READ, self._on_readable)
+            self._on_drained()
+
+    def _forget(self, written: int) -> None:
+        self._queued_bytes -= written
+        while self._queue and written >= len(self._queue[0]):
+            written -= len(self._queue.popleft())
+        if written:
+            self._queue[0] = memoryview(self._queue[0])[written:]
+
+
+class Wire:
+    """One stream, as the job that serves it sees it."""
+
+    def __init__(self, channel: Channel, stream: int, on_finished: Callable[[int], None]) -> None:
+        self._channel = channel
+        self._stream = stream
+        self._on_finished = on_finished
+        self._window = frames.WINDOW
+        self._receivable = frames.WINDOW
+        self._unreported = 0
+        self.finished = False
+
+    @property
+    def credit(self) -> int:
+        """How many bytes may be sent now."""
+        return 0 if self._channel.congested or self.finished else max(0, self._window)
+
+    @property
+    def exhausted(self) -> bool:
+        """The host has not consumed what was sent: only its CREDIT can help."""
+        return self._window <= 0
+
+    def grant(self, amount: int) -> None:
+        self._window += amount
+
+    def received(self, amount: int) -> None:
+        """Account for DATA from the host, which has to keep to its window as well."""
+        self._receivable -= amount
+        if self._receivable < 0:
+            raise frames.ProtocolError("more data than the window allows")
+
+    def consumed(self, amount: int) -> None:
+        """Let the host send this much more, sooner or later."""
+        self._unreported += amount
+        if self._unreported >= frames.WINDOW // 4 and not self.finished:
+            self._receivable += self._unreported
+            self._channel.send(
+                frames.CREDIT, self._stream, self._unreported.to_bytes(4, "big")
+            )
+            self._unreported = 0
+
+    def data(self, content: Buffer) -> None:
+        self.output(frames.DATA, content)
+
+    def output(self, kind: int, content: Buffer) -> None:
+        """DATA or STDERR."""
+        for start in range(0, len(content), frames.MAX_PAYLOAD):
+            self._credited(kind, content[start : start + frames.MAX_PAYLOAD])
+
+    def event(self, value: Dict[str, Any]) -> None:
+        self._credited(frames.EVENT, _json(value))
+
+    def result(self, value: Dict[str, Any]) -> None:
+        self._finish(frames.RESULT, value)
+
+    def error(self, code: str, message: str, errno: Optional[int] = None) -> None:
+        value: Dict[str, Any] = {"code": code, "message": message}
+        if errno is not None:
+            value["errno"] = errno
+        self._finish(frames.ERROR, value)
+
+    def os_error(self, error: OSError, message: str) -> None:
+        code = ERRNO_CODES.get(error.errno or 0, "internal")
+        self.error(code, "%s: %s" % (message, error.strerror), error.errno)
+
+    def _credited(self, kind: int, payload: Buffer) -> None:
+        if not self.finished:
+            self._window -= len(payload)
+            self._channel.send(kind, self._stream, payload)
+
+    def _finish(self, kind: int, value: Dict[str, Any]) -> None:
+        if self.finished:
+            return
+        self._channel.send(kind, self._stream, _json(value))
+        self.finished = True
+        self._on_finished(self._stream)
+
+
+def _json(value: Dict[str, Any]) -> bytes:
+    return frames.encode_json(0, 0, value)[frames.HEADER.size :]
+
+
+def _nothing() -> None:
+    pass

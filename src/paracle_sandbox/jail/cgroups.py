@@ -1,0 +1,201 @@
+"""Control groups of both kinds: make one per sandbox, limit it, remove it.
+
+The spawner works on directory descriptors that it opened before it changed its root, so it
+needs no path to the cgroup file system afterwards. Reading usage is done elsewhere, by path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from dataclasses import dataclass
+
+TOP = "paracle-sandbox"
+_CPU_PERIOD_US = 100_000
+_V1_NEEDED = ("memory", "pids", "cpu")
+_V1_WANTED = ("cpuacct",)
+_V2_NEEDED = frozenset(("memory", "pids", "cpu"))
+
+
+class CgroupsUnavailable(Exception):
+    """No cgroup can be made here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use."""
+
+    memory_bytes: int
+    cpu_cores: float
+    max_processes: int
+
+
+class Cgroups:
+    """The subtree of one spawner: a directory in each hierarchy that is in use."""
+
+    def __init__(self, version: int, parents: dict[str, str], name: str) -> None:
+        self.version = version
+        self._name = name
+        self._parents = parents
+        self.paths = {kind: os.path.join(path, TOP, name) for kind, path in parents.items()}
+        # Hierarchies that share one mount (cpu,cpuacct) share one directory.
+        self._fds = {path: _make_directory(path) for path in dict.fromkeys(self.paths.values())}
+        if version == 2:
+            for path in (os.path.dirname(next(iter(self._fds))), *self._fds):
+                _enable_controllers(path)
+
+    @classmethod
+    def find(cls, name: str) -> Cgroups:
+        """The subtree for the spawner ``name``, on whichever kind this machine has."""
+        v1, v2 = _mounts()
+        if v2 and _V2_NEEDED <= _controllers(v2):
+            return cls(2, {"unified": _delegated_parent(v2)}, name)
+        missing = [kind for kind in _V1_NEEDED if kind not in v1]
+        if missing:
+            raise CgroupsUnavailable(f"no cgroup controller for {', '.join(missing)}")
+        parents = {kind: v1[kind] for kind in (*_V1_NEEDED, *_V1_WANTED) if kind in v1}
+        try:
+            return cls(1, parents, name)
+        except PermissionError as error:
+            raise CgroupsUnavailable("cgroups are not writable for this user") from error
+
+    def _fd(self, kind: str) -> int:
+        return self._fds[self.paths["unified" if self.version == 2 else kind]]
+
+    def create(self, slot: str) -> None:
+        for fd in self._fds.values():
+            os.mkdir(slot, 0o755, dir_fd=fd)
+
+    def attach(self, slot: str, pid: int) -> None:
+        for fd in self._fds.values():
+            _write(fd, f"{slot}/cgroup.procs", str(pid))
+
+    def limit(self, slot: str, limits: Limits) -> None:
+        quota = max(1000, int(limits.cpu_cores * _CPU_PERIOD_US))
+        memory = str(limits.memory_bytes)
+        if self.version == 2:
+            fd = self._fd("unified")
+            _write(fd, f"{slot}/memory.max", memory)
+            _write_if_there(fd, f"{slot}/memory.swap.max", "0")
+            _write(fd, f"{slot}/cpu.max", f"{quota} {_CPU_PERIOD_US}")
+            _write(fd, f"{slot}/pids.max", str(limits.max_processes))
+            return
+        _write(self._fd("memory"), f"{slot}/memory.limit_in_bytes", memory)
+        _write_if_there(self._fd("memory"), f"{slot}/memory.memsw.limit_in_bytes", memory)
+        _write(self._fd("cpu"), f"{slot}/cpu.cfs_period_us", str(_CPU_PERIOD_US))
+        _write(self._fd("cpu"), f"{slot}/cpu.cfs_quota_us", str(quota))
+        _write(self._fd("pids"), f"{slot}/pids.max", str(limits.max_processes))
+
+    def remove(self, slot: str, patience_seconds: float = 0.0) -> bool:
+        """Remove an emptied group. False when it is still busy after the given patience."""
+        deadline = time.monotonic() + patience_seconds
+        for fd in self._fds.values():
+            while not _rmdir(slot, fd):
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.0005)
+        return True
+
+    def close(self) -> None:
+        """Remove the subtree; the shared top directory too when nobody else uses it."""
+        for path, fd in self._fds.items():
+            for slot in _slots(fd):
+                _rmdir(slot, fd)
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+                os.rmdir(os.path.dirname(path))
+        self._fds.clear()
+
+
+def _mounts() -> tuple[dict[str, str], str | None]:
+    """Where each v1 controller is mounted, and the v2 mount if there is one."""
+    v1: dict[str, str] = {}
+    v2 = None
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            _, path, kind, options, *_ = line.split(" ")
+            if kind == "cgroup2":
+                v2 = path
+            elif kind == "cgroup":
+                v1.update((option, path) for option in options.split(","))
+    return v1, v2
+
+
+def _controllers(path: str, file: str = "cgroup.controllers") -> frozenset[str]:
+    try:
+        with open(os.path.join(path, file), encoding="ascii") as names:
+            return frozenset(names.read().split())
+    except OSError:
+        return frozenset()
+
+
+def _delegated_parent(mount: str) -> str:
+    """The group to work below: the root for root, else an ancestor that was delegated to us."""
+    if os.access(os.path.join(mount, "cgroup.procs"), os.W_OK):
+        _enable_controllers(mount)
+        return mount
+    with open("/proc/self/cgroup", encoding="utf-8") as groups:
+        own = next((line[3:].strip() for line in groups if line.startswith("0::")), "/")
+    path = own
+    while path not in ("", "/"):
+        path = os.path.dirname(path)
+        candidate = os.path.join(mount, path.lstrip("/"))
+        writable = os.access(os.path.join(candidate, "cgroup.procs"), os.W_OK)
+        if writable and _V2_NEEDED <= _controllers(candidate, "cgroup.subtree_control"):
+            return candidate
+    raise CgroupsUnavailable(
+        "no cgroup is delegated to this user (systemd-run --user --scope -p Delegate=yes gives one)"
+    )
+
+
+def _enable_controllers(path: str) -> None:
+    missing = _V2_NEEDED - _controllers(path, "cgroup.subtree_control")
+    if missing:
+        with open(os.path.join(path, "cgroup.subtree_control"), "w", encoding="ascii") as control:
+            control.write(" ".join(f"+{name}" for name in sorted(missing)))
+
+
+def _make_directory(path: str) -> int:
+    # Another spawner may remove the shared top directory just now, because it was the last.
+    for _ in range(100):
+        try:
+            os.makedirs(path, 0o755, exist_ok=True)
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+    raise OSError(errno.EAGAIN, "a cgroup directory keeps vanishing", path)
+
+
+def _slots(fd: int) -> list[str]:
+    return [e.name for e in os.scandir(fd) if e.is_dir(follow_symlinks=False)]
+
+
+def _rmdir(slot: str, fd: int) -> bool:
+    try:
+        os.rmdir(slot, dir_fd=fd)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise
+    return True
+
+
+def _write(directory: int, file: str, text: str) -> None:
+    fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(fd, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, file) from None
+    finally:
+        os.close(fd)
+
+
+def _write_if_there(directory: int, file: str, text: str) -> None:
+    """For files of swap accounting, which a kernel may not have (then it has no swap limit)."""
+    with contextlib.suppress(FileNotFoundError):
+        _write(directory, file, text)

@@ -1,0 +1,265 @@
+"""What a forked child does to itself before it becomes a guest: the steps, in order.
+
+    spawner (root, or root of a user namespace)
+      └─ child: PID 1 of a new pid namespace, already in its own cgroup
+           namespaces → mounts → identity → capabilities → no_new_privs → landlock → seccomp
+
+Each step has a name; a step that fails ends the child with that name, and no user code has
+run. Mounts come before the user namespace, so that every namespace of the sandbox belongs to
+the namespace above it: even a full set of capabilities inside would have no power over them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from . import kernel, landlock, seccomp
+from .root import READ_ONLY, VOLUME
+
+UID_INSIDE = 1000
+_NAMESPACES = (
+    kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
+)
+_WRITABLE = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+# What /proc shows of the machine rather than of the sandbox.
+_PROC_HIDDEN_FILES = ("kcore", "kallsyms", "keys", "key-users", "timer_list", "sched_debug",
+                      "config.gz", "cmdline", "kmsg", "kpagecount", "kpageflags", "kpagecgroup",
+                      "latency_stats", "sysrq-trigger", "slabinfo", "vmallocinfo", "iomem",
+                      "ioports", "modules", "partitions", "diskstats", "swaps",
+                      "interrupts", "mtrr")  # fmt: skip
+_PROC_HIDDEN_DIRS = ("acpi", "scsi", "asound", "bus", "driver", "irq", "tty", "pressure", "fs")
+_PROC_READ_ONLY = ("sys",)
+_EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
+
+_RLIMITS = {
+    resource.RLIMIT_CORE: (0, 0),
+    resource.RLIMIT_NOFILE: (1024, 4096),
+    resource.RLIMIT_MEMLOCK: (64 << 10, 64 << 10),
+    resource.RLIMIT_MSGQUEUE: (0, 0),
+    resource.RLIMIT_NICE: (0, 0),
+    resource.RLIMIT_RTPRIO: (0, 0),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a sandbox is fixed when its child is forked."""
+
+    network: str = "none"
+    working_dir: str = "/workspace"
+    read_only: bool = True
+    tmpfs_mb: int = 0  # 0: the workspace is a subvolume of the volume
+    resolv_conf: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who the sandbox is, as the spawner's user namespace counts."""
+
+    uid: int
+    gid: int
+    rootless: bool
+
+
+class StepFailed(Exception):
+    """A step did not succeed; nothing after it was done."""
+
+    def __init__(self, step: str, error: OSError) -> None:
+        super().__init__(f"{step}: {error}")
+        self.step = step
+        self.errno = error.errno or 0
+
+
+class Steps:
+    """Runs named steps; ``failpoints`` makes one of them fail, for the tests that need it."""
+
+    def __init__(self, failpoints: dict[str, str], notify: Callable[[str], None]) -> None:
+        self._failpoints = failpoints
+        self._notify = notify
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        action = self._failpoints.get(name)
+        if action == "kill-owner":
+            self._notify(name)
+        try:
+            if action == "fail":
+                raise PermissionError(1, "failpoint", name)
+            yield
+        except OSError as error:
+            raise StepFailed(name, error) from error
+
+
+def confine(
+    slot: str,
+    shape: Shape,
+    identity: Identity,
+    steps: Steps,
+    program: bytes,
+    show_disk: Callable[[int], None],
+) -> None:
+    """Everything, in order. Returns in a process that may run untrusted code.
+
+    ``show_disk`` is given a descriptor of the workspace's own tmpfs, if it has one, so that the
+    spawner can see how full it is."""
+    with steps.step("namespaces"):
+        network = kernel.CLONE_NEWNET if shape.network != "host" else 0
+        kernel.unshare(_NAMESPACES | network)
+    with steps.step("loopback"):
+        if shape.network != "host":
+            kernel.loopback_up()
+    with steps.step("hostname"):
+        socket.sethostname("sandbox")
+    with steps.step("private mounts"):
+        kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    with steps.step("workspace"):
+        _mount_workspace(slot, shape, identity, show_disk)
+    with steps.step("devices"):
+        _mount_dev()
+    with steps.step("proc"):
+        _mount_proc()
+    with steps.step("rlimits"):
+        _set_rlimits()
+    with steps.step("identity"):
+        _become(identity)
+    with steps.step("capabilities"):
+        kernel.drop_all_capabilities()
+    with steps.step("no_new_privs"):
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    with steps.step("working directory"):
+        _enter_working_dir(shape)
+    with steps.step("parent death"):
+        # After the change of identity, which would have cleared it.
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    with steps.step("landlock"):
+        if landlock.abi() >= 2:
+            landlock.restrict(["/"], _writable_places(shape))
+    with steps.step("seccomp"):
+        seccomp.install(program)
+    with steps.step("dumpable"):
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+
+
+def _mount_workspace(
+    slot: str, shape: Shape, identity: Identity, show_disk: Callable[[int], None]
+) -> None:
+    """/workspace and /tmp, both in one place with one limit, and nothing else of that place."""
+    if shape.tmpfs_mb:
+        options = f"mode=755,size={shape.tmpfs_mb}m,nr_inodes={shape.tmpfs_mb * 128}"
+        kernel.mount("tmpfs", VOLUME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        home = VOLUME
+        prepare_workspace(home, identity)
+        disk = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        show_disk(disk)
+        os.close(disk)
+    else:
+        home = f"{VOLUME}/{slot}"
+    target = shape.working_dir
+    if target != "/workspace":
+        _make_mountpoint(target)
+    kernel.bind(home + "/workspace", target, _WRITABLE)
+    kernel.bind(home + "/tmp", "/tmp", _WRITABLE)
+    if not shape.read_only:
+        for name in _EXTRA_WRITABLE:
+            kernel.bind(f"{home}/{name}", f"/{name}", _WRITABLE)
+    if shape.resolv_conf:
+        _bind_text(home + "/resolv.conf", shape.resolv_conf, "/etc/resolv.conf")
+    kernel.umount(VOLUME)
+
+
+def prepare_workspace(home: str, identity: Identity) -> None:
+    """The directories that belong to the sandbox."""
+    for name in ("workspace", "tmp", *_EXTRA_WRITABLE):
+        os.mkdir(f"{home}/{name}", 0o755)
+        os.chmod(f"{home}/{name}", 0o1777 if name == "tmp" else 0o755)
+        os.chown(f"{home}/{name}", identity.uid, identity.gid)
+
+
+def _make_mountpoint(path: str) -> None:
+    """A working directory elsewhere: on a tmpfs over its first component, in this sandbox only."""
+    first = "/" + path.strip("/").split("/")[0]
+    if not os.path.isdir(first):
+        raise OSError(2, "choose a working_dir below /workspace, /home, /opt, /srv or /mnt", path)
+    if path != first:
+        kernel.mount("tmpfs", first, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k")
+        os.makedirs(path, 0o755)
+        kernel.set_attributes(first, kernel.ATTR_RDONLY, recursive=False)
+
+
+def _bind_text(path: str, text: str, target: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    kernel.bind(path, target, READ_ONLY)
+
+
+def _mount_dev() -> None:
+    flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
+    kernel.mount("devpts", "/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
+    kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags | kernel.MS_NODEV, "mode=1777,size=256m")
+
+
+def _mount_proc() -> None:
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    for name in _PROC_HIDDEN_FILES:
+        if os.path.exists("/proc/" + name):
+            kernel.mount("/dev/null", "/proc/" + name, "", kernel.MS_BIND)
+    for name in _PROC_HIDDEN_DIRS:
+        if os.path.isdir("/proc/" + name):
+            kernel.bind("/.empty", "/proc/" + name)
+    for name in _PROC_READ_ONLY:
+        kernel.bind("/proc/" + name, "/proc/" + name, READ_ONLY | kernel.ATTR_NOEXEC)
+
+
+def _set_rlimits() -> None:
+    for kind, (soft, hard) in _RLIMITS.items():
+        _, had = resource.getrlimit(kind)
+        if had != resource.RLIM_INFINITY:
+            hard = min(hard, had)
+        resource.setrlimit(kind, (min(soft, hard), hard))
+
+
+def _become(identity: Identity) -> None:
+    """Take the sandbox's own ids, then a user namespace in which they are uid and gid 1000."""
+    if not identity.rootless:
+        keep = kernel.permitted_capabilities()
+        kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
+        os.setgroups([])
+        os.setresgid(identity.gid, identity.gid, identity.gid)
+        os.setresuid(identity.uid, identity.uid, identity.uid)
+        kernel.capset(0, keep, keep)
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    # The change of credentials made our /proc files root's; the maps are written by us.
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{UID_INSIDE} {uid} 1")
+    _write("/proc/self/gid_map", f"{UID_INSIDE} {gid} 1")
+    if (os.getresuid(), os.getresgid()) != ((UID_INSIDE,) * 3, (UID_INSIDE,) * 3):
+        raise PermissionError(1, f"ids are {os.getresuid()}, {os.getresgid()}", "identity")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _enter_working_dir(shape: Shape) -> None:
+    os.chdir(shape.working_dir)
+    if os.getcwd() != shape.working_dir:
+        raise OSError(0, "the working directory is not inside the root", os.getcwd())
+
+
+def _writable_places(shape: Shape) -> list[str]:
+    places = [shape.working_dir, "/tmp", "/dev", "/proc"]
+    if not shape.read_only:
+        places += [f"/{name}" for name in _EXTRA_WRITABLE]
+    return places

@@ -1,0 +1,159 @@
+"""What all sandboxes of one spawner stand on: its instance, its root, volume and cgroups."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pkgutil
+import site
+import sys
+from collections import deque
+from typing import Any
+
+from . import kernel, root, seccomp
+from .cgroups import Cgroups, CgroupsUnavailable
+from .child import Child
+from .confine import UID_INSIDE, Identity
+from .records import Records
+from .volume import Volume, VolumeUnavailable
+
+UIDS_PER_INSTANCE = 8192
+_VOLUME_LIMIT = 1 << 40
+
+
+class Ground:
+    """Built once, in order; every later operation works on descriptors opened here."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._rootless: bool = options["rootless"]
+        self.program = seccomp.program()
+        self.records = Records(options["state_dir"])
+        self.instance = self.records.instance
+        self._uid_base: int = options["uid_base"] + self.instance * UIDS_PER_INSTANCE
+        self._free_uids = deque(range(UIDS_PER_INSTANCE))
+        self.cgroups, self.cgroup_note = self._find_cgroups()
+        self._host_proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.own_pidns = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._host_proc)
+        self._place = os.path.join(options["state_dir"], f"root-{self.instance}")
+        os.makedirs(self._place, 0o700, exist_ok=True)
+        self._state = os.open(options["state_dir"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        kernel.unshare(kernel.CLONE_NEWNS)
+        root.build(self._place, options["template_dir"])
+        self.volume, self.volume_note = self._make_volume(options["data_dir"])
+        root.enter(self._place)
+        self.packages = _preload(options["modules"])
+
+    def _find_cgroups(self) -> tuple[Cgroups | None, str]:
+        try:
+            return Cgroups.find(str(self.instance)), ""
+        except CgroupsUnavailable as error:
+            return None, str(error)
+        except OSError as error:
+            return None, f"cgroups cannot be used: {error}"
+
+    def _make_volume(self, data_dir: str) -> tuple[Volume | None, str]:
+        if self._rootless:
+            return None, "workspaces are in memory: a disk volume needs root"
+        try:
+            os.makedirs(data_dir, 0o711, exist_ok=True)
+            free = os.statvfs(data_dir)
+            size = min(_VOLUME_LIMIT, int(free.f_bavail * free.f_frsize * 0.95))
+            return Volume.create(data_dir, size, self._place + root.VOLUME), ""
+        except VolumeUnavailable as error:
+            return None, f"workspaces are in memory: {error}"
+        except OSError as error:
+            return None, f"workspaces are in memory: no volume ({error})"
+
+    def posture(self) -> dict[str, Any]:
+        return {
+            "instance": self.instance,
+            "rootless": self._rootless,
+            "cgroup_version": self.cgroups.version if self.cgroups else 0,
+            "cgroup_note": self.cgroup_note,
+            "volume": self.volume is not None,
+            "volume_note": self.volume_note,
+            "missing_modules": self.packages,
+        }
+
+    def take_identity(self) -> Identity:
+        if self._rootless:
+            return Identity(UID_INSIDE, UID_INSIDE, True)
+        number = self._uid_base + self._free_uids.popleft()
+        return Identity(number, number, False)
+
+    def give_identity_back(self, identity: Identity) -> None:
+        if not identity.rootless:
+            # To the end of the queue: a number rests as long as it can before it is used again.
+            self._free_uids.append(identity.uid - self._uid_base)
+
+    def cgroup_paths(self, slot: str) -> dict[str, str]:
+        if self.cgroups is None:
+            return {}
+        return {kind: f"{path}/{slot}" for kind, path in self.cgroups.paths.items()}
+
+    def process_of(self, pidfd: int) -> dict[str, int]:
+        """The pid and start time of a process as the owner's namespace sees it."""
+        pid = int(self._read(f"self/fdinfo/{pidfd}").split("\nPid:")[1].split()[0])
+        fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
+        return {"pid": pid, "start": int(fields[19])}
+
+    def _read(self, path: str) -> str:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._host_proc)
+        with open(fd, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def disk_usage(self, child: Child) -> tuple[int, int]:
+        if self.volume and not child.shape.tmpfs_mb:
+            return self.volume.usage(child.slot)
+        if child.disk_fd >= 0:
+            stat = os.fstatvfs(child.disk_fd)
+            if not stat.f_ffree:
+                return stat.f_blocks * stat.f_frsize, stat.f_blocks * stat.f_frsize
+            return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
+        return 0, 0
+
+    def close(self) -> None:
+        if self.cgroups:
+            self.cgroups.close()
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.basename(self._place), dir_fd=self._state)
+        self.records.close()
+
+
+def import_guest() -> None:
+    """Everything the guest may need, while its files can still be seen."""
+    from .. import guest
+
+    for module in pkgutil.iter_modules(guest.__path__):
+        importlib.import_module(f"{guest.__name__}.{module.name}")
+
+
+def _preload(modules: list[str]) -> list[str]:
+    """Import the template's modules once, so that no sandbox pays for them. Returns the missing."""
+    site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
+    missing = [name for name in modules if not _try_import(name)]
+    _freeze()
+    return missing
+
+
+def preload_idle(modules: list[str]) -> None:
+    """Import one more module of the standard library, in time that nobody waits for."""
+    _try_import(modules.pop(0))
+    if not modules:
+        _freeze()
+
+
+def _try_import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # noqa: BLE001 - a package may raise anything; the sandbox works without it
+        return False
+    return True
+
+
+def _freeze() -> None:
+    # Collected objects would be written to in every child, and their pages copied.
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,188 @@
+"""The handful of kernel calls that Python has no name for, each with declared argument types.
+
+Undeclared ctypes integers are cut to 32 bits, so every prototype is spelled out. All raise
+OSError; none retries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import platform
+import socket
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MNT_DETACH = 2
+
+ATTR_RDONLY = 0x1
+ATTR_NOSUID = 0x2
+ATTR_NODEV = 0x4
+ATTR_NOEXEC = 0x8
+_AT_RECURSIVE = 0x8000
+_AT_FDCWD = -100
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_CAPABILITY_VERSION_3 = 0x20080522
+# mount_setattr has one number everywhere (it came after the numbers were unified).
+_SYS_MOUNT_SETATTR = 442
+_SYS_CLOSE_RANGE = 436
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
+
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP_LOOPBACK_RUNNING = 0x1 | 0x8 | 0x40
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+)
+_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_libc.unshare.argtypes = (ctypes.c_int,)
+_libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
+_libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+_libc.syscall.argtypes = (ctypes.c_long, *(ctypes.c_ulong,) * 6)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), what)
+    return result
+
+
+def _syscall(number: int, what: str, *arguments: int) -> int:
+    padded = [a & 0xFFFFFFFFFFFFFFFF for a in arguments] + [0] * (6 - len(arguments))
+    return _checked(int(_libc.syscall(number, *padded)), what)
+
+
+def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
+    _checked(
+        _libc.mount(
+            os.fsencode(source),
+            os.fsencode(target),
+            kind.encode() or None,
+            flags,
+            data.encode() or None,
+        ),
+        target,
+    )
+
+
+def bind(source: str, target: str, attributes: int = 0) -> None:
+    """Show ``source`` (with what is mounted below it) at ``target`` too."""
+    mount(source, target, "", MS_BIND | MS_REC)
+    if attributes:
+        set_attributes(target, attributes)
+
+
+def set_attributes(target: str, attributes: int, *, recursive: bool = True) -> None:
+    """Add mount attributes. Unlike a remount this never clears one, and reaches submounts."""
+    path = ctypes.create_string_buffer(os.fsencode(target))
+    attr = ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, 0))
+    _syscall(
+        _SYS_MOUNT_SETATTR,
+        target,
+        _AT_FDCWD,
+        ctypes.addressof(path),
+        _AT_RECURSIVE if recursive else 0,
+        ctypes.addressof(attr),
+        32,
+    )
+
+
+def umount(target: str, flags: int = MNT_DETACH) -> None:
+    _checked(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def unshare(flags: int) -> None:
+    _checked(_libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def setns(fd: int, kind: int) -> None:
+    _checked(_libc.setns(fd, kind), f"setns({kind:#x})")
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    new, old = (ctypes.create_string_buffer(os.fsencode(p)) for p in (new_root, put_old))
+    _syscall(_SYS_PIVOT_ROOT, new_root, ctypes.addressof(new), ctypes.addressof(old))
+
+
+def prctl(option: int, argument: int = 0) -> int:
+    return _checked(_libc.prctl(option, argument, 0, 0, 0), f"prctl({option})")
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from ``first`` on."""
+    _syscall(_SYS_CLOSE_RANGE, "close_range", first, 0xFFFFFFFF, 0)
+
+
+def capset(inheritable: int, permitted: int, effective: int) -> None:
+    """Set this thread's three capability sets, given as 64-bit masks."""
+    head = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
+    words = []
+    for shift in (0, 32):
+        words += [(s >> shift) & 0xFFFFFFFF for s in (effective, permitted, inheritable)]
+    data = ctypes.create_string_buffer(struct.pack("=6I", *words))
+    _syscall(_SYS_CAPSET, "capset", ctypes.addressof(head), ctypes.addressof(data))
+
+
+def permitted_capabilities() -> int:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("CapPrm:"):
+                return int(line.split()[1], 16)
+    raise OSError("no CapPrm line in /proc/self/status")
+
+
+def drop_all_capabilities() -> None:
+    """All five sets, the bounding set first because dropping it needs a capability."""
+    capability = 0
+    while True:
+        try:
+            if prctl(PR_CAPBSET_READ, capability):
+                prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            if capability == 0:
+                raise
+            break  # past the last capability this kernel knows
+        capability += 1
+    _checked(
+        _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities"
+    )
+    capset(0, 0, 0)
+
+
+def loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("16sh14x", b"lo", _IFF_UP_LOOPBACK_RUNNING)
+        fcntl.ioctl(probe.fileno(), _SIOCSIFFLAGS, request)

@@ -1,0 +1,71 @@
+"""The spawner's side of the records: one small file per sandbox, written before it is made.
+
+    <state>/instances/<k>   locked by the spawner that holds number k, as long as it lives
+    <state>/<id>.json       one per sandbox; parked children have records too
+
+A record whose instance is not locked belongs to a dead spawner, and anyone may sweep it. The
+lock is the kernel's: it cannot outlive the process, and a recycled pid cannot fake it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from typing import Any
+
+MAX_INSTANCES = 1024
+
+
+class Records:
+    """Works on descriptors, so that it needs no path after the change of root."""
+
+    def __init__(self, state_dir: str) -> None:
+        os.makedirs(os.path.join(state_dir, "instances"), 0o700, exist_ok=True)
+        self._dir = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.instance, self._lock = self._claim_instance()
+
+    def _claim_instance(self) -> tuple[int, int]:
+        for number in range(MAX_INSTANCES):
+            lock = os.open(
+                f"instances/{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._dir
+            )
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            # Whoever held the name before may have unlinked it between our open and our lock.
+            if os.fstat(lock).st_nlink:
+                return number, lock
+            os.close(lock)
+        raise OSError(f"{MAX_INSTANCES} spawners run already")
+
+    def write_new(self, name: str, record: dict[str, Any]) -> None:
+        """Raises FileExistsError when the name is taken."""
+        fd = os.open(
+            f"{name}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600,
+            dir_fd=self._dir,
+        )  # fmt: skip
+        try:
+            os.write(fd, json.dumps(record).encode())
+        finally:
+            os.close(fd)
+
+    def update(self, name: str, record: dict[str, Any]) -> None:
+        """Replace it whole: a reader sees the old or the new."""
+        self.remove(f"{name}.new")
+        self.write_new(f"{name}.new", record)
+        os.rename(f"{name}.new.json", f"{name}.json", src_dir_fd=self._dir, dst_dir_fd=self._dir)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{name}.json", dir_fd=self._dir)
+
+    def close(self) -> None:
+        """Unlink first, unlock after: a newcomer that opened the old name sees that it is gone."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"instances/{self.instance}", dir_fd=self._dir)
+        os.close(self._lock)
+        os.close(self._dir)

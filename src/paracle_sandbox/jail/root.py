@@ -1,0 +1,168 @@
+"""The file system that sandboxes of one template see: built once, shared read-only by all.
+
+The spawner makes it in a mount namespace of its own and pivots into it. A sandbox forked from
+the spawner so starts in a world where the host's files do not exist; what is its own
+(/proc, /dev/pts, /dev/shm, /workspace, /tmp) it mounts itself, see ``confine``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import site
+import stat
+import sys
+
+from . import kernel
+
+VOLUME = "/.volume"
+READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_EMPTY = ("/proc", "/sys", "/dev", "/tmp", "/run", "/var", "/home", "/opt", "/srv", "/mnt",
+          "/root", "/etc", "/workspace", "/.empty", VOLUME)  # fmt: skip
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+# Read-only views of host files that programs need and that say nothing about the host's users.
+_ETC_SHOWN = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mime.types",
+              "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf",
+              "pki/tls/certs", "debian_version", "localtime")  # fmt: skip
+
+_PASSWD = """\
+root:x:0:0:root:/root:/usr/sbin/nologin
+paracle:x:1000:1000:Paracle:/tmp:/bin/sh
+nobody:x:65534:65534:nobody:/:/usr/sbin/nologin
+"""
+_GROUP = "root:x:0:\nparacle:x:1000:\nnogroup:x:65534:\n"
+_HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
+_NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"
+
+
+def build(root: str, template_dir: str | None) -> None:
+    """Lay out the tree at ``root``, an existing directory, in this mount namespace."""
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=4m")
+    for path in _EMPTY:
+        os.mkdir(root + path, 0o755)
+    os.symlink("/tmp", root + "/var/tmp")
+    os.symlink("/run", root + "/var/run")
+    _show_system(root)
+    _show_python(root, template_dir)
+    kernel.set_attributes(root + "/usr/local", READ_ONLY)
+    _make_etc(root)
+    _make_dev(root)
+    _show(root, "/sys/devices/system/cpu")
+
+
+def enter(root: str) -> None:
+    """Make it the root of this process. The old one is gone from this namespace."""
+    os.chdir(root)
+    kernel.pivot_root(".", ".")
+    kernel.umount(".")
+    os.chdir("/")
+    # The volume, and only the volume, stays writable below.
+    kernel.set_attributes("/", kernel.ATTR_RDONLY, recursive=False)
+
+
+def _show_system(root: str) -> None:
+    _show(root, "/usr")
+    if not sys.base_prefix.startswith("/usr/local"):
+        # The administrator's own programs are nobody's business inside.
+        kernel.mount("tmpfs", root + "/usr/local", "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
+        os.mkdir(root + "/usr/local/bin")
+    for path in _SYSTEM:
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), root + path)
+        elif os.path.isdir(path):
+            _show(root, path)
+
+
+def _show_python(root: str, template_dir: str | None) -> None:
+    """The interpreter at its own path, its packages replaced by the template's."""
+    for prefix in dict.fromkeys((sys.base_prefix, sys.base_exec_prefix)):
+        if not os.path.exists(root + os.path.join(prefix, "lib")):
+            _show(root, prefix)
+    interpreter = os.path.realpath(sys.executable)
+    if not interpreter.startswith("/usr/bin/"):
+        for name in ("python", "python3"):
+            with contextlib.suppress(OSError):
+                os.symlink(interpreter, f"{root}/usr/local/bin/{name}")
+    elif not os.path.exists(root + "/usr/bin/python"):
+        os.symlink(interpreter, root + "/usr/local/bin/python")
+    shown = False
+    for directory in package_dirs():
+        if not shown and template_dir is not None:
+            shown = _cover(root, directory, template_dir, make=True)
+        else:
+            _cover(root, directory, root + "/.empty", make=False)
+
+
+def package_dirs() -> list[str]:
+    """Where this interpreter looks for installed packages, first the one that is surely there."""
+    dirs = list(dict.fromkeys(site.getsitepackages([sys.base_prefix, sys.base_exec_prefix])))
+    return sorted(dirs, key=lambda path: not os.path.isdir(path))
+
+
+def _cover(root: str, directory: str, source: str, *, make: bool) -> bool:
+    target = root + directory
+    if not os.path.isdir(target):
+        if not make:
+            return False
+        try:
+            os.makedirs(target)
+        except OSError:
+            return False
+    kernel.bind(source, target, READ_ONLY)
+    return True
+
+
+def _show(root: str, path: str) -> None:
+    """Bind a host directory or file at the same place, read-only."""
+    if os.path.isdir(path):
+        os.makedirs(root + path, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        _touch(root + path)
+    kernel.bind(path, root + path, READ_ONLY)
+
+
+def _make_etc(root: str) -> None:
+    files = {
+        "passwd": _PASSWD,
+        "group": _GROUP,
+        "hosts": _HOSTS,
+        "nsswitch.conf": _NSSWITCH,
+        "hostname": "sandbox\n",
+        "machine-id": "0" * 32 + "\n",
+        "resolv.conf": "",
+        "shells": "/bin/sh\n/bin/bash\n",
+    }
+    for name, text in files.items():
+        with open(f"{root}/etc/{name}", "w", encoding="utf-8") as file:
+            file.write(text)
+    if os.path.exists("/usr/lib/os-release"):
+        os.symlink("../usr/lib/os-release", root + "/etc/os-release")
+    for name in _ETC_SHOWN:
+        if os.path.exists("/etc/" + name):
+            _show(root, "/etc/" + name)
+
+
+def _make_dev(root: str) -> None:
+    dev = root + "/dev"
+    kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "mode=755,size=64k")
+    for name in ("pts", "shm"):
+        os.mkdir(f"{dev}/{name}")
+    for name in _DEVICES:
+        # Never trust a name: what is bound must be the character device it claims to be.
+        source = "/dev/" + name
+        if not stat.S_ISCHR(os.stat(source, follow_symlinks=False).st_mode):
+            raise OSError(0, "is not a character device", source)
+        _touch(f"{dev}/{name}")
+        kernel.mount(source, f"{dev}/{name}", "", kernel.MS_BIND)
+    links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0",
+             "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}  # fmt: skip
+    for name, target in links.items():
+        os.symlink(target, f"{dev}/{name}")
+    kernel.set_attributes(dev, kernel.ATTR_RDONLY, recursive=False)
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))

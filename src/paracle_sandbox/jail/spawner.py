@@ -1,0 +1,345 @@
+"""The spawner: a privileged process that turns forks of itself into sandboxes.
+
+    owner ── control socket ── launcher ── spawner (PID 1 of its own pid namespace)
+                                             ├── parked child, parked child, ...
+                                             └── sandbox, sandbox, ...
+
+It is single-threaded: parent-death signals name a thread, and a fork of a threaded process is
+a lottery. It holds no secret, because every sandbox starts with a copy of its memory. It ends
+when its owner does, and takes everything with it: being PID 1, its death is that of every
+sandbox, and what it leaves on disk (records, cgroups) is removed by itself or by the next
+sweep.
+
+Messages are JSON, one a packet; a request carries a number that its answer repeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .cgroups import Limits
+from .child import Child, fork
+from .confine import Identity, Shape, StepFailed, Steps, prepare_workspace
+from .ground import Ground, preload_idle
+from .root import VOLUME
+
+_MAX_MESSAGE = 1 << 16
+_BUSY_RETRY_SECONDS = 0.001
+_BUSY_PATIENCE_SECONDS = 10.0
+_IDLE_SECONDS = 0.01
+
+
+class Spawner:
+    """The loop and its children. ``ground`` is what they all stand on."""
+
+    def __init__(self, control: socket.socket, ground: Ground, options: dict[str, Any]) -> None:
+        self._control = control
+        self._ground = ground
+        self._setup: dict[str, Any] = options["setup"]
+        self._stock_size: int = options["stock"]
+        self._stock_shape = Shape(**options["stock_shape"])
+        self._idle_modules: list[str] = options["idle_modules"]
+        self._failpoints: dict[str, str] = options["failpoints"]
+        self._steps = Steps(self._failpoints, self._at_failpoint)
+        self._owner: dict[str, Any] = options["owner"]
+        self._owner_fd: int = options["owner_fd"]
+        self._children: dict[str, Child] = {}
+        self._by_id: dict[str, Child] = {}
+        self._parked: deque[Child] = deque()
+        self._busy: list[tuple[float, Child]] = []
+        self._slots = 0
+        self._selector = selectors.DefaultSelector()
+        self._ends = False
+
+    def run(self) -> None:
+        """Serve until the owner is gone."""
+        self._watch(self._control.fileno(), self._on_control)
+        self._watch(self._owner_fd, self._on_owner_exit)
+        while not self._ends:
+            for key, _ in self._selector.select(self._patience()):
+                key.data()
+            self._retry_busy()
+            if not self._selector.select(0):
+                self._use_idle_time()
+        self._end()
+
+    def _watch(self, fd: int, action: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, action)
+
+    def _patience(self) -> float | None:
+        if self._busy:
+            return _BUSY_RETRY_SECONDS
+        wants_work = self._idle_modules or len(self._parked) < self._stock_size
+        return _IDLE_SECONDS if wants_work and self._stock_size else None
+
+    # -- requests ------------------------------------------------------------------------
+
+    def _on_control(self) -> None:
+        try:
+            packet = self._control.recv(_MAX_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._ends = True
+            return
+        message = json.loads(packet)
+        {"create": self._create, "destroy": self._destroy, "disk": self._disk}[message["op"]](message)
+
+    def _on_owner_exit(self) -> None:
+        self._ends = True
+
+    def _answer(self, number: int, fds: tuple[int, ...] = (), **answer: Any) -> None:
+        packet = json.dumps({"request": number, **answer}).encode()
+        with contextlib.suppress(BrokenPipeError, ConnectionError):
+            self._control.setblocking(True)
+            socket.send_fds(self._control, [packet], fds)
+        self._control.setblocking(False)
+
+    def _create(self, message: dict[str, Any]) -> None:
+        shape = Shape(**message["shape"])
+        if message["id"] in self._by_id:
+            self._answer(message["request"], error="conflict", message="the id is taken")
+            return
+        if self._parked and shape == self._stock_shape:
+            child = self._parked.popleft()
+        else:
+            try:
+                child = self._start_child(shape)
+            except StepFailed as failed:
+                self._answer(message["request"], error=failed.step, message=str(failed))
+                return
+        child.request = message
+        child.sandbox_id = message["id"]
+        self._by_id[message["id"]] = child
+        if child.state == "parked":
+            self._hand_over(child)
+
+    def _destroy(self, message: dict[str, Any]) -> None:
+        child = self._by_id.get(message["id"])
+        if child is None:
+            self._answer(message["request"])
+            return
+        child.waiters.append(message["request"])
+        self._kill(child)
+
+    def _disk(self, message: dict[str, Any]) -> None:
+        child = self._by_id.get(message["id"])
+        used, limit = self._ground.disk_usage(child) if child else (0, 0)
+        self._answer(message["request"], used=used, limit=limit)
+
+    # -- the way up ----------------------------------------------------------------------
+
+    def _start_child(self, shape: Shape) -> Child:
+        ground = self._ground
+        self._slots += 1
+        child = Child(f"slot-{ground.instance}-{self._slots}", shape, ground.take_identity())
+        try:
+            with self._steps.step("record"):
+                child.record = self._new_record(child)
+                ground.records.write_new(child.slot, child.record)
+            with self._steps.step("volume"):
+                if ground.volume and not shape.tmpfs_mb:
+                    ground.volume.create_subvolume(child.slot)
+                    prepare_workspace(f"{VOLUME}/{child.slot}", child.identity)
+            with self._steps.step("cgroup"):
+                if ground.cgroups:
+                    ground.cgroups.create(child.slot)
+            with self._steps.step("fork"):
+                fork(child, ground.own_pidns, self._failpoints, self._setup_for(shape), ground.program)
+            self._children[child.slot] = child
+            self._watch(child.pidfd, lambda: self._on_exit(child))
+            with self._steps.step("cgroup attach"):
+                if ground.cgroups:
+                    ground.cgroups.attach(child.slot, child.pid)
+        except StepFailed:
+            self._abandon(child)
+            raise
+        assert child.status is not None
+        self._watch(child.status.fileno(), lambda: self._on_status(child))
+        child.status.send(b"go")
+        return child
+
+    def _setup_for(self, shape: Shape) -> dict[str, Any]:
+        return {**self._setup, "working_dir": shape.working_dir}
+
+    def _new_record(self, child: Child) -> dict[str, Any]:
+        return {
+            "slot": child.slot,
+            "instance": self._ground.instance,
+            "owner": self._owner,
+            "cgroups": self._ground.cgroup_paths(child.slot),
+            "created_at": time.time(),
+            "state": "creating",
+        }
+
+    def _abandon(self, child: Child) -> None:
+        """Undo a start that failed half way."""
+        if child.pid:
+            self._kill(child)
+        else:
+            self._remove(child)
+
+    def _on_status(self, child: Child) -> None:
+        assert child.status is not None
+        try:
+            packet, fds, _, _ = socket.recv_fds(child.status, _MAX_MESSAGE, 1)
+        except OSError:
+            packet, fds = b"", []
+        if fds:
+            child.disk_fd = fds[0]
+            return
+        if packet.startswith(b'{"at"'):
+            self._at_failpoint(json.loads(packet)["at"])
+            child.status.send(b"go on")
+            return
+        self._selector.unregister(child.status.fileno())
+        child.status.close()
+        child.status = None
+        if packet != b"ok":
+            child.failure = json.loads(packet) if packet else {"step": "start", "message": "died"}
+            self._kill(child)
+            return
+        child.record.update(state="parked", init=self._ground.process_of(child.pidfd))
+        if child.request is not None:
+            self._hand_over(child)
+        else:
+            child.state = "parked"
+            self._parked.append(child)
+
+    def _hand_over(self, child: Child) -> None:
+        """Give a finished child its limits and its name, and its channel to the owner."""
+        request, ground = child.request, self._ground
+        assert request is not None and child.host_end is not None
+        try:
+            with self._steps.step("limits"):
+                self._limit(child, Limits(**request["limits"]))
+            with self._steps.step("disk limit"):
+                if ground.volume and not child.shape.tmpfs_mb:
+                    ground.volume.limit(child.slot, request["disk_bytes"])
+            with self._steps.step("name"):
+                child.record.update(request["record"], state="running", id=request["id"])
+                ground.records.write_new(request["id"], child.record)
+        except StepFailed as failed:
+            taken = isinstance(failed.__cause__, FileExistsError)
+            step = "conflict" if taken else failed.step
+            child.failure = {"step": step, "message": str(failed)}
+            child.sandbox_id = None if taken else child.sandbox_id
+            self._by_id.pop(request["id"], None)
+            self._kill(child)
+            return
+        ground.records.remove(child.slot)
+        child.state = "running"
+        child.request = None
+        fds = (child.host_end.fileno(), child.pidfd)
+        self._answer(request["request"], fds, pid=child.record["init"]["pid"], record=child.record)
+        child.host_end.close()
+        child.host_end = None
+
+    def _limit(self, child: Child, limits: Limits) -> None:
+        if self._ground.cgroups:
+            self._ground.cgroups.limit(child.slot, limits)
+            return
+        # Without a cgroup: what each process may have, and how many tasks in all.
+        for kind, most in (
+            (resource.RLIMIT_DATA, limits.memory_bytes),
+            (resource.RLIMIT_NPROC, limits.max_processes),
+        ):
+            resource.prlimit(child.pid, kind, (most, most))
+
+    # -- the way down --------------------------------------------------------------------
+
+    def _kill(self, child: Child) -> None:
+        if child.state != "dying":
+            child.state = "dying"
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+    def _on_exit(self, child: Child) -> None:
+        """PID 1 is gone, and with it everything in its pid namespace."""
+        self._selector.unregister(child.pidfd)
+        if child.status is not None:
+            self._selector.unregister(child.status.fileno())
+        if child in self._parked:
+            self._parked.remove(child)
+        _, status = os.waitpid(child.pid, 0)
+        if child.failure is None and child.state in ("starting", "parked"):
+            child.failure = {"step": "start", "message": f"the child died (status {status})"}
+        self._remove(child)
+
+    def _remove(self, child: Child) -> None:
+        ground = self._ground
+        if ground.cgroups and not ground.cgroups.remove(child.slot):
+            self._busy.append((time.monotonic() + _BUSY_PATIENCE_SECONDS, child))
+            return
+        self._forget(child)
+
+    def _retry_busy(self) -> None:
+        busy, self._busy = self._busy, []
+        for deadline, child in busy:
+            if self._ground.cgroups is None or self._ground.cgroups.remove(child.slot):
+                self._forget(child)
+            elif time.monotonic() > deadline:
+                self._forget(child, left="its cgroup is still busy")
+            else:
+                self._busy.append((deadline, child))
+
+    def _forget(self, child: Child, left: str = "") -> None:
+        ground = self._ground
+        if ground.volume and not child.shape.tmpfs_mb:
+            with contextlib.suppress(FileNotFoundError):
+                ground.volume.delete_subvolume(child.slot)
+        ground.records.remove(child.slot)
+        if child.sandbox_id is not None:
+            ground.records.remove(child.sandbox_id)
+            if self._by_id.get(child.sandbox_id) is child:
+                del self._by_id[child.sandbox_id]
+        self._children.pop(child.slot, None)
+        ground.give_identity_back(child.identity)
+        child.close()
+        if child.request is not None:
+            failure = child.failure or {"step": "start", "message": "the child died"}
+            self._answer(child.request["request"], error=failure["step"], message=failure["message"])
+        for number in child.waiters:
+            self._answer(number, left=left)
+
+    # -- idle time and end ---------------------------------------------------------------
+
+    def _use_idle_time(self) -> None:
+        """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
+        starting = any(child.state == "starting" for child in self._children.values())
+        if not self._stock_size or starting or self._busy:
+            return
+        if self._idle_modules:
+            preload_idle(self._idle_modules)
+        elif len(self._parked) < self._stock_size:
+            try:
+                self._start_child(self._stock_shape)
+            except StepFailed:
+                self._stock_size = 0  # the next request meets the same step and reports it
+
+    def _at_failpoint(self, step: str) -> None:
+        signal.pidfd_send_signal(self._owner_fd, signal.SIGKILL)
+
+    def _end(self) -> None:
+        """The owner is gone: remove everything, then ourselves."""
+        for child in list(self._children.values()):
+            self._kill(child)
+        deadline = time.monotonic() + _BUSY_PATIENCE_SECONDS
+        while self._children and time.monotonic() < deadline:
+            for key, _ in self._selector.select(_BUSY_RETRY_SECONDS):
+                if key.fd not in (self._control.fileno(), self._owner_fd):
+                    key.data()
+            self._retry_busy()
+        self._ground.close()

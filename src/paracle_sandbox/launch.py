@@ -1,0 +1,107 @@
+"""What the guest is asked to run: options checked, and turned into requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from .consumers import BytesCallback, Consumers, TextCallback
+
+# The kernel takes no longer argument; a longer script travels as a file.
+MAX_ARGUMENT = 100 << 10
+# As JSON escapes it may be six times as long, and has to fit into a frame.
+MAX_SOURCE = 128 << 10
+_TERMINAL_SIZE = (24, 80)
+
+Request = dict[str, Any]
+
+
+class CommandOptions(TypedDict, total=False):
+    """How to run a command. All may be left out.
+
+    ``env`` is added to the sandbox's environment, or replaces it with ``clear_env``; ``stdin``
+    is what it reads, or True to keep it open for ``write_stdin``; ``pty`` gives it a terminal,
+    of (rows, columns) if that matters. The callbacks, plain or async, see output as it comes:
+    ``on_stdout`` and ``on_stderr`` text, ``on_output_bytes`` the stream's name and bytes.
+    ``max_output`` is how many bytes are collected.
+    """
+
+    env: Mapping[str, str] | None
+    clear_env: bool
+    cwd: str | None
+    stdin: bytes | str | bool | None
+    pty: bool | tuple[int, int]
+    on_stdout: TextCallback | None
+    on_stderr: TextCallback | None
+    on_output_bytes: BytesCallback | None
+    max_output: int | None
+
+
+_NAMES = CommandOptions.__optional_keys__
+
+
+def check_options(options: CommandOptions) -> None:
+    """Raises TypeError for a misspelt option, as any call would."""
+    if unknown := set(options) - _NAMES:
+        raise TypeError(f"unknown option {sorted(unknown)[0]!r}; there are {sorted(_NAMES)}")
+
+
+def exec_request(argv: Sequence[str], options: CommandOptions) -> Request:
+    """Raises ValueError for what no program can be started with."""
+    arguments = [_text(item, "argument") for item in argv]
+    if not arguments:
+        raise ValueError("the command is empty")
+    return {"op": "exec", "argv": arguments, **_surroundings(options)}
+
+
+def python_request(path: str, args: Sequence[str], options: CommandOptions) -> Request:
+    arguments = [_text(item, "argument") for item in args]
+    return {"op": "python", "path": path, "argv": arguments, **_surroundings(options)}
+
+
+def consumers_of(options: CommandOptions) -> Consumers:
+    return Consumers(
+        options.get("on_stdout"), options.get("on_stderr"), options.get("on_output_bytes")
+    )
+
+
+def stdin_of(options: CommandOptions) -> bytes | None:
+    """What to write to its stdin, if anything."""
+    stdin = options.get("stdin")
+    if isinstance(stdin, str):
+        return stdin.encode()
+    return stdin if isinstance(stdin, bytes) else None
+
+
+def checked_timeout(timeout: float) -> float:
+    if not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    return float(timeout)
+
+
+def _surroundings(options: CommandOptions) -> Request:
+    request: Request = {"stdin": options.get("stdin") not in (None, False)}
+    if (env := options.get("env")) is not None:
+        request["env"] = {_name(name): _text(value, name) for name, value in env.items()}
+    if options.get("clear_env"):
+        request["clear_env"] = True
+    if (cwd := options.get("cwd")) is not None:
+        request["cwd"] = _text(cwd, "cwd")
+    if pty := options.get("pty"):
+        rows, columns = _TERMINAL_SIZE if pty is True else pty
+        request["pty"] = {"rows": rows, "columns": columns}
+    return request
+
+
+def _name(name: str) -> str:
+    if not _text(name, "environment variable") or "=" in name:
+        raise ValueError(f"not the name of an environment variable: {name!r}")
+    return name
+
+
+def _text(value: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}")
+    if "\0" in value:
+        raise ValueError(f"{what} contains a NUL byte")
+    return value

@@ -1,0 +1,107 @@
+"""The verdict: which limit, if any, a command has run into.
+
+The kernel's counters say it, never an exit code: 137 may be a program's own choice. They count
+for the whole sandbox, so a command compares them with what was seen before it started; when
+memory runs out, every command that is running then is stopped and told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .backends.base import Usage
+from .config import SandboxConfig
+from .errors import ResourceLimitError
+
+MIB = 1 << 20
+# Of the memory limit: above this, check_limits() complains.
+MEMORY_ALARM = 0.95
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The kernel's counts of limits that were reached, at some moment."""
+
+    oom_kills: int = 0
+    pids_denied: int = 0
+
+    def raised_to(self, usage: Usage) -> Counts:
+        return Counts(
+            max(self.oom_kills, usage.oom_kills), max(self.pids_denied, usage.pids_denied)
+        )
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A limit that was reached."""
+
+    message: str
+    resource_type: str
+    limit: float
+    usage: float
+
+    def error(self, sandbox_id: str, stdout: str = "", stderr: str = "") -> ResourceLimitError:
+        return ResourceLimitError(
+            self.message,
+            sandbox_id,
+            self.resource_type,
+            limit=self.limit,
+            usage=self.usage,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+
+def memory_breach(usage: Usage, before: Counts, config: SandboxConfig) -> Breach | None:
+    """The kernel has killed something for want of memory since ``before``."""
+    if usage.oom_kills <= before.oom_kills:
+        return None
+    return Breach(
+        f"Memory limit exceeded: the sandbox may use {config.memory_mb} MB (OOM killed)",
+        "memory",
+        limit=config.memory_mb * MIB,
+        usage=max(usage.memory_peak_bytes, usage.memory_bytes),
+    )
+
+
+def verdict(usage: Usage, before: Counts, config: SandboxConfig, failed: bool) -> Breach | None:
+    """The limit that a command which has ended ran into. Only memory outweighs a success."""
+    breach = memory_breach(usage, before, config)
+    if breach is not None or not failed:
+        return breach
+    if usage.pids_denied > before.pids_denied:
+        return Breach(
+            f"Process limit exceeded: the sandbox may have {config.max_processes} processes",
+            "pids",
+            limit=config.max_processes,
+            usage=usage.processes,
+        )
+    return disk_breach(usage, config)
+
+
+def disk_breach(usage: Usage, config: SandboxConfig) -> Breach | None:
+    if not usage.disk_full:
+        return None
+    return Breach(
+        f"Disk limit exceeded: the sandbox may store {config.disk_mb} MB",
+        "disk",
+        limit=config.disk_mb * MIB,
+        usage=usage.disk_bytes,
+    )
+
+
+def memory_alarm(usage: Usage, config: SandboxConfig) -> Breach | None:
+    """Memory use so close to the limit that the next allocation may be the last."""
+    limit = config.memory_mb * MIB
+    if usage.memory_bytes <= limit * MEMORY_ALARM:
+        return None
+    return Breach(
+        f"Memory limit nearly reached: {usage.memory_bytes // MIB} of {config.memory_mb} MB",
+        "memory",
+        limit=limit,
+        usage=usage.memory_bytes,
+    )
+
+
+def output_breach(size: int, limit: int) -> Breach:
+    return Breach("Output limit exceeded", "output", limit=limit, usage=size)

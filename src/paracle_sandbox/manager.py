@@ -1,0 +1,345 @@
+"""SandboxManager: how many sandboxes there may be, and for how long.
+
+Every sandbox is in exactly one of three places: being started (``_starting``), alive
+(``_sandboxes``) or being removed (``_removing``); each holds one slot until it is really gone.
+Moves between them happen between two awaits, and all I/O happens outside of them. A removal is a
+task of its own: a caller that is cancelled waits for it, and nothing stays half removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import TypedDict
+
+from .backends.base import Backend
+from .backends.registry import get_backend
+from .config import SandboxConfig
+from .errors import (
+    SandboxConflictError,
+    SandboxCreationError,
+    SandboxError,
+    SandboxNotFoundError,
+)
+from .idle import IdleTimer
+from .ids import check_sandbox_id, new_sandbox_id
+from .removal import finish, stop_in_time
+from .results import Stats
+from .sandbox import Sandbox
+from .sandbox_settings import SandboxSettings
+from .settings import Settings, load_settings
+from .slots import Slots
+
+logger = logging.getLogger(__name__)
+
+AnyConfig = SandboxConfig | SandboxSettings
+DEFAULT_LIMIT = 10
+
+
+class Failure(TypedDict):
+    """In place of the stats of a sandbox that could not be asked."""
+
+    error: str
+
+
+class ManagerStats(TypedDict):
+    """What a manager holds; ``max_concurrent`` and ``max_sandboxes`` are one limit."""
+
+    total_sandboxes: int
+    max_concurrent: int
+    max_sandboxes: int
+    utilization: float
+    active_operations: int
+    idle_timeout: float | None
+    cleanup_interval: float
+    is_shutting_down: bool
+    sandboxes: dict[str, Stats | Failure]
+
+
+class SandboxManager:
+    """Creates, finds and removes sandboxes, at most ``max_concurrent`` at a time.
+
+    A backend given as an object stays the caller's; one given by name is closed with the manager.
+    ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever.
+    """
+
+    def __init__(
+        self,
+        max_concurrent: int | None = None,
+        *,
+        max_sandboxes: int | None = None,
+        idle_timeout: float | None = 3600,
+        cleanup_interval: float = 300,
+        backend: Backend | str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._slots = Slots(_one_limit(max_concurrent, max_sandboxes))
+        self.idle_timeout = idle_timeout
+        self.cleanup_interval = cleanup_interval
+        self.settings = settings or load_settings()
+        self._backend = backend
+        self._owns_backend = not isinstance(backend, Backend)
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._starting: dict[str, asyncio.Future[None]] = {}
+        self._removing: dict[str, asyncio.Task[None]] = {}
+        self._kept: set[str] = set()
+        self._idle_timer = IdleTimer(cleanup_interval, self._remove_idle)
+        self._closed = False
+
+    @property
+    def max_concurrent(self) -> int:
+        return self._slots.limit
+
+    @property
+    def max_sandboxes(self) -> int:
+        return self._slots.limit
+
+    @property
+    def active_sandboxes(self) -> dict[str, Sandbox]:
+        return self._sandboxes
+
+    @property
+    def _last_used(self) -> dict[str, float]:
+        return {name: sandbox.last_used for name, sandbox in self._sandboxes.items()}
+
+    @property
+    def backend(self) -> Backend:
+        """The backend, made when it is first needed. Raises BackendUnavailableError."""
+        if not isinstance(self._backend, Backend):
+            self._backend = get_backend(self._backend, self.settings)
+        return self._backend
+
+    # Making
+
+    async def create(
+        self, config: AnyConfig | None = None, sandbox_id: str | None = None
+    ) -> Sandbox:
+        """A started sandbox. Raises SandboxLimitError at once when there is no room,
+        SandboxConflictError when the id is taken, SandboxCreationError when it cannot be made."""
+        self._slots.take()
+        return await self._create(config, sandbox_id)
+
+    async def create_when_free(self, config: AnyConfig | None = None) -> Sandbox:
+        """Like create(), but waits for room instead of raising. For batches."""
+        await self._slots.wait()
+        return await self._create(config, None)
+
+    async def create_sandbox(
+        self,
+        config: AnyConfig | None = None,
+        volume_bindings: Mapping[str, str] | None = None,
+    ) -> str:
+        """Like create(), but returns the id."""
+        if volume_bindings:
+            raise SandboxCreationError(
+                "Volume bindings are not available in this version; copy files in with copy_to()."
+            )
+        return (await self.create(config)).sandbox_id
+
+    @asynccontextmanager
+    async def managed_sandbox(self, config: AnyConfig | None = None) -> AsyncIterator[Sandbox]:
+        """A sandbox that is gone when the block ends, however it ends."""
+        sandbox = await self.create(config)
+        try:
+            yield sandbox
+        finally:
+            await self.destroy(sandbox.sandbox_id)
+
+    async def _create(self, config: AnyConfig | None, sandbox_id: str | None) -> Sandbox:
+        """The caller holds a slot for it; a failure gives the slot back."""
+        try:
+            sandbox = Sandbox(self.backend, self._free_id(sandbox_id), self._config(config))
+            await self._start(sandbox)
+        except BaseException:
+            self._slots.free()
+            raise
+        self.start_cleanup_task()
+        return sandbox
+
+    async def _start(self, sandbox: Sandbox) -> None:
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starting[sandbox.sandbox_id] = settled
+        try:
+            await sandbox.start()
+            if self._closed:
+                await sandbox.stop()
+                raise SandboxError("The manager was closed meanwhile", sandbox.sandbox_id)
+            self._sandboxes[sandbox.sandbox_id] = sandbox
+        finally:
+            del self._starting[sandbox.sandbox_id]
+            settled.set_result(None)
+
+    def _free_id(self, wanted: str | None) -> str:
+        if self._closed:
+            raise SandboxError("The manager is closed")
+        sandbox_id = wanted or new_sandbox_id()
+        check_sandbox_id(sandbox_id)
+        if any(sandbox_id in s for s in (self._sandboxes, self._starting, self._removing)):
+            raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+        return sandbox_id
+
+    def _config(self, config: AnyConfig | None) -> SandboxConfig:
+        if config is None:
+            return self.settings.default_config()
+        return config.to_config() if isinstance(config, SandboxSettings) else config
+
+    # Finding
+
+    async def get(self, sandbox_id: str) -> Sandbox | None:
+        """The sandbox, or None. Counts as a use of it."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is not None:
+            sandbox.last_used = time.monotonic()
+        return sandbox
+
+    async def get_sandbox(self, sandbox_id: str) -> Sandbox:
+        """Like get(), but raises SandboxNotFoundError (a KeyError)."""
+        sandbox = await self.get(sandbox_id)
+        if sandbox is None:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
+        return sandbox
+
+    @asynccontextmanager
+    async def sandbox_operation(self, sandbox_id: str) -> AsyncIterator[Sandbox]:
+        """The sandbox, which does not count as idle inside the block."""
+        sandbox = await self.get_sandbox(sandbox_id)
+        sandbox.in_use += 1
+        try:
+            yield sandbox
+        finally:
+            sandbox.in_use -= 1
+            sandbox.last_used = time.monotonic()
+
+    async def get_stats(self) -> ManagerStats:
+        """How full the manager is, and what each sandbox uses."""
+        alive = dict(self._sandboxes)
+        stats = await asyncio.gather(*map(_stats_of, alive.values()))
+        return {
+            "total_sandboxes": len(alive),
+            "max_concurrent": self.max_concurrent,
+            "max_sandboxes": self.max_sandboxes,
+            "utilization": len(alive) / self.max_concurrent,
+            "active_operations": sum(sandbox.in_use for sandbox in alive.values()),
+            "idle_timeout": self.idle_timeout,
+            "cleanup_interval": self.cleanup_interval,
+            "is_shutting_down": self._closed,
+            "sandboxes": dict(zip(alive, stats, strict=True)),
+        }
+
+    # Removing
+
+    def keep(self, sandbox_id: str) -> None:
+        """It stays for inspection until it is destroyed by name, idles out, or close()."""
+        if sandbox_id in self._sandboxes and sandbox_id not in self._kept:
+            self._kept.add(sandbox_id)
+            self._slots.keep()
+
+    async def destroy(self, sandbox_id: str) -> None:
+        """Remove it; an unknown id is no error. Raises SandboxCleanupError when something stays;
+        the manager then still lists it, so that it can be tried again."""
+        removal = self._begin_removal(sandbox_id)
+        if removal is not None:
+            await finish(removal)
+
+    async def delete_sandbox(self, sandbox_id: str) -> None:
+        await self.destroy(sandbox_id)
+
+    async def destroy_all(self) -> None:
+        """Remove every sandbox, side by side. Raises the first failure after trying all."""
+        for sandbox_id in list(self._sandboxes):
+            self._begin_removal(sandbox_id)
+        removals = list(self._removing.values())
+        if removals:
+            await finish(asyncio.gather(*removals, return_exceptions=True))
+        for removal in removals:
+            removal.result()
+
+    async def cleanup(self) -> None:
+        """Remove every sandbox; the manager stays usable."""
+        await self.destroy_all()
+
+    async def close(self) -> None:
+        """Remove every sandbox, also those being made, and let the backend go. Idempotent."""
+        self._closed = True
+        try:
+            while self._starting:
+                await asyncio.wait(list(self._starting.values()))
+            await self.destroy_all()
+        finally:
+            if self._owns_backend and isinstance(self._backend, Backend):
+                await self._backend.close()
+
+    async def __aenter__(self) -> SandboxManager:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _begin_removal(self, sandbox_id: str) -> asyncio.Task[None] | None:
+        sandbox = self._sandboxes.pop(sandbox_id, None)
+        if sandbox is None:
+            return self._removing.get(sandbox_id)
+        removal = asyncio.get_running_loop().create_task(stop_in_time(sandbox))
+        self._removing[sandbox_id] = removal
+        removal.add_done_callback(partial(self._end_removal, sandbox))
+        return removal
+
+    def _end_removal(self, sandbox: Sandbox, removal: asyncio.Task[None]) -> None:
+        sandbox_id = sandbox.sandbox_id
+        del self._removing[sandbox_id]
+        failure = None if removal.cancelled() else removal.exception()
+        if failure is not None:
+            logger.error("Sandbox %s was not removed: %s", sandbox_id, failure)
+        if failure is not None or removal.cancelled():
+            self._sandboxes[sandbox_id] = sandbox
+            return
+        self._slots.free(kept=sandbox_id in self._kept)
+        self._kept.discard(sandbox_id)
+        if not self._sandboxes:
+            self._idle_timer.stop()
+
+    # Idle sandboxes
+
+    def start_cleanup_task(self) -> None:
+        """Look for idle sandboxes from now on. Happens by itself with the first sandbox."""
+        if self.idle_timeout is not None:
+            self._idle_timer.start()
+
+    def _remove_idle(self) -> bool:
+        """Whether to look again."""
+        for sandbox_id, sandbox in list(self._sandboxes.items()):
+            if self._is_idle(sandbox):
+                logger.info("Removing sandbox %s, which nobody used for long", sandbox_id)
+                self._begin_removal(sandbox_id)
+        return bool(self._sandboxes or self._removing)
+
+    def _is_idle(self, sandbox: Sandbox) -> bool:
+        unused = time.monotonic() - sandbox.last_used
+        return self.idle_timeout is not None and not sandbox.in_use and unused > self.idle_timeout
+
+
+def _one_limit(max_concurrent: int | None, max_sandboxes: int | None) -> int:
+    given = {limit for limit in (max_concurrent, max_sandboxes) if limit is not None}
+    if len(given) > 1:
+        raise ValueError("max_concurrent and max_sandboxes are one limit; give one of them")
+    limit = given.pop() if given else DEFAULT_LIMIT
+    if limit < 1:
+        raise ValueError(f"a manager needs room for at least one sandbox, not {limit}")
+    return limit
+
+
+async def _stats_of(sandbox: Sandbox) -> Stats | Failure:
+    try:
+        return await sandbox.get_stats()
+    except SandboxError as error:
+        return {"error": error.message}

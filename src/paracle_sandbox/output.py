@@ -1,0 +1,114 @@
+"""What a command prints: a bounded copy, and the followers that see it as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+
+# A follower that is this far behind stalls the command.
+_FOLLOWER_BYTES = 1 << 20
+_FOLLOWER_CHUNKS = 1024
+
+Chunk = tuple[str, bytes]
+
+
+class Output:
+    """Collects up to ``limit`` bytes of stdout and stderr together; counts the rest."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+        self.closed = False
+        self._collected = {"stdout": bytearray(), "stderr": bytearray()}
+        self._followers: list[_Follower] = []
+        self._released = False
+
+    @property
+    def truncated(self) -> bool:
+        return self.size > self.limit
+
+    @property
+    def followed(self) -> bool:
+        return bool(self._followers)
+
+    def bytes_of(self, name: str) -> bytes:
+        return bytes(self._collected[name])
+
+    def text_of(self, name: str) -> str:
+        return self._collected[name].decode("utf-8", "replace")
+
+    def add(self, name: str, chunk: bytes) -> None:
+        room = self.limit - self.size
+        self.size += len(chunk)
+        if room > 0:
+            self._collected[name] += chunk if len(chunk) <= room else chunk[:room]
+        for follower in self._followers:
+            follower.offer((name, chunk))
+
+    async def followers_ready(self) -> None:
+        """Wait for followers that are far behind; not after release()."""
+        while not self._released:
+            slow = next((f for f in self._followers if f.is_full), None)
+            if slow is None:
+                return
+            await slow.moved()
+
+    def release(self) -> None:
+        """Wait for nobody any more: the command is being stopped."""
+        self._released = True
+        for follower in self._followers:
+            follower.wake()
+
+    def close(self) -> None:
+        self.closed = True
+        for follower in self._followers:
+            follower.wake()
+
+    async def follow(self) -> AsyncIterator[Chunk]:
+        """Everything from the beginning, as far as it was collected, then as it comes."""
+        follower = _Follower((name, bytes(text)) for name, text in self._collected.items() if text)
+        self._followers.append(follower)
+        try:
+            while True:
+                if follower.chunks:
+                    yield follower.take()
+                elif self.closed:
+                    return
+                else:
+                    await follower.moved()
+        finally:
+            self._followers.remove(follower)
+            follower.wake()
+
+
+class _Follower:
+    """One reader's queue. It and the command never wait at the same time: one when it is
+    empty, the other when it is full."""
+
+    def __init__(self, backlog: Iterable[Chunk]) -> None:
+        self.chunks: deque[Chunk] = deque(backlog)
+        self._size = sum(len(data) for _, data in self.chunks)
+        self._moved = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        return self._size >= _FOLLOWER_BYTES or len(self.chunks) >= _FOLLOWER_CHUNKS
+
+    def offer(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self._size += len(chunk[1])
+        self._moved.set()
+
+    def take(self) -> Chunk:
+        chunk = self.chunks.popleft()
+        self._size -= len(chunk[1])
+        self._moved.set()
+        return chunk
+
+    def wake(self) -> None:
+        self._moved.set()
+
+    async def moved(self) -> None:
+        self._moved.clear()
+        await self._moved.wait()

@@ -1,0 +1,49 @@
+"""SandboxSettings: the older shape of a configuration, as the ``[sandbox]`` section spells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .config import SandboxConfig
+from .errors import SandboxError
+from .settings import SHARED_KEYS, Environment, parse_memory_mb, read_section
+
+
+class SandboxSettings(BaseModel):
+    """Limits of one sandbox, with sizes as text. Convert it with to_config()."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    use_sandbox: bool = False
+    image: str = "python:3.12-slim"
+    work_dir: str = "/workspace"
+    memory_limit: str = "512m"
+    cpu_limit: float = 1.0
+    timeout: int = 300
+    network_enabled: bool = False
+
+    def to_config(self) -> SandboxConfig:
+        """The same limits as a SandboxConfig. Raises ValueError when they are out of range."""
+        return SandboxConfig(
+            base_image=self.image,
+            working_dir=self.work_dir,
+            memory_mb=parse_memory_mb(self.memory_limit),
+            cpu_cores=self.cpu_limit,
+            timeout_seconds=self.timeout,
+            network_mode="bridge" if self.network_enabled else "none",
+        )
+
+    @classmethod
+    def load(
+        cls, env: Environment | None = None, path: str | Path | None = None
+    ) -> SandboxSettings:
+        """What config.toml says; the defaults where it says nothing."""
+        section: dict[str, Any] = read_section(env, path)
+        own = {key: value for key, value in section.items() if key in SHARED_KEYS}
+        try:
+            return cls(**own)
+        except ValidationError as error:
+            raise SandboxError(f"config.toml, section [sandbox]: {error}") from error

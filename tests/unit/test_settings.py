@@ -1,0 +1,214 @@
+"""Settings: the table, where values come from, and what is refused."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paracle_sandbox
+from paracle_sandbox import SandboxConfig, SandboxError, SandboxSettings, Settings, load_settings
+from paracle_sandbox.settings import SHARED_KEYS, parse_memory_mb, settings_table
+
+PACKAGE = Path(paracle_sandbox.__file__).parent
+
+
+def write(directory: Path, text: str) -> Path:
+    file = directory / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_without_anything_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings({"HOME": str(tmp_path)})
+    assert settings == Settings(state_dir=settings.state_dir, data_dir=settings.data_dir)
+    assert (settings.mode, settings.stock, settings.request_timeout) == ("auto", 4, 60.0)
+    assert settings.docker_image == "python:3.12-slim"
+    assert (settings.docker_idle_timeout, settings.docker_memory_mb) == (900, 512)
+    assert (settings.incus_image, settings.incus_memory_mb) == ("images:debian/12/cloud", 512)
+    assert settings.incus_remote == "local"
+    assert settings.default_config() == SandboxConfig()
+
+
+def test_environment_wins_over_file_and_file_over_default(tmp_path: Path) -> None:
+    file = write(tmp_path, '[sandbox]\nstock = 7\ndefault_memory_mb = 256\nmode = "native"\n')
+    settings = load_settings({"PARACLE_STOCK": "9", "PARACLE_CONFIG": str(file)})
+    assert (settings.stock, settings.default_memory_mb, settings.mode) == (9, 256, "native")
+    assert settings.default_config().memory_mb == 256
+
+
+def test_the_file_is_found_in_the_working_directory_then_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    (home / ".config/paracle").mkdir(parents=True)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    write(home / ".config/paracle", "[sandbox]\nstock = 1\n")
+    assert load_settings({"HOME": str(home)}).stock == 1
+    write(here, "[other]\nstock = 3\n")
+    assert load_settings({"HOME": str(home)}).stock == 4
+    write(here, "[sandbox]\nstock = 2\n")
+    assert load_settings({"HOME": str(home)}).stock == 2
+
+
+def test_an_empty_variable_is_unset_and_a_named_file_must_exist(tmp_path: Path) -> None:
+    assert load_settings({"PARACLE_STOCK": "", "HOME": str(tmp_path)}).stock == 4
+    with pytest.raises(SandboxError, match=r"no configuration file .*nothing\.toml"):
+        load_settings({"PARACLE_CONFIG": str(tmp_path / "nothing.toml")})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("SANDBOX_MODE", "vm", "auto, native, docker"),
+        ("PARACLE_STOCK", "many", "int, from 0 to 256"),
+        ("PARACLE_STOCK", "-1", "int, from 0 to 256"),
+        ("PARACLE_SANDBOX_DEFAULT_CPU_CORES", "nan", "from 0.1 to 16"),
+        ("PARACLE_SANDBOX_DEFAULT_MEMORY_MB", "1", "from 128"),
+        ("PARACLE_SANDBOX_NETWORK_MODE", "wifi", "none, bridge, host"),
+        ("PARACLE_SANDBOX_READ_ONLY_FS", "maybe", "true or false"),
+        ("DOCKER_SANDBOX_MEMORY", "lots", "512m"),
+        ("DOCKER_SANDBOX_MEMORY", "1k", "from 128"),
+        ("PARACLE_STATE_DIR", "relative", "an absolute path"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: str, allowed: str) -> None:
+    with pytest.raises(SandboxError) as caught:
+        load_settings({name: value})
+    for part in (name, repr(value), allowed):
+        assert part in str(caught.value)
+
+
+def test_a_bad_file_is_named(tmp_path: Path) -> None:
+    for text, complaint in [
+        ("[sandbox\n", r"Cannot read .*config\.toml"),
+        ("[sandbox]\nstok = 3\n", "unknown key 'stok'"),
+        ("[sandbox]\nstock = true\n", "stock = 'True' is not allowed"),
+        ("sandbox = 3\n", "must be a section"),
+    ]:
+        with pytest.raises(SandboxError, match=complaint):
+            load_settings({}, write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "line", ['mode = "fake"', 'python = "./evil"', 'failpoints = ["x"]', 'data_dir = "/tmp/x"']
+)
+def test_a_file_cannot_weaken_the_host(tmp_path: Path, line: str) -> None:
+    with pytest.raises(SandboxError, match="not taken from a file"):
+        load_settings({}, write(tmp_path, f"[sandbox]\n{line}\n"))
+
+
+def test_modes_and_lists() -> None:
+    assert load_settings({"SANDBOX_MODE": "local"}).mode == "docker"
+    assert load_settings({"SANDBOX_MODE": "fake"}).mode == "fake"
+    assert load_settings({"PARACLE_FAILPOINTS": "a, b,"}).failpoints == ("a", "b")
+
+
+def test_a_key_is_never_shown(tmp_path: Path) -> None:
+    assert "hunter2" not in repr(load_settings({"SANDBOX_API_KEY": "hunter2"}))
+    assert load_settings({"SANDBOX_API_KEY": "hunter2"}).api_key == "hunter2"
+
+
+def test_directories_follow_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {"HOME": "/home/someone", "XDG_RUNTIME_DIR": "/run/user/1234"}
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    settings = load_settings(env)
+    assert settings.state_dir == "/run/user/1234/paracle-sandbox"
+    assert settings.data_dir == "/home/someone/.local/share/paracle-sandbox"
+    assert load_settings({"HOME": "/"}).state_dir == "/tmp/paracle-sandbox-1234"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    settings = load_settings(env)
+    assert settings.state_dir == "/run/paracle-sandbox"
+    assert settings.data_dir == "/var/lib/paracle-sandbox"
+    assert load_settings({"PARACLE_STATE_DIR": "/elsewhere"}).state_dir == "/elsewhere"
+
+
+def test_the_table_is_complete_and_unambiguous() -> None:
+    table = settings_table()
+    assert not set(table) & SHARED_KEYS
+    variables = [row.variable for row in table.values()]
+    assert len(variables) == len(set(variables))
+    assert all(row.meaning and row.allowed for row in table.values())
+    assert set(SandboxSettings.model_fields) == SHARED_KEYS
+
+
+@pytest.mark.parametrize(
+    ("text", "megabytes"),
+    [("512m", 512), ("1g", 1024), ("512MiB", 512), ("536870912", 512), ("1.5G", 1536),
+     ("512 MB", 512), ("1GiB", 1024), ("262144k", 256), ("1", 1)],
+)  # fmt: skip
+def test_amounts_of_memory(text: str, megabytes: int) -> None:
+    assert parse_memory_mb(text) == megabytes
+
+
+@pytest.mark.parametrize("text", ["", "m", "lots", "-1m", "1.2.3g", "1x", "1mm", "0x10", "1e3m"])
+def test_what_is_no_amount_of_memory(text: str) -> None:
+    with pytest.raises(ValueError, match="not an amount of memory"):
+        parse_memory_mb(text)
+
+
+def test_sandbox_settings_convert() -> None:
+    settings = SandboxSettings()
+    assert (settings.use_sandbox, settings.timeout) == (False, 300)
+    config = settings.to_config()
+    assert config.base_image == "python:3.12-slim"
+    assert (config.memory_mb, config.cpu_cores, config.timeout_seconds) == (512, 1.0, 300)
+    assert (config.working_dir, config.network_mode) == ("/workspace", "none")
+    assert SandboxSettings(network_enabled=True).to_config().network_mode == "bridge"
+    with pytest.raises(ValueError, match="memory_mb"):
+        SandboxSettings(memory_limit="1m").to_config()
+
+
+def test_sandbox_settings_come_from_the_same_section(tmp_path: Path) -> None:
+    file = write(tmp_path, '[sandbox]\nmemory_limit = "1g"\nuse_sandbox = true\nstock = 2\n')
+    settings = SandboxSettings.load({}, file)
+    assert (settings.memory_limit, settings.use_sandbox, settings.image) == (
+        "1g", True, "python:3.12-slim",
+    )  # fmt: skip
+    assert load_settings({}, file).stock == 2
+    with pytest.raises(SandboxError, match="timeout"):
+        SandboxSettings.load({}, write(tmp_path, '[sandbox]\ntimeout = "soon"\n'))
+
+
+def test_nobody_else_reads_the_environment() -> None:
+    """A variable that is read elsewhere would be missing in the table."""
+    readers = []
+    for file in PACKAGE.rglob("*.py"):
+        if file.name == "settings.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"):
+                readers.append(f"{file.relative_to(PACKAGE)}:{node.lineno}")
+    # What runs inside a sandbox, and the program that makes it, have an environment of their own.
+    assert [r for r in readers if not r.startswith(("guest/", "jail/"))] == []
+
+
+def test_loading_settings_is_light() -> None:
+    code = "import sys, paracle_sandbox.settings as s; s.load_settings({'HOME': '/nowhere'}); print(sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/",
+        env={"PYTHONPATH": str(PACKAGE.parent)},
+    )  # fmt: skip
+    assert not {"'pydantic'", "'tomllib'", "'asyncio'"} & set(done.stdout.strip("[]\n").split(", "))
+
+
+def test_every_export_exists() -> None:
+    for name in paracle_sandbox.__all__:
+        assert getattr(paracle_sandbox, name) is not None, name
+    assert sorted(paracle_sandbox.__all__) == dir(paracle_sandbox)
+    assert paracle_sandbox.__version__ == "1.0.1"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = paracle_sandbox.nothing
+
+
+def test_run_stays_a_function_whatever_was_imported_before() -> None:
+    code = "import paracle_sandbox as p; p.run_async; import paracle_sandbox.oneshot; print(callable(p.run))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(PACKAGE.parent)},
+    )  # fmt: skip
+    assert done.stdout.strip() == "True"

@@ -5,10 +5,10 @@
 #   . scripts/vm_tools.sh; vm      the same, from another script
 #
 # The folder is PARACLE_TEST_CACHE (or a cache folder of the user) / vm-KEY, and holds vmlinuz,
-# boot.cpio and root.ext4. KEY covers this script, what it packs and the guest's Python packages,
-# so a change makes a new folder and an unchanged tree makes no work. Nothing is installed on the
+# boot.cpio and root.ext4. KEY covers this script, what it packs and the project's dependencies, so
+# that a change makes a new folder and an unchanged tree makes no work. Nothing is installed on the
 # host but the tools; the kernel is only unpacked. The project's own source is not in the disk:
-# tests/vm/vm.py hands it over fresh at each boot.
+# tests/vm/machine.py hands it over fresh at each boot.
 
 VM_HOST_TOOLS="qemu-system-x86 debootstrap cpio e2fsprogs"
 VM_GUEST_PACKAGES="python3,kmod,procps,iproute2,nftables,btrfs-progs,e2fsprogs,uidmap"
@@ -29,8 +29,19 @@ vm_cache() {
     fi
 }
 
+# What the project and its tests import. The checkers are not run in the guest.
+vm_requirements() {
+    "${PYTHON:-python3}" - "$1/pyproject.toml" <<'PROGRAM'
+import re, sys, tomllib
+
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+print(*sorted({w for w in wanted if not re.match("(mypy|ruff|types-)", w)}), sep="\n")
+PROGRAM
+}
+
 vm_key() {
-    cat "$1/scripts/vm_tools.sh" "$1/tests/vm/boot.sh" "$1/tests/vm/requirements.txt" |
+    { cat "$1/scripts/vm_tools.sh" "$1/tests/vm/boot.sh"; vm_requirements "$1"; } |
         sha256sum | cut -c1-12
 }
 
@@ -135,7 +146,8 @@ vm_build() {
     mkdir -p "$work/tree/usr/lib/modules"
     cp -r "$work/unpacked/lib/modules/$kernel" "$work/tree/usr/lib/modules/"
     chroot "$work/tree" depmod "$kernel" || vm_fail "depmod failed"
-    vm_add_python_packages "$work/tree" "$project/tests/vm/requirements.txt"
+    vm_requirements "$project" >"$work/requirements"
+    vm_add_python_packages "$work/tree" "$work/requirements"
     vm_pack_boot "$work" "$kernel" "$project/tests/vm/boot.sh"
     mkfs.ext4 -q -F -d "$work/tree" -E lazy_itable_init=1,nodiscard -O ^has_journal \
         "$work/out/root.ext4" "$VM_DISK_SIZE" >"$work/mkfs.log" || vm_fail "mkfs.ext4 failed"

@@ -18,6 +18,7 @@ from typing import Any, TypedDict
 
 from .backends.base import Backend, Health
 from .config import SandboxConfig
+from .consumers import TextCallback
 from .errors import (
     ResourceLimitError,
     SandboxCleanupError,
@@ -26,7 +27,7 @@ from .errors import (
     SandboxTimeoutError,
     StoppedError,
 )
-from .job import CODE_FILE, INPUTS_FILE, Inputs, Job, OutputCallback
+from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
 from .manager import AnyConfig, SandboxManager
 from .monitor import SandboxMonitor
 from .results import CommandResult, ExecutionResult, Stats
@@ -71,8 +72,8 @@ class SandboxExecutor:
         stdin: str | bytes | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
-        on_stdout: OutputCallback | None = None,
-        on_stderr: OutputCallback | None = None,
+        on_stdout: TextCallback | None = None,
+        on_stderr: TextCallback | None = None,
     ) -> ExecutionResult:
         """Run ``agent_code`` in a fresh sandbox and wait for it.
 

@@ -7,17 +7,17 @@ misspelt key) is found here, where it costs nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .config import SandboxConfig
+from .consumers import TextCallback
 from .errors import SandboxError
 from .sandbox_settings import SandboxSettings
 
 Inputs = Mapping[str, Any]
-OutputCallback = Callable[[bytes], Any]
 
 CODE_FILE = "agent_code.py"
 INPUTS_FILE = "inputs.json"
@@ -40,8 +40,8 @@ class Job:
     stdin: str | bytes | None = None
     env: Mapping[str, str] | None = None
     timeout: float | None = None
-    on_stdout: OutputCallback | None = None
-    on_stderr: OutputCallback | None = None
+    on_stdout: TextCallback | None = None
+    on_stderr: TextCallback | None = None
 
     @classmethod
     def prepare(

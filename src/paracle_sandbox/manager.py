@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from .backends.base import Backend
 from .backends.registry import get_backend
@@ -28,7 +29,6 @@ from .errors import (
 )
 from .idle import IdleTimer
 from .ids import check_sandbox_id, new_sandbox_id
-from .removal import finish, stop_in_time
 from .results import Stats
 from .sandbox import Sandbox
 from .sandbox_settings import SandboxSettings
@@ -87,6 +87,8 @@ class SandboxManager:
         self._sandboxes: dict[str, Sandbox] = {}
         self._starting: dict[str, asyncio.Future[None]] = {}
         self._removing: dict[str, asyncio.Task[None]] = {}
+        self._last_used: dict[str, float] = {}
+        self._operations: Counter[str] = Counter()
         self._kept: set[str] = set()
         self._idle_timer = IdleTimer(cleanup_interval, self._remove_idle)
         self._closed = False
@@ -102,10 +104,6 @@ class SandboxManager:
     @property
     def active_sandboxes(self) -> dict[str, Sandbox]:
         return self._sandboxes
-
-    @property
-    def _last_used(self) -> dict[str, float]:
-        return {name: sandbox.last_used for name, sandbox in self._sandboxes.items()}
 
     @property
     def backend(self) -> Backend:
@@ -170,6 +168,7 @@ class SandboxManager:
                 await sandbox.stop()
                 raise SandboxError("The manager was closed meanwhile", sandbox.sandbox_id)
             self._sandboxes[sandbox.sandbox_id] = sandbox
+            self._last_used[sandbox.sandbox_id] = time.monotonic()
         finally:
             del self._starting[sandbox.sandbox_id]
             settled.set_result(None)
@@ -194,7 +193,7 @@ class SandboxManager:
         """The sandbox, or None. Counts as a use of it."""
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is not None:
-            sandbox.last_used = time.monotonic()
+            self._last_used[sandbox_id] = time.monotonic()
         return sandbox
 
     async def get_sandbox(self, sandbox_id: str) -> Sandbox:
@@ -208,12 +207,15 @@ class SandboxManager:
     async def sandbox_operation(self, sandbox_id: str) -> AsyncIterator[Sandbox]:
         """The sandbox, which does not count as idle inside the block."""
         sandbox = await self.get_sandbox(sandbox_id)
-        sandbox.in_use += 1
+        self._operations[sandbox_id] += 1
         try:
             yield sandbox
         finally:
-            sandbox.in_use -= 1
-            sandbox.last_used = time.monotonic()
+            self._operations[sandbox_id] -= 1
+            if sandbox_id in self._sandboxes:
+                self._last_used[sandbox_id] = time.monotonic()
+            else:
+                del self._operations[sandbox_id]
 
     async def get_stats(self) -> ManagerStats:
         """How full the manager is, and what each sandbox uses."""
@@ -224,7 +226,7 @@ class SandboxManager:
             "max_concurrent": self.max_concurrent,
             "max_sandboxes": self.max_sandboxes,
             "utilization": len(alive) / self.max_concurrent,
-            "active_operations": sum(sandbox.in_use for sandbox in alive.values()),
+            "active_operations": self._operations.total(),
             "idle_timeout": self.idle_timeout,
             "cleanup_interval": self.cleanup_interval,
             "is_shutting_down": self._closed,
@@ -244,7 +246,7 @@ class SandboxManager:
         the manager then still lists it, so that it can be tried again."""
         removal = self._begin_removal(sandbox_id)
         if removal is not None:
-            await finish(removal)
+            await _finish(removal)
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         await self.destroy(sandbox_id)
@@ -255,7 +257,7 @@ class SandboxManager:
             self._begin_removal(sandbox_id)
         removals = list(self._removing.values())
         if removals:
-            await finish(asyncio.gather(*removals, return_exceptions=True))
+            await _finish(asyncio.gather(*removals, return_exceptions=True))
         for removal in removals:
             removal.result()
 
@@ -289,7 +291,7 @@ class SandboxManager:
         sandbox = self._sandboxes.pop(sandbox_id, None)
         if sandbox is None:
             return self._removing.get(sandbox_id)
-        removal = asyncio.get_running_loop().create_task(stop_in_time(sandbox))
+        removal = asyncio.get_running_loop().create_task(sandbox.stop())
         self._removing[sandbox_id] = removal
         removal.add_done_callback(partial(self._end_removal, sandbox))
         return removal
@@ -305,6 +307,7 @@ class SandboxManager:
             return
         self._slots.free(kept=sandbox_id in self._kept)
         self._kept.discard(sandbox_id)
+        self._last_used.pop(sandbox_id, None)
         if not self._sandboxes:
             self._idle_timer.stop()
 
@@ -324,8 +327,10 @@ class SandboxManager:
         return bool(self._sandboxes or self._removing)
 
     def _is_idle(self, sandbox: Sandbox) -> bool:
-        unused = time.monotonic() - sandbox.last_used
-        return self.idle_timeout is not None and not sandbox.in_use and unused > self.idle_timeout
+        if self.idle_timeout is None or sandbox.in_use or self._operations[sandbox.sandbox_id]:
+            return False
+        last_used = max(sandbox.last_used, self._last_used[sandbox.sandbox_id])
+        return time.monotonic() - last_used > self.idle_timeout
 
 
 def _one_limit(max_concurrent: int | None, max_sandboxes: int | None) -> int:
@@ -343,3 +348,16 @@ async def _stats_of(sandbox: Sandbox) -> Stats | Failure:
         return await sandbox.get_stats()
     except SandboxError as error:
         return {"error": error.message}
+
+
+async def _finish(removal: asyncio.Future[Any]) -> None:
+    """Wait for it to the end; a cancellation is passed on only then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not removal.done():
+        try:
+            await asyncio.wait([removal])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    removal.result()

@@ -149,7 +149,8 @@ class SandboxMonitor:
         except SandboxNotFoundError:
             return False
         except SandboxError as error:
-            logger.warning("No sample of sandbox %s: %s", self.sandbox.sandbox_id, error)
+            if self.sandbox.is_running:
+                logger.warning("No sample of sandbox %s: %s", self.sandbox.sandbox_id, error)
             return self.sandbox.is_running
         sample = self._record(stats)
         await self._warn(sample)

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .backends.base import Backend
+from .consumers import TextCallback
 from .executor import SandboxExecutor
-from .job import Inputs, OutputCallback
+from .job import Inputs
 from .manager import AnyConfig
 from .results import ExecutionResult
 
@@ -28,8 +29,8 @@ async def run_async(
     stdin: str | bytes | None = None,
     env: Mapping[str, str] | None = None,
     monitor: bool = False,
-    on_stdout: OutputCallback | None = None,
-    on_stderr: OutputCallback | None = None,
+    on_stdout: TextCallback | None = None,
+    on_stderr: TextCallback | None = None,
     backend: Backend | str | None = None,
 ) -> ExecutionResult:
     """SandboxExecutor.execute_agent() with an executor that lives for this one call."""
@@ -50,8 +51,8 @@ def run(
     stdin: str | bytes | None = None,
     env: Mapping[str, str] | None = None,
     monitor: bool = False,
-    on_stdout: OutputCallback | None = None,
-    on_stderr: OutputCallback | None = None,
+    on_stdout: TextCallback | None = None,
+    on_stderr: TextCallback | None = None,
     backend: Backend | str | None = None,
 ) -> ExecutionResult:
     """Run code in a fresh sandbox and wait for it, with or without an event loop around.

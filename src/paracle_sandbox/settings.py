@@ -32,6 +32,7 @@ SHARED_KEYS = frozenset(
 )
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+_DAY = 86_400.0
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -137,9 +138,6 @@ def _directory(variable: str, derive: Callable[[Environment], str], meaning: str
         return text
 
     return _row(Setting(variable, meaning, parse, "an absolute path", True, derive))
-
-
-_DAY = 86_400.0
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Simulator:
                 self.taken.add((position - 1, way))
                 return k
             if code == 0x20:
+                assert k % 4 == 0
                 accumulator = words[k // 4]
             elif code == 0x54:
                 accumulator &= k
@@ -72,13 +73,20 @@ def words_of_interest(tree, found=None):
         values = {value for case in tree.cases for value in case.values.values()}
         near = {value ^ flip for value in values for flip in (0, 1, 0x80000000, ~tree.mask)}
         near |= {0, 0xFFFFFFFF, tree.mask, tree.mask & -tree.mask}
-        found.setdefault(tree.argument, set()).update(word & 0xFFFFFFFF for word in near)
+        words = found.setdefault(tree.argument, set())
+        # An argument may be looked at twice under different masks: try both parts together.
+        words |= {
+            word & 0xFFFFFFFF for before in (0, *words) for word in (before | n for n in near)
+        }
         for subtree in (*(case.then for case in tree.cases), tree.otherwise):
             words_of_interest(subtree, found)
     return found
 
 
 def calls_of_interest(tree):
+    if isinstance(tree, Verdict):
+        yield from ARGUMENTS_OF_RULES
+        return
     interesting = words_of_interest(tree)
     for words in itertools.product(*interesting.values()):
         arguments = [0] * 6
@@ -86,6 +94,15 @@ def calls_of_interest(tree):
             arguments[index] = word
         yield arguments
         yield [word | HIGH_BIT for word in arguments]
+
+
+# For calls without a rule, which must not end up in the routine of one: arguments that each rule
+# lets pass, and arguments that it does not.
+ARGUMENTS_OF_RULES = [
+    next(each for each in calls_of_interest(tree) if rules.decide(tree, each) is verdict)
+    for tree in rules.RULES.values()
+    for verdict in (Verdict.ALLOW, Verdict.DENY)
+]
 
 
 def known_numbers(architecture):

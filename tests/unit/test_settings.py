@@ -21,6 +21,15 @@ def write(directory: Path, text: str) -> Path:
     return file
 
 
+def python(*lines: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        capture_output=True, text=True, check=True, cwd="/", env={"PYTHONPATH": str(PACKAGE.parent)},
+    )  # fmt: skip
+    return done.stdout
+
+
 def test_without_anything_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = load_settings({"HOME": str(tmp_path)})
@@ -188,12 +197,13 @@ def test_nobody_else_reads_the_environment() -> None:
 
 
 def test_loading_settings_is_light() -> None:
-    code = "import sys, paracle_sandbox.settings as s; s.load_settings({'HOME': '/nowhere'}); print(sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/",
-        env={"PYTHONPATH": str(PACKAGE.parent)},
-    )  # fmt: skip
-    assert not {"'pydantic'", "'tomllib'", "'asyncio'"} & set(done.stdout.strip("[]\n").split(", "))
+    loaded = python(
+        "import sys",
+        "from paracle_sandbox.settings import load_settings",
+        "load_settings({'HOME': '/nowhere'})",
+        "print(*sys.modules)",
+    ).split()
+    assert not {"pydantic", "tomllib", "asyncio"} & set(loaded)
 
 
 def test_every_export_exists() -> None:
@@ -206,9 +216,10 @@ def test_every_export_exists() -> None:
 
 
 def test_run_stays_a_function_whatever_was_imported_before() -> None:
-    code = "import paracle_sandbox as p; p.run_async; import paracle_sandbox.oneshot; print(callable(p.run))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": str(PACKAGE.parent)},
-    )  # fmt: skip
-    assert done.stdout.strip() == "True"
+    said = python(
+        "import paracle_sandbox as p",
+        "p.run_async",
+        "import paracle_sandbox.oneshot",
+        "print(callable(p.run))",
+    )
+    assert said == "True\n"

@@ -49,7 +49,7 @@ def get_backend(name: str | None, settings: Settings) -> Backend:
         logger.warning("The fake backend isolates nothing: programs run as plain processes.")
     module, _, attribute = BACKENDS[chosen].partition(":")
     factory = getattr(importlib.import_module(module), attribute)
-    return cast(Backend, factory(settings))
+    return cast(Backend, factory() if chosen == "fake" else factory(settings))
 
 
 async def explain(settings: Settings) -> list[Health]:

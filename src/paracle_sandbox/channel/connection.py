@@ -156,12 +156,12 @@ class Connection:
     def _greet(self, kind: int, number: int, payload: bytes) -> None:
         """The only frame outside a stream is the HELLO, once."""
         if kind != HELLO or number:
-            raise ProtocolError("a frame for stream %d, which is not open" % number)
+            raise ProtocolError(f"a frame for stream {number}, which is not open")
         if self._hello is None or self._hello.done():
             raise ProtocolError("a second HELLO")
         hello = decode_json(payload)
         if hello.get("protocol") != PROTOCOL:
-            raise ProtocolError("it does not speak protocol %d" % PROTOCOL)
+            raise ProtocolError(f"it does not speak protocol {PROTOCOL}")
         self._hello.set_result(hello)
 
     async def _write(self) -> None:

@@ -98,7 +98,7 @@ class Stream:
             error = self._failure(decode_json(payload))
             self._end(lambda: error)
         else:
-            raise ProtocolError("frame type %d does not belong to a stream" % kind)
+            raise ProtocolError(f"frame type {kind} does not belong to a stream")
 
     def lose(self) -> None:
         """The connection is lost: so is this stream."""

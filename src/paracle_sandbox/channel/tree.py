@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import SandboxFileError, SandboxPathError
+from ..errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
 from ..guest.descent import Walk
 from ..guest.staging import Staging
 from ..guest.trees import (
@@ -41,6 +41,8 @@ def _translated(action: str, path: Path) -> Iterator[None]:
         raise SandboxPathError(f"Cannot {action} {path}: {error}") from error
     except TreeError as error:
         raise SandboxFileError(f"Cannot {action} {path}: {error}") from error
+    except SandboxFileError:
+        raise  # some of ours are OSErrors too
     except OSError as error:
         raise SandboxFileError(f"Cannot {action} {path}: {error.strerror}") from error
 
@@ -52,7 +54,10 @@ def pack(path: Path) -> Iterator[bytes]:
     Raises SandboxFileError when something cannot be read.
     """
     with _translated("copy", path):
-        top = os.open(path, _DIRECTORY)
+        try:
+            top = os.open(path, _DIRECTORY)
+        except FileNotFoundError as error:
+            raise SandboxFileNotFoundError(f"File not found: {path}") from error
         try:
             walk = Walk(top, strict=True)
         finally:
@@ -145,9 +150,7 @@ class FileSink:
         """Puts the file in its place and returns its size."""
         with self._guarded():
             os.fchmod(self._fd, mode & MODE_MASK)
-            os.rename(
-                self._temporary, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent
-            )
+            os.rename(self._temporary, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
             self._close()
             return self._size
 

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..channel import frames
 from . import keeper
+from .keepers import Keepers
 from .kernel import slave_path
 from .kill import TreeKill
 from .launch import Invalid, Launch, parse_size
@@ -26,7 +27,7 @@ NO_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Command:
-    """A job of the guest. keepers is shared: it maps each living keeper to its command."""
+    """A job of the guest."""
 
     wants_turn = False
 
@@ -35,7 +36,7 @@ class Command:
         launch: Launch,
         wire: Wire,
         loop: Loop,
-        keepers: "Dict[int, Optional[Command]]",
+        keepers: "Keepers[Command]",
         buffer: memoryview,
     ) -> None:
         self._launch = launch
@@ -63,7 +64,7 @@ class Command:
             self._status_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             child_fds.append(write_fd)
             os.set_blocking(write_fd, True)
-            self._keeper = keeper.start_keeper(self._launch, stdio, write_fd)
+            self._keeper = self._keepers.start(self._launch, (*stdio, write_fd), self)
         except OSError as error:
             self._release()
             self._wire.os_error(error, "cannot start a process")
@@ -71,7 +72,6 @@ class Command:
         finally:
             for fd in set(child_fds):
                 os.close(fd)
-        self._keepers[self._keeper] = self
         self._loop.watch(self._status_fd, READ, self._news)
         self.on_credit()
 
@@ -211,8 +211,7 @@ class Command:
             self._loop.unwatch(self._status_fd)
             os.close(self._status_fd)
             self._status_fd = -1
-        if self._keeper in self._keepers:
-            self._keepers[self._keeper] = None
+        self._keepers.release(self._keeper)
 
     # Streams
 

@@ -34,9 +34,18 @@ class Descent:
     def depth(self) -> int:
         return len(self._parents)
 
-    def enter(self, name: bytes) -> None:
+    def enter(self, name: bytes, unlock: bool = False) -> None:
+        """Goes down. With `unlock`, rights that the owner took from itself are given back."""
         inner = os.open(name, DIRECTORY, dir_fd=self.fd)
-        self._parents.append(_identity(self.fd))
+        try:
+            if unlock:
+                _unlock(inner)
+            # Without the right to search it there is no way back: refuse before going in.
+            os.close(os.open(b"..", DIRECTORY, dir_fd=inner))
+            self._parents.append(_identity(self.fd))
+        except OSError:
+            os.close(inner)
+            raise
         self._move(inner)
 
     def leave(self) -> None:
@@ -45,16 +54,6 @@ class Descent:
             os.close(outer)
             raise OSError(errno.ESTALE, "the directory was moved")
         self._move(outer)
-
-    def unlock(self) -> None:
-        """Gives the owner back every right on this directory, if it was taken away."""
-        if stat.S_IMODE(os.fstat(self.fd).st_mode) & 0o700 == 0o700:
-            return
-        try:
-            # fchmod refuses an O_PATH descriptor, and O_PATH is what opens a mode-000 directory.
-            os.chmod("/proc/self/fd/%d" % self.fd, 0o700)
-        except (PermissionError, FileNotFoundError):
-            pass  # not ours, or no /proc: the next step fails and says so
 
     def scan(self) -> "Iterator[os.DirEntry[str]]":
         """The entries of this directory, read as they are asked for."""
@@ -73,6 +72,16 @@ class Descent:
     def _move(self, fd: int) -> None:
         os.close(self.fd)
         self.fd = fd
+
+
+def _unlock(directory: int) -> None:
+    if stat.S_IMODE(os.fstat(directory).st_mode) & 0o700 == 0o700:
+        return
+    try:
+        # fchmod refuses an O_PATH descriptor, and O_PATH is what opens a mode-000 directory.
+        os.chmod("/proc/self/fd/%d" % directory, 0o700)
+    except (PermissionError, FileNotFoundError):
+        pass  # not ours, or no /proc: the next step fails and says so
 
 
 def _identity(fd: int) -> Tuple[int, int]:
@@ -189,7 +198,7 @@ def remove_tree(parent: int, name: bytes) -> Iterator[None]:
 
 def _enter_or_unlink(position: Descent, name: bytes) -> bool:
     try:
-        position.enter(name)
+        position.enter(name, unlock=True)
         return True
     except FileNotFoundError:
         return False
@@ -202,7 +211,6 @@ def _enter_or_unlink(position: Descent, name: bytes) -> bool:
 
 def _clear(position: Descent) -> Generator[None, None, List[bytes]]:
     """Unlinks what is no directory here, and returns the names of the directories."""
-    position.unlock()
     below: List[bytes] = []
     for count, entry in enumerate(position.scan(), 1):
         if entry.is_dir(follow_symlinks=False):

@@ -18,9 +18,9 @@ import os
 import signal
 import struct
 import termios
-from typing import Any, Dict, List, NoReturn, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Tuple
 
-from .kernel import SET_CHILD_SUBREAPER, SET_DUMPABLE, close_from, prctl
+from .kernel import SET_CHILD_SUBREAPER, SET_DUMPABLE, close_from, prctl, unblock_signals
 from .launch import Launch
 
 # What the keeper says: one tag and one number.
@@ -32,29 +32,36 @@ BAD_DIRECTORY = b"c"  # errno of entering the working directory
 BAD_PROGRAM = b"x"  # errno of executing the program
 
 STATUS_FD = 3
+Fds = Tuple[int, int, int, int]  # the program's stdin, stdout, stderr; the keeper's status pipe
 OOM_FIRST = b"1000"
 
 
-def start_keeper(launch: Launch, stdio: Tuple[int, int, int], status_fd: int) -> int:
-    """Fork a keeper; its pid. All descriptors must be above 3 or the status at 3."""
+def start_keeper(launch: Launch, fds: Fds) -> int:
+    """Fork a keeper; its pid. The descriptors are all above 3."""
+    return fork_into(lambda: keep(launch, fds))
+
+
+def fork_into(work: Callable[[], None]) -> int:
+    """Fork a child of the guest that does the work and ends; its pid."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        _keep(launch, stdio, status_fd)
+        # The guest's handler for SIGCHLD would write to a descriptor that is something else
+        # here. All other signals are blocked, as in the guest.
+        signal.set_wakeup_fd(-1)
+        prctl(SET_CHILD_SUBREAPER, 1)
+        work()
         code = 0
     finally:
         os._exit(code)  # whatever was raised: never back into the guest's loop
 
 
-def _keep(launch: Launch, stdio: Tuple[int, int, int], status_fd: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    prctl(SET_CHILD_SUBREAPER, 1)
-    for number, fd in enumerate(stdio):
-        os.dup2(fd, number)
-    if status_fd != STATUS_FD:
-        os.dup2(status_fd, STATUS_FD, inheritable=False)
+def keep(launch: Launch, fds: Fds) -> None:
+    """Be the keeper of one command. Closes every descriptor it was not given."""
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number, inheritable=number != STATUS_FD)
     close_from(STATUS_FD + 1)
     pid = _start(launch)
     os.closerange(0, STATUS_FD)
@@ -205,10 +212,9 @@ def _become(launch: Launch) -> NoReturn:
     os.environ.clear()
     os.environb.update(launch.env)
     # As a fresh interpreter has them; the guest changed nothing else.
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    unblock_signals()
     become_program(launch.program)
 
 

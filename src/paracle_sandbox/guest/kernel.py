@@ -3,11 +3,14 @@
 import ctypes
 import os
 import resource
+import signal
 from typing import Optional
 
 SET_DUMPABLE = 4
 SET_CHILD_SUBREAPER = 36
 _CLOSE_RANGE = 436  # the same number on every architecture
+
+_NO_SIGNALS = bytes(128)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptsname.restype = ctypes.c_char_p
@@ -28,6 +31,11 @@ def slave_path(master: int) -> bytes:
     if path is None:
         raise OSError(ctypes.get_errno(), "the terminal has no name")
     return path
+
+
+def unblock_signals() -> None:
+    # signal.pthread_sigmask makes an enum member of every signal that was blocked: 0.1 ms.
+    _libc.pthread_sigmask(signal.SIG_SETMASK, _NO_SIGNALS, None)
 
 
 def close_from(low: int) -> None:

@@ -8,13 +8,14 @@ moment at a time. When the channel ends, so does everything.
 import fcntl
 import gc
 import os
-import platform
 import signal
+import sys
 from typing import Any, Callable, Dict, NoReturn, Optional
 
 from ..channel import frames
 from . import kernel
 from .commands import Command
+from .keepers import Keepers
 from .kill import TreeKill, kill_everything
 from .launch import Invalid, parse_exec, parse_python
 from .loop import READ, Loop
@@ -91,7 +92,8 @@ class Guest:
         self._channel = Channel(self._loop, read_fd, write_fd)
         self._wires: Dict[int, Wire] = {}
         self._jobs: Dict[int, Any] = {}
-        self._keepers: Dict[int, Optional[Command]] = {}
+        self._keepers: Keepers[Command] = Keepers()
+        self._command_ended = False
         self._buffer = memoryview(bytearray(frames.CHUNK))
         self._sweep: Optional[TreeKill] = None
 
@@ -99,10 +101,13 @@ class Guest:
         """Raises ChannelClosed, ProtocolError: there is no other end."""
         self._watch_children()
         self._channel.open(self._receive, self._more_room)
-        hello = {"protocol": PROTOCOL, "python": platform.python_version(), "pid": os.getpid()}
+        hello = {"protocol": PROTOCOL, "python": "%d.%d.%d" % sys.version_info[:3], "pid": os.getpid()}
         self._channel.send(frames.HELLO, 0, frames.encode_json(0, 0, hello)[frames.HEADER.size :])
         while True:
             self._channel.flush()
+            if self._command_ended:  # and its result is on the way: now there is time
+                self._command_ended = False
+                self._keepers.refill()
             self._loop.run_once(block=not self._take_turns())
 
     # Frames
@@ -178,7 +183,7 @@ class Guest:
 
     def _drop(self, stream: int) -> None:
         self._wires.pop(stream, None)
-        self._jobs.pop(stream, None)
+        self._command_ended |= isinstance(self._jobs.pop(stream, None), Command)
 
     def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:
         """One job's mistake must not take the sandbox down: hence the broad except."""
@@ -227,7 +232,7 @@ class Guest:
                 return
             if pid == 0:
                 return
-            command = self._keepers.pop(pid, None)
+            command = self._keepers.remove(pid)
             if status != 0:
                 self._keeper_lost(command)
 

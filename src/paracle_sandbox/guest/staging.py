@@ -23,7 +23,7 @@ class Staging:
         links: bool,
         mode_mask: int,
         max_bytes: Optional[int] = None,
-        max_entries: Optional[int] = None
+        max_entries: Optional[int] = None,
     ) -> None:
         self._parent = parent
         self._name = name

@@ -110,7 +110,7 @@ class TreeWriter:
         links: bool,
         mode_mask: int,
         max_bytes: Optional[int] = None,
-        max_entries: Optional[int] = None
+        max_entries: Optional[int] = None,
     ) -> None:
         self.entries = 0
         self.finished = False

@@ -1,7 +1,8 @@
-"""The btrfs calls that a volume needs: ioctls on descriptors, with no btrfs-progs.
+"""What a volume needs of btrfs, with no btrfs-progs: an empty file system, and ioctls on it.
 
-Every function takes the descriptor of a directory on the file system and raises OSError with a
-message that names the step. Structures and numbers are those of <linux/btrfs.h>.
+Except for `write_seed` every function takes the descriptor of a directory on the file system and
+raises OSError with a message that names the step. Structures and numbers are those of
+<linux/btrfs.h> and <linux/btrfs_tree.h>.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import fcntl
 import os
 import struct
+import zlib
 from typing import Final
 
 _MAGIC: Final = 0x94
@@ -44,6 +46,10 @@ _ROOT_TREE: Final = 1
 _ROOT_REF: Final = 156
 _SUBVOLUME_INODE: Final = 256
 _U64_MAX: Final = 2**64 - 1
+_SEED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "seed.btrfs.gz")
+_SEED_RECORD: Final = struct.Struct(">Q4096s")
+_SUPERBLOCK: Final = 64 * 1024
+_METADATA_UUID: Final = 1 << 10
 _SEARCH_KEY: Final = struct.Struct("=7QIIIIQQQQ")
 _SEARCH_HEADER: Final = struct.Struct("=QQQII")
 
@@ -108,19 +114,19 @@ def grow_to_device(fd: int) -> None:
     _ioctl(fd, _RESIZE, bytearray(struct.pack("=q4088s", 0, b"1:max")), "grow to the device")
 
 
-def enable_quota(fd: int) -> bool:
-    """Turn quotas on. True when they are simple quotas (Linux 6.7), which charge an extent to the
-    subvolume that wrote it and so cost next to nothing; else the older, exact and slower kind."""
+def enable_quota(fd: int) -> None:
+    """Turn quotas on: simple quotas where the kernel has them (6.7), which charge an extent to the
+    subvolume that wrote it and cost next to nothing; else the older kind, slower on snapshots."""
+    simple = bytearray(struct.pack("=QQ", _QUOTA_ENABLE_SIMPLE, 0))
     try:
-        fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", _QUOTA_ENABLE_SIMPLE, 0)))
-        return True
+        _ioctl(fd, _QUOTA_CTL, simple, "enable simple quotas")
+        return
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise OSError(error.errno, f"btrfs: enable simple quotas: {error.strerror}") from error
+        if error.errno != errno.EINVAL:
+            raise
     _ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", _QUOTA_ENABLE, 0)), "enable quotas")
-    # Limits are not enforced while the first scan runs.
+    # Figures mean nothing before the first scan is done.
     _ioctl(fd, _QUOTA_RESCAN_WAIT, bytearray(8), "wait for the first quota scan")
-    return False
 
 
 def limit_subvolume(fd: int, subvolume: int, size_bytes: int) -> None:
@@ -153,3 +159,40 @@ def trim(fd: int) -> int:
     argument = bytearray(struct.pack("=QQQ", 0, _U64_MAX, 0))
     _ioctl(fd, _FITRIM, argument, "trim")
     return int.from_bytes(argument[8:16], "little")
+
+
+def write_seed(image: int, identity: bytes) -> None:
+    """Write an empty file system with this id (16 bytes) into an empty file of 48 MiB or more.
+
+    The seed is smaller than 64 MiB, so there is no second superblock to change.
+    """
+    with open(_SEED, "rb") as seed:
+        records = zlib.decompress(seed.read(), wbits=31)
+    for offset, block in _SEED_RECORD.iter_unpack(records):
+        if offset == _SUPERBLOCK:
+            block = _with_identity(block, identity)
+        os.pwrite(image, block, offset)
+
+
+def _with_identity(superblock: bytes, identity: bytes) -> bytes:
+    """Only the superblock changes: the id that every block repeats stays, as the id of the
+    metadata, and the file system shows the new one (METADATA_UUID, Linux 5.0)."""
+    block = bytearray(superblock)
+    block[571:587] = block[32:48]
+    block[32:48] = identity
+    (features,) = struct.unpack_from("<Q", block, 188)
+    struct.pack_into("<Q", block, 188, features | _METADATA_UUID)
+    struct.pack_into("<I", block, 0, _crc32c(block[32:]))
+    return bytes(block)
+
+
+def _crc32c(content: bytearray) -> int:
+    table = []
+    for entry in range(256):
+        for _ in range(8):
+            entry = entry >> 1 ^ (0x82F63B78 if entry & 1 else 0)
+        table.append(entry)
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF

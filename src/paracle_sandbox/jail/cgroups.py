@@ -38,10 +38,10 @@ class Cgroups:
     def __init__(self, version: int, parents: dict[str, str], name: str) -> None:
         self.version = version
         self._name = name
-        self._parents = parents
         self.paths = {kind: os.path.join(path, TOP, name) for kind, path in parents.items()}
         # Hierarchies that share one mount (cpu,cpuacct) share one directory.
         self._fds = {path: _make_directory(path) for path in dict.fromkeys(self.paths.values())}
+        self._above = [_open_directory(path) for path in dict.fromkeys(parents.values())]
         if version == 2:
             for path in (os.path.dirname(next(iter(self._fds))), *self._fds):
                 _enable_controllers(path)
@@ -100,14 +100,17 @@ class Cgroups:
 
     def close(self) -> None:
         """Remove the subtree; the shared top directory too when nobody else uses it."""
-        for path, fd in self._fds.items():
+        for fd in self._fds.values():
             for slot in _slots(fd):
                 _rmdir(slot, fd)
             os.close(fd)
+        for above in self._above:
             with contextlib.suppress(OSError):
-                os.rmdir(path)
-                os.rmdir(os.path.dirname(path))
+                os.rmdir(f"{TOP}/{self._name}", dir_fd=above)
+                os.rmdir(TOP, dir_fd=above)
+            os.close(above)
         self._fds.clear()
+        self._above.clear()
 
 
 def _mounts() -> tuple[dict[str, str], str | None]:
@@ -163,10 +166,14 @@ def _make_directory(path: str) -> int:
     for _ in range(100):
         try:
             os.makedirs(path, 0o755, exist_ok=True)
-            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return _open_directory(path)
         except FileNotFoundError:
             continue
     raise OSError(errno.EAGAIN, "a cgroup directory keeps vanishing", path)
+
+
+def _open_directory(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _slots(fd: int) -> list[str]:

@@ -40,7 +40,7 @@ class Ground:
         os.makedirs(self._place, 0o700, exist_ok=True)
         self._state = os.open(options["state_dir"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         kernel.unshare(kernel.CLONE_NEWNS)
-        root.build(self._place, options["template_dir"])
+        root.build(self._place, options["template_dir"], rootless=self._rootless)
         self.volume, self.volume_note = self._make_volume(options["data_dir"])
         root.enter(self._place)
         self.packages = _preload(options["modules"])

@@ -7,6 +7,7 @@ OSError; none retries.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -41,7 +42,6 @@ _AT_FDCWD = -100
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
-PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
@@ -169,12 +169,11 @@ def drop_all_capabilities() -> None:
     capability = 0
     while True:
         try:
-            if prctl(PR_CAPBSET_READ, capability):
-                prctl(PR_CAPBSET_DROP, capability)
-        except OSError:
-            if capability == 0:
-                raise
-            break  # past the last capability this kernel knows
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno == errno.EINVAL and capability:
+                break  # past the last capability this kernel knows
+            raise
         capability += 1
     _checked(
         _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities"

@@ -16,15 +16,19 @@ import sys
 from . import kernel
 
 VOLUME = "/.volume"
+# In a user namespace the kernel allows a new /proc only beside one that shows everything.
+OTHER_PROC = "/.proc"
 READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _EMPTY = ("/proc", "/sys", "/dev", "/tmp", "/run", "/var", "/home", "/opt", "/srv", "/mnt",
-          "/root", "/etc", "/workspace", "/.empty", VOLUME)  # fmt: skip
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-# Read-only views of host files that programs need and that say nothing about the host's users.
-_ETC_SHOWN = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mime.types",
-              "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf",
-              "pki/tls/certs", "debian_version", "localtime")  # fmt: skip
+          "/root", "/etc", "/workspace", "/.empty", VOLUME, OTHER_PROC)  # fmt: skip
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9),
+            "tty": (5, 0)}  # fmt: skip
+# What programs need of the host's /etc, and what says nothing about its users. Files are
+# copied, because every mount costs each sandbox a little; directories are shown read-only.
+_ETC_COPIED = ("ld.so.cache", "ld.so.conf", "mime.types", "services", "protocols",
+               "ssl/openssl.cnf", "debian_version", "localtime")  # fmt: skip
+_ETC_SHOWN = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust")
 
 _PASSWD = """\
 root:x:0:0:root:/root:/usr/sbin/nologin
@@ -36,7 +40,7 @@ _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 _NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"
 
 
-def build(root: str, template_dir: str | None) -> None:
+def build(root: str, template_dir: str | None, *, rootless: bool) -> None:
     """Lay out the tree at ``root``, an existing directory, in this mount namespace."""
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=4m")
@@ -50,6 +54,8 @@ def build(root: str, template_dir: str | None) -> None:
     _make_etc(root)
     _make_dev(root)
     _show(root, "/sys/devices/system/cpu")
+    if rootless:
+        kernel.bind("/proc", root + OTHER_PROC)
 
 
 def enter(root: str) -> None:
@@ -140,9 +146,20 @@ def _make_etc(root: str) -> None:
             file.write(text)
     if os.path.exists("/usr/lib/os-release"):
         os.symlink("../usr/lib/os-release", root + "/etc/os-release")
+    for name in _ETC_COPIED:
+        with contextlib.suppress(OSError):
+            _copy("/etc/" + name, f"{root}/etc/{name}")
     for name in _ETC_SHOWN:
-        if os.path.exists("/etc/" + name):
+        if os.path.isdir("/etc/" + name):
             _show(root, "/etc/" + name)
+
+
+def _copy(source: str, target: str) -> None:
+    with open(source, "rb") as file:
+        content = file.read(1 << 20)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with open(target, "wb") as file:
+        file.write(content)
 
 
 def _make_dev(root: str) -> None:
@@ -150,18 +167,28 @@ def _make_dev(root: str) -> None:
     kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "mode=755,size=64k")
     for name in ("pts", "shm"):
         os.mkdir(f"{dev}/{name}")
-    for name in _DEVICES:
-        # Never trust a name: what is bound must be the character device it claims to be.
-        source = "/dev/" + name
-        if not stat.S_ISCHR(os.stat(source, follow_symlinks=False).st_mode):
-            raise OSError(0, "is not a character device", source)
-        _touch(f"{dev}/{name}")
-        kernel.mount(source, f"{dev}/{name}", "", kernel.MS_BIND)
+    for name, number in _DEVICES.items():
+        _make_device(f"{dev}/{name}", "/dev/" + name, os.makedev(*number))
     links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0",
              "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}  # fmt: skip
     for name, target in links.items():
         os.symlink(target, f"{dev}/{name}")
     kernel.set_attributes(dev, kernel.ATTR_RDONLY, recursive=False)
+
+
+def _make_device(path: str, source: str, number: int) -> None:
+    """A node of our own; in a user namespace, where none can be made, the host's, bound."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, number)
+        os.chmod(path, 0o666)
+    except PermissionError:
+        # Never trust a name: what is bound must be the device it claims to be.
+        found = os.stat(source, follow_symlinks=False)
+        if not stat.S_ISCHR(found.st_mode) or found.st_rdev != number:
+            raise OSError(0, "is not the device it should be", source) from None
+        _touch(path)
+        kernel.mount(source, path, "", kernel.MS_BIND)
+        kernel.set_attributes(path, kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
 
 
 def _touch(path: str) -> None:

@@ -9,8 +9,9 @@ How it starts. mkfs would be one more program to have and to wait for, so an emp
 shipped as a seed, written into the file under a fresh id (the kernel does not mount one id twice)
 and grown to its size once mounted.
 
-What the caller must do. Code inside may make a subvolume of its own, and that one has no limit:
-the seccomp filter has to refuse FORBIDDEN_IOCTLS.
+What the caller must do. btrfs lets anybody make a subvolume in a directory of theirs, and it would
+have no limit: the seccomp filter has to refuse FORBIDDEN_IOCTLS. And if the disk under the image
+fills up, btrfs turns read-only for good (`broken`), so `size_bytes` has to fit in the free space.
 """
 
 from __future__ import annotations
@@ -23,30 +24,29 @@ import os
 import stat
 import struct
 import uuid
-import zlib
 from typing import Final
 
 from . import btrfs, kernel
 
-# BTRFS_IOC_SNAP_CREATE, SUBVOL_CREATE, SNAP_CREATE_V2, SUBVOL_CREATE_V2.
-FORBIDDEN_IOCTLS: Final = (0x50009401, 0x5000940E, 0x50009417, 0x50009418)
+# BTRFS_IOC_SNAP_CREATE, SUBVOL_CREATE, SNAP_CREATE_V2, SUBVOL_CREATE_V2, SUBVOL_SETFLAGS: what
+# needs no privilege and would leave the quota or hinder removal. The kernel looks at 32 bits only.
+FORBIDDEN_IOCTLS: Final = (0x50009401, 0x5000940E, 0x50009417, 0x50009418, 0x4008941A)
 
 MINIMUM_BYTES: Final = 256 * 1024 * 1024
 
-_SEED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "seed.btrfs.gz")
 _BLOCK: Final = 4096
-_SUPERBLOCK: Final = 64 * 1024
-_METADATA_UUID: Final = 1 << 10
 
 _LOOP_MAJOR: Final = 7
 _LOOP_CONFIGURE: Final = 0x4C0A
 _LOOP_CTL_GET_FREE: Final = 0x4C82
 _LO_FLAGS_AUTOCLEAR: Final = 4
-_LO_FLAGS_DIRECT_IO: Final = int(os.environ.get("VOLDIO", "16"))
+_LO_FLAGS_DIRECT_IO: Final = 16
 _LOOP_ATTEMPTS: Final = 64
 
 _MS_NOATIME: Final = 1024
-_OPTIONS: Final = os.environ.get("VOLOPT", "nobarrier,nodatasum,discard=async,commit=5")
+# Nothing here outlives a crash: no barriers, no checksums of data. The commit interval is how long
+# a removed workspace keeps its blocks; discarding later, in bulk, keeps commits short.
+_OPTIONS: Final = "nobarrier,nodatasum,discard=async,commit=5"
 
 
 class VolumeUnavailable(Exception):
@@ -74,7 +74,7 @@ class Volume:
         The caller is root, in a private mount namespace whose mounts do not propagate. Raises
         VolumeUnavailable when the machine cannot do this, OSError when a step fails all the same.
         """
-        require_support()
+        _require_root()
         image, identity = _make_image(image_dir, size_bytes)
         try:
             loop, device = _attach(image)
@@ -84,11 +84,11 @@ class Volume:
             _mount(device, mountpoint)
         finally:
             os.close(loop)
-        root = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
-        btrfs.grow_to_device(root)
-        btrfs.enable_quota(root)
-        groups = os.open(f"/sys/fs/btrfs/{identity}/qgroups", os.O_RDONLY | os.O_DIRECTORY)
-        return cls(mountpoint, root, groups)
+        try:
+            return cls(mountpoint, *_prepare(mountpoint, identity))
+        except OSError:
+            kernel.umount(mountpoint)
+            raise
 
     def path(self, name: str) -> str:
         return os.path.join(self.mountpoint, name)
@@ -128,6 +128,11 @@ class Volume:
             btrfs.delete_subvolume(self._root, name)
         self._retired.append(subvolume)
         self._forget_quotas()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the kernel gave the volume up, as it does when the host's disk is full."""
+        return bool(os.fstatvfs(self._root).f_flag & os.ST_RDONLY)
 
     def trim(self) -> None:
         """Give freed space back to the host now rather than within some minutes."""
@@ -172,96 +177,93 @@ class Volume:
             os.close(fd)
 
 
-def require_support() -> None:
-    """Raise VolumeUnavailable unless this looks like a machine that can have a volume."""
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise VolumeUnavailable("Volumes need root.", "Run as root.")
-    if not os.path.exists("/dev/loop-control"):
-        raise VolumeUnavailable(
-            "There is no /dev/loop-control.", "Load the loop module: modprobe loop."
-        )
+
+
+def _prepare(mountpoint: str, identity: uuid.UUID) -> tuple[int, int]:
+    """Grow the mounted seed and turn quotas on: descriptors of its root and its quota figures."""
+    with contextlib.ExitStack() as undo:
+        root = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+        undo.callback(os.close, root)
+        btrfs.grow_to_device(root)
+        btrfs.enable_quota(root)
+        groups = os.open(f"/sys/fs/btrfs/{identity}/qgroups", os.O_RDONLY | os.O_DIRECTORY)
+        undo.pop_all()
+        return root, groups
 
 
 def _make_image(directory: str, size_bytes: int) -> tuple[int, uuid.UUID]:
-    """A sparse file that no directory names, holding the seed under an id of its own."""
+    """A sparse file that no directory names, holding an empty file system with an id of its own."""
     if size_bytes < MINIMUM_BYTES:
         raise ValueError(f"a volume needs at least {MINIMUM_BYTES} bytes, not {size_bytes}")
-    with open(_SEED, "rb") as seed:
-        records = zlib.decompress(seed.read(), wbits=31)
     identity = uuid.uuid4()
-    image = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+    image = _open_unnamed(directory)
     try:
         os.ftruncate(image, size_bytes - size_bytes % _BLOCK)
-        for start in range(0, len(records), 8 + _BLOCK):
-            (offset,) = struct.unpack_from(">Q", records, start)
-            block = records[start + 8 : start + 8 + _BLOCK]
-            if offset == _SUPERBLOCK:
-                block = _with_identity(block, identity)
-            os.pwrite(image, block, offset)
+        btrfs.write_seed(image, identity.bytes)
     except OSError:
         os.close(image)
         raise
     return image, identity
 
 
-def _with_identity(superblock: bytes, identity: uuid.UUID) -> bytes:
-    """Give the file system a new id; the old one, which every block repeats, stays as the
-    metadata id, so that only the superblock changes (METADATA_UUID, Linux 5.0)."""
-    block = bytearray(superblock)
-    block[571:587] = block[32:48]
-    block[32:48] = identity.bytes
-    (features,) = struct.unpack_from("<Q", block, 188)
-    struct.pack_into("<Q", block, 188, features | _METADATA_UUID)
-    struct.pack_into("<I", block, 0, _crc32c(block[32:]))
-    return bytes(block)
-
-
-def _crc32c(content: bytes | bytearray) -> int:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
+def _open_unnamed(directory: str) -> int:
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+    # A file system without O_TMPFILE, such as an older overlayfs.
+    path = os.path.join(directory, f".volume-{uuid.uuid4()}")
+    image = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(path)
+    return image
 
 
 def _attach(image: int) -> tuple[int, str]:
-    """A loop device over the image: its descriptor, which keeps it until it is mounted, and path."""
-    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    """A loop device over the image: its path, and its descriptor, which keeps it until mounted."""
+    try:
+        control = os.open("/dev/loop-control", os.O_RDWR)
+    except OSError as error:
+        reason = f"/dev/loop-control cannot be opened ({error.strerror})."
+        raise VolumeUnavailable(reason, "Load the loop module: modprobe loop.") from error
     try:
         for _ in range(_LOOP_ATTEMPTS):
             number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
             device = f"/dev/loop{number}"
             loop = _open_loop(number, device)
-            try:
-                _configure(loop, image)
+            if _configure(loop, image):
                 return loop, device
-            except OSError as error:
-                os.close(loop)
-                # Another process took this one between the two calls.
-                if error.errno != errno.EBUSY:
-                    raise
+            os.close(loop)
     finally:
         os.close(control)
     raise OSError(errno.EBUSY, "loop: every free device was taken by others first")
 
 
 def _open_loop(number: int, device: str) -> int:
+    # Where /dev is no devtmpfs, as in a container, nobody made the node.
     with contextlib.suppress(FileExistsError):
-        # Where /dev is no devtmpfs, as in a container, nobody made the node.
         os.mknod(device, 0o660 | stat.S_IFBLK, os.makedev(_LOOP_MAJOR, number))
-    return os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    return os.open(device, os.O_RDWR)
 
 
-def _configure(loop: int, image: int) -> None:
-    """LOOP_CONFIGURE with struct loop_config: descriptor, block size, loop_info64."""
+def _configure(loop: int, image: int) -> bool:
+    """Put the device over the image; False when another process took the device first."""
+    # Direct, or every byte would be cached twice.
     flags = _LO_FLAGS_AUTOCLEAR | _LO_FLAGS_DIRECT_IO
-    info = struct.pack("=5Q4I64s64s32s2Q", 0, 0, 0, 0, 0, 0, 0, 0, flags, b"", b"", b"", 0, 0)
-    argument = bytearray(struct.pack("=II", image, _BLOCK) + info + bytes(64))
-    fcntl.ioctl(loop, _LOOP_CONFIGURE, argument)
+    # struct loop_config: descriptor, block size, struct loop_info64, 64 bytes of reserve.
+    argument = bytearray(struct.pack("=II52xI176x64x", image, _BLOCK, flags))
+    try:
+        fcntl.ioctl(loop, _LOOP_CONFIGURE, argument)
+        return True
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise VolumeUnavailable(
+            f"The loop device refused its image ({error.strerror}).", "Linux 5.8 is needed."
+        ) from error
 
 
 def _mount(device: str, mountpoint: str) -> None:
@@ -270,7 +272,7 @@ def _mount(device: str, mountpoint: str) -> None:
         kernel.mount(device, mountpoint, "btrfs", flags, _OPTIONS)
     except OSError as error:
         if error.errno == errno.ENODEV:
-            raise VolumeUnavailable(
-                "The kernel has no btrfs.", "Load it: modprobe btrfs."
-            ) from error
+            raise VolumeUnavailable("The kernel has no btrfs.", "modprobe btrfs.") from error
+        if error.errno == errno.EPERM:
+            raise VolumeUnavailable("Mounting is not allowed.", "Grant CAP_SYS_ADMIN.") from error
         raise

@@ -179,6 +179,10 @@ class NativeBackend(Backend):
                 raise SandboxCleanupError(f"Sandbox {sandbox_id} is still there", sandbox_id)
             await asyncio.sleep(0.01)
 
+    def init_pid(self, sandbox_id: str) -> int:
+        """The first process of a sandbox of ours, as this machine counts."""
+        return self._owned[sandbox_id].init_pid
+
     # -- look ----------------------------------------------------------------------------
 
     async def usage(self, sandbox_id: str) -> Usage:

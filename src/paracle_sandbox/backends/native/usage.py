@@ -71,7 +71,7 @@ def _processes(init_pid: int) -> dict[str, float]:
             ticks += int(fields[11]) + int(fields[12])
             if pid == init_pid:
                 ticks += int(fields[13]) + int(fields[14])
-            resident += int(fields[21])
+            resident += _unshared_pages(pid)
     memory = resident * _PAGE
     return {
         "cpu_seconds": ticks / _TICKS,
@@ -98,6 +98,14 @@ def _stat(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rpartition(")")[2].split()
+
+
+def _unshared_pages(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return max(0, int(fields[1]) - int(fields[2]))
 
 
 def _network(init_pid: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ second drive; writes to the first go to a scratch file that QEMU drops. In the m
 unpacks the tar and `init.sh` runs the command, prints its output and, as the last line,
 `PARACLE-VM-EXIT=<code>` on the serial console, which is QEMU's standard output here.
 
-From a shell: `python tests/vm/vm.py [--account tester] 'cat /proc/self/cgroup'`.
+From a shell: `python tests/vm/machine.py [--account tester] 'cat /proc/self/cgroup'`.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def prepare() -> VmParts:
     return VmParts(folder / "vmlinuz", folder / "boot.cpio", folder / "root.ext4")
 
 
-def run_in_vm(
-    command: Sequence[str] | str, timeout: float, account: Account = "root"
-) -> VmResult:
+def run_in_vm(command: Sequence[str] | str, timeout: float, account: Account = "root") -> VmResult:
     """Run a command (an argv, or a line for `sh`) in the project's folder of a fresh machine.
 
     Its output is standard output and error together. `timeout` covers booting too. Raises

@@ -1,0 +1,33 @@
+# The four things to do with a checkout. Everything is set up on the way.
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test bench lint setup dev engines clean
+
+run: setup  ## run examples/hello.py in a sandbox
+	$(BIN)/paracle template build default --if-missing
+	$(BIN)/paracle sandbox execute examples/hello.py
+
+test: dev engines lint  ## everything, on real kernels and real limits
+	$(BIN)/python -m pytest
+
+bench: dev  ## the budget, ours beside the alternatives, in one run
+	$(BIN)/python -m benchmarks
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/architecture
+
+setup:
+	@scripts/setup.sh $(VENV)
+
+dev:
+	@scripts/setup.sh $(VENV) dev
+
+engines:
+	@scripts/test_engines.sh
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

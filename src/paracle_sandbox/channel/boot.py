@@ -1,0 +1,66 @@
+"""How the guest gets into a place that has nothing of ours: its source travels over the channel.
+
+The place starts ``python3 -I -c BOOTSTRAP FD``; the host sends boot_message(setup), and what
+runs from then on is the guest. Works with any Python from 3.8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+_ROOT = __name__.split(".", 1)[0]
+
+# Run as text, so it has to be brief. Modules come from memory only, with their source at hand
+# for tracebacks; the fd is the channel, or "0,1" where it is two pipes.
+BOOTSTRAP = """
+import importlib.abc, importlib.util, json, os, sys
+fds = [int(fd) for fd in sys.argv[1].split(",")]
+def take(count):
+    data = b""
+    while len(data) < count:
+        piece = os.read(fds[0], count - len(data))
+        if not piece:
+            sys.exit("paracle: the channel ended before the guest arrived")
+        data += piece
+    return data
+boot = json.loads(take(int.from_bytes(take(4), "big")))
+class Bundle(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    def find_spec(self, name, path=None, target=None):
+        if name in boot["modules"]:
+            return importlib.util.spec_from_loader(name, self, is_package=self.is_package(name))
+    def is_package(self, name):
+        return any(other.startswith(name + ".") for other in boot["modules"])
+    def get_source(self, name):
+        return boot["modules"][name]
+sys.meta_path.insert(0, Bundle())
+boot["setup"].setdefault("python", sys.executable)
+sys.argv[:] = [""]
+from paracle_sandbox.guest.main import serve
+serve(fds[0], boot["setup"], *fds[1:])
+"""
+
+
+@cache
+def bundle() -> Mapping[str, str]:
+    """The guest's modules: name to source."""
+    sources = {_ROOT: "", f"{_ROOT}.channel": ""}
+    sources[f"{_ROOT}.channel.frames"] = _source("channel", "frames.py")
+    for file in resources.files(f"{_ROOT}.guest").iterdir():
+        if file.name.endswith(".py"):
+            name = f"{_ROOT}.guest.{file.name[:-3]}".removesuffix(".__init__")
+            sources[name] = file.read_text(encoding="utf-8")
+    return sources
+
+
+def boot_message(setup: Mapping[str, Any]) -> bytes:
+    """The first bytes on a new channel: length, then modules and setup as JSON."""
+    body = json.dumps({"modules": dict(bundle()), "setup": dict(setup)}).encode("ascii")
+    return len(body).to_bytes(4, "big") + body
+
+
+def _source(package: str, name: str) -> str:
+    return resources.files(f"{_ROOT}.{package}").joinpath(name).read_text(encoding="utf-8")

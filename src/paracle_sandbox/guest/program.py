@@ -1,0 +1,151 @@
+"""Become a Python program without starting Python.
+
+`become_program` is called in a fresh fork of the guest, whose descriptors, directory, session and
+signal mask are already the program's. It makes everything else as `python3 file.py` would have it,
+runs the file as `__main__` on an empty stack (`program_stack`) and exits like the interpreter
+(`program_end`). Whatever it cannot do faithfully it leaves to a new interpreter, by exec: files
+that do not compile, are missing, or are directories or archives; settings that only an
+interpreter that starts can honour; packages that the user installed at home.
+
+What stays different: strings hash with the parent's seed; modules that the parent imported are
+in `sys.modules` before the program imports them, and out of reach of the garbage collector
+(`gc.get_freeze_count()`); up to Python 3.11 the deepest recursion is a few calls less.
+"""
+
+import importlib.machinery
+import io
+import os
+import sys
+from types import CodeType, ModuleType
+from typing import Any, Dict, List, NoReturn, Optional
+
+from . import program_state as state
+from .program_end import end_program
+from .program_io import open_streams, settle_locale
+from .program_stack import run_on_empty_stack, supported
+
+# Read by an interpreter while it starts, or by the loader and C library before that.
+_NEEDS_NEW_INTERPRETER = frozenset(
+    "PYTHON" + name
+    for name in (
+        "HOME HASHSEED OPTIMIZE DEVMODE MALLOC MALLOCSTATS TRACEMALLOC INSPECT PROFILEIMPORTTIME"
+        " DEBUG VERBOSE UTF8 COERCECLOCALE SAFEPATH NODEBUGRANGES PLATLIBDIR INTMAXSTRDIGITS"
+        " PERFSUPPORT WARNDEFAULTENCODING THREADDEBUG DUMPREFS LEGACYWINDOWSSTDIO"
+        " _FROZEN_MODULES _GIL _CPU_COUNT _PERF_JIT_SUPPORT _JIT _TLBC"
+        " _THREAD_INHERIT_CONTEXT _CONTEXT_AWARE_WARNINGS _DISABLE_REMOTE_DEBUG"
+    ).split()
+) | {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES"}
+_CUSTOMIZED = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
+
+
+def become_program(spec: Dict[str, Any]) -> NoReturn:
+    """Run the program in this process, and end the process with it.
+
+    spec: "path" of the file, "argv" after it, "env" in full, "python" (for sys.executable and
+    exec), and optionally "path0" (sys.path[0] in place of the file's directory) and "sys_path"
+    (the rest of sys.path in place of this process's own).
+    """
+    streams = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    code = _prepare(spec)
+    if code is None:
+        _start_interpreter(spec)
+    before = frozenset(sys.modules)
+    module = _main_module(_absolute(spec["path"]))
+    state.hide_guest(module)
+    scope = vars(module)
+    del module
+
+    def begin() -> None:
+        state.reset_threading()
+        streams.reverse()  # hold on to them for as long as the process lives
+
+    run_on_empty_stack(code, scope, begin, lambda raised: end_program(raised, before))
+
+
+def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
+    """Make the interpreter fresh and compile the file; None if only a new one will do."""
+    env = spec["env"]
+    if not supported() or _wants_new_interpreter(env):
+        return None
+    source = _read(spec["path"])
+    if source is None or b"unraisablehook" in source:  # that hook is how we catch exceptions
+        return None
+    state.replace_environment(env)
+    text = settle_locale(env)
+    if text is None:
+        return None
+    state.reset_signals()
+    open_streams(text, bool(env.get("PYTHONUNBUFFERED")))
+    state.reset_sys(spec, env, text.utf8_mode)
+    state.reset_site()
+    state.reset_modules()
+    state.reset_multiprocessing(spec["python"])
+    state.apply_warning_options(env)
+    state.enable_faulthandler(env)
+    return _compile(source, _absolute(spec["path"]))
+
+
+def _wants_new_interpreter(env: Dict[str, str]) -> bool:
+    if any(env.get(name) for name in _NEEDS_NEW_INTERPRETER.intersection(env)):
+        return True
+    if not env.get("PYTHONNOUSERSITE") and os.path.isdir(_user_site(env)):
+        return True
+    folders = env.get("PYTHONPATH", "").split(os.pathsep)
+    return any(os.path.exists(os.path.join(f, name)) for f in folders if f for name in _CUSTOMIZED)
+
+
+def _user_site(env: Dict[str, str]) -> str:
+    base = env.get("PYTHONUSERBASE") or os.path.join(env.get("HOME") or "/", ".local")
+    return os.path.join(base, "lib", "python%d.%d" % sys.version_info[:2], "site-packages")
+
+
+def _read(path: str) -> Optional[bytes]:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return None
+
+
+def _compile(source: bytes, filename: str) -> Optional[CodeType]:
+    # Warnings wait until the file is known to compile: otherwise a new interpreter reads it to
+    # word the error (it parses files a little differently) and repeats them.
+    real, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        code: CodeType = compile(source, filename, "exec", dont_inherit=True)
+        warnings = sys.stderr.getvalue()
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
+        return None
+    finally:
+        sys.stderr = real
+    if warnings and real is not None:
+        real.write(warnings)
+    return code
+
+
+def _absolute(path: str) -> str:
+    """The name a program's frames and `__file__` have."""
+    if os.path.isabs(path) or sys.version_info < (3, 9):
+        return path
+    return os.path.join(os.getcwd(), path[2:] if path.startswith("./") else path)
+
+
+def _main_module(filename: str) -> ModuleType:
+    module = ModuleType("__main__")
+    scope = vars(module)
+    scope["__loader__"] = importlib.machinery.SourceFileLoader("__main__", filename)
+    if sys.version_info < (3, 14):
+        scope["__annotations__"] = {}
+    scope["__builtins__"] = sys.modules["builtins"]
+    scope["__file__"] = filename
+    scope["__cached__"] = None
+    return module
+
+
+def _start_interpreter(spec: Dict[str, Any]) -> NoReturn:
+    command: List[str] = [spec["python"], spec["path"], *spec["argv"]]
+    try:
+        os.execve(spec["python"], command, spec["env"])
+    except OSError as error:
+        os.write(2, ("paracle: %s: %s\n" % (spec["python"], error.strerror)).encode())
+        os._exit(126)

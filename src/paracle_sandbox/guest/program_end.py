@@ -1,0 +1,237 @@
+"""End a program as the interpreter does: report what it raised, finalize, exit.
+
+Finalization follows Py_FinalizeEx in what a program can see of it: threads joined, atexit
+callbacks, streams flushed, garbage collected, the program's own modules torn down so that their
+`__del__` run, streams flushed again. What the parent had imported is left alone: taking that apart
+would take longer than many programs run.
+"""
+
+import atexit
+import functools
+import gc
+import os
+import signal
+import sys
+import weakref
+from types import ModuleType
+from typing import Any, Dict, FrozenSet, List, NoReturn, Optional, Tuple
+
+from .program_stack import flush_c_streams, make_struct
+
+_FLUSH_FAILED = 120
+_DROPPED_FROM_SYS = (
+    "path", "argv", "ps1", "ps2", "last_type", "last_value", "last_traceback", "last_exc",
+    "path_hooks", "path_importer_cache", "meta_path", "__interactivehook__",
+)  # fmt: skip
+
+
+def end_program(exception: Optional[BaseException], before: FrozenSet[str]) -> NoReturn:
+    """Exit as `python3 file.py` would after this exception; `before` names the parent's modules."""
+    _flush_quietly("stderr")
+    _flush_quietly("stdout")
+    status = 0 if exception is None else _report(exception)
+    interrupted = type(exception) is KeyboardInterrupt
+    exception = None
+    _forget_file()
+    _join_threads()
+    _run_exit_callbacks()
+    flushed = _flush_streams()
+    _restore_signals()
+    if gc.isenabled():
+        gc.collect()
+    _clear_modules(before)
+    flushed = _flush_streams() and flushed
+    flush_c_streams(None)
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        status = 128 + signal.SIGINT
+    os._exit(status & 0xFF if flushed else _FLUSH_FAILED)
+
+
+def _report(exception: BaseException) -> int:
+    """Show an exception through sys.excepthook, as the user may have set it; the exit status."""
+    if isinstance(exception, SystemExit):
+        return _exit_status(exception)
+    traceback = exception.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = type(exception), exception, traceback
+    if sys.version_info >= (3, 12):
+        sys.last_exc = exception
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        _write_error("sys.excepthook is missing\n")
+        _display(exception)
+        return 1
+    try:
+        hook(type(exception), exception, traceback)
+    except SystemExit as exit_from_hook:
+        return _exit_status(exit_from_hook)
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        if error.__context__ is exception:
+            error.__context__ = None  # the interpreter calls the hook outside of any handler
+        _write_error("Error in sys.excepthook:\n")
+        _display(error)
+        _write_error("\nOriginal exception was:\n")
+        _display(exception)
+    return 1
+
+
+def _display(exception: BaseException) -> None:
+    sys.__excepthook__(type(exception), exception, exception.__traceback__)
+
+
+def _exit_status(request: SystemExit) -> int:
+    code = getattr(request, "code", request)
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return int(code) if -(1 << 63) <= code < 1 << 63 else -1
+    try:
+        _write_error(str(code))
+    except Exception:  # whatever a strange object's __str__ raises, the program ends with 1
+        pass
+    _write_error("\n")
+    return 1
+
+
+def _write_error(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+
+
+def _forget_file() -> None:
+    scope = vars(sys.modules.get("__main__", ModuleType("")))
+    scope.pop("__file__", None)
+    scope.pop("__cached__", None)
+
+
+def _join_threads() -> None:
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        return
+    try:
+        threading._shutdown()
+    except BaseException as error:
+        traceback = error.__traceback__ and error.__traceback__.tb_next
+        _ignore(error, threading, traceback, "on threading shutdown")
+
+
+def _run_exit_callbacks() -> None:
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        pass  # until 3.9 the last error, already shown, comes out again
+
+
+def _flush_quietly(name: str) -> None:
+    try:
+        getattr(sys, name).flush()
+    except BaseException:
+        pass  # it may be any object; the last flush reports what still fails
+
+
+def _flush_streams() -> bool:
+    """Whether stdout could be flushed; says why not on stderr."""
+    flushed = True
+    stdout = sys.stdout
+    if stdout is not None and not _closed(stdout):
+        try:
+            stdout.flush()
+        except BaseException as error:
+            _ignore(error, stdout, None)
+            flushed = False
+    stderr = sys.stderr
+    if stderr is not None and not _closed(stderr):
+        try:
+            stderr.flush()
+        except BaseException:
+            flushed = False
+    return flushed
+
+
+def _closed(stream: Any) -> bool:
+    try:
+        return bool(stream.closed)
+    except Exception:  # replaced by any object: what has no such attribute counts as open
+        return False
+
+
+def _ignore(error: BaseException, source: Any, traceback: Any, message: str = "") -> None:
+    """Tell the unraisable hook, as PyErr_WriteUnraisable does."""
+    text = None
+    if message and sys.version_info >= (3, 13):
+        text = "Exception ignored " + message
+    values = {
+        "exc_type": type(error),
+        "exc_value": error,
+        "exc_traceback": traceback,
+        "err_msg": text,
+        "object": source,
+    }
+    try:
+        sys.unraisablehook(make_struct(_UNRAISABLE, values))
+    except Exception:  # the user's hook; there is nobody left to tell
+        pass
+
+
+def _restore_signals() -> None:
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _clear_modules(before: FrozenSet[str]) -> None:
+    scope = vars(sys)
+    for name in _DROPPED_FROM_SYS:
+        if name in scope:
+            scope[name] = None
+    for name in ("stdin", "stdout", "stderr"):
+        scope[name] = scope.get("__%s__" % name)
+    scope["is_finalizing"] = functools.partial(bool, 1)
+    remaining = _drop_modules(before)
+    gc.collect()
+    for reference in reversed(remaining):
+        module = reference()
+        if module is not None:
+            _empty(vars(module))
+
+
+def _drop_modules(before: FrozenSet[str]) -> List["weakref.ref[Any]"]:
+    names = [name for name in sys.modules if name not in before or name == "__main__"]
+    references = []
+    for name in names:
+        module = sys.modules.pop(name)
+        if isinstance(module, ModuleType):
+            references.append(weakref.ref(module))
+    return references
+
+
+def _empty(scope: Dict[str, Any]) -> None:
+    """Set names to None, private ones first: the order of CPython."""
+    for private in (True, False):
+        for name in list(scope):
+            if name != "__builtins__" and private == (name[:1] == "_" and name[1:2] != "_"):
+                scope[name] = None
+
+
+def _unraisable_type() -> type:
+    """The type of what unraisable hooks get has no name to find it by: provoke one."""
+    found: List[Tuple[type, ...]] = []
+
+    class Provocation:
+        def __del__(self) -> None:
+            raise ValueError
+
+    original, sys.unraisablehook = sys.unraisablehook, lambda args: found.append((type(args),))
+    try:
+        Provocation()
+    finally:
+        sys.unraisablehook = original
+    return found[0][0]
+
+
+_UNRAISABLE = _unraisable_type()

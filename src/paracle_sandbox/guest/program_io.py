@@ -1,0 +1,90 @@
+"""The standard streams and the locale of a program, made as the interpreter makes them."""
+
+import _locale
+import codecs
+import io
+import os
+import sys
+from typing import Any, Dict, NamedTuple, Optional
+
+# With one of these as the locale for characters, the standard streams let undecodable bytes
+# through: they are what a program gets that did not choose a locale.
+_LENIENT_LOCALES = ("C", "POSIX", "C.UTF-8", "C.utf8", "UTF-8")
+_COERCED = "C.UTF-8"
+
+
+class Text(NamedTuple):
+    encoding: str
+    errors: str
+    utf8_mode: bool
+
+
+def settle_locale(env: Dict[str, str]) -> Optional[Text]:
+    """Enter the locale that os.environ asks for; None if only a new interpreter can.
+
+    Follows PEP 538 and 540: without a usable locale, C.UTF-8 is put into the environment.
+    """
+    try:
+        name = _locale.setlocale(_locale.LC_CTYPE, "")
+    except _locale.Error:
+        name = "C"
+    utf8_mode = name in ("C", "POSIX")
+    if utf8_mode:
+        if env.get("LC_ALL"):
+            return None
+        try:
+            name = _locale.setlocale(_locale.LC_CTYPE, _COERCED)
+        except _locale.Error:
+            return None
+        os.environ["LC_CTYPE"] = _COERCED
+    if _locale.nl_langinfo(_locale.CODESET).upper() != "UTF-8":
+        return None
+    errors = "surrogateescape" if name in _LENIENT_LOCALES else "strict"
+    return _chosen(env.get("PYTHONIOENCODING", ""), Text("utf-8", errors, utf8_mode))
+
+
+def _chosen(setting: str, text: Text) -> Optional[Text]:
+    encoding, _, errors = setting.partition(":")
+    if encoding:
+        try:
+            text = text._replace(encoding=codecs.lookup(encoding).name, errors="strict")
+        except LookupError:
+            return None
+    return text._replace(errors=errors) if errors else text
+
+
+def open_streams(text: Text, unbuffered: bool) -> None:
+    """Replace sys.stdin, stdout and stderr; the old ones must still be alive afterwards.
+
+    Whoever calls keeps them: an old stream that is collected would write out what the parent had
+    in its buffer.
+    """
+    stdin = _open(0, "<stdin>", text, unbuffered)
+    stdout = _open(1, "<stdout>", text, unbuffered)
+    stderr = _open(2, "<stderr>", text._replace(errors="backslashreplace"), unbuffered)
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc,assignment]
+    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
+    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
+
+
+def _open(fd: int, name: str, text: Text, unbuffered: bool) -> Optional[io.TextIOWrapper]:
+    writes = fd != 0
+    try:
+        binary: Any = io.open(
+            fd, "wb" if writes else "rb", 0 if writes and unbuffered else -1, closefd=False
+        )
+    except OSError:
+        return None  # a closed descriptor is None in sys
+    raw = getattr(binary, "raw", binary)
+    raw.name = name
+    eager = fd == 2 and sys.version_info >= (3, 9)
+    stream = io.TextIOWrapper(
+        binary,
+        encoding=text.encoding,
+        errors=text.errors,
+        newline="\n",
+        line_buffering=not unbuffered and (eager or raw.isatty()),
+        write_through=unbuffered,
+    )
+    stream.mode = "w" if writes else "r"
+    return stream

@@ -1,0 +1,208 @@
+"""Give a fork of the guest the state of an interpreter that has just started.
+
+The modules that the parent imported stay imported, which is what makes a fork fast; what they
+hold (random numbers, thread and process tables, caches of the directory) is made new. Differences
+that stay are listed in `program`.
+"""
+
+import _signal
+import builtins
+import faulthandler
+import gc
+import importlib
+import itertools
+import os
+import site
+import sys
+import time
+from types import ModuleType
+from typing import Any, Dict, List, Optional
+
+from .program_stack import make_struct, struct_fields
+
+_GC_THRESHOLD = gc.get_threshold()
+_PACKAGE = __name__.partition(".")[0]
+_HIDDEN_IF_LOADED = ("last_type", "last_value", "last_traceback", "last_exc", "tracebacklimit")
+
+
+def replace_environment(env: Dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    time.tzset()
+
+
+def reset_signals() -> None:
+    """As at interpreter start: three of them special, the rest to the system's default."""
+    _signal.set_wakeup_fd(-1)
+    faulthandler.disable()
+    special = {
+        _signal.SIGPIPE: _signal.SIG_IGN,
+        _signal.SIGXFSZ: _signal.SIG_IGN,
+        _signal.SIGINT: _signal.default_int_handler,
+    }
+    for number in _signal.valid_signals():
+        wanted = special.get(number, _signal.SIG_DFL)
+        if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+            if _signal.getsignal(number) is not wanted:
+                _signal.signal(number, wanted)
+
+
+def reset_sys(spec: Dict[str, Any], env: Dict[str, str], utf8_mode: bool) -> None:
+    python, path = spec["python"], spec["path"]
+    sys.argv = [path, *spec["argv"]]
+    if sys.version_info >= (3, 10):
+        sys.orig_argv = [python, *sys.argv]
+    sys.executable = python
+    sys._base_executable = os.path.realpath(python)  # type: ignore[attr-defined]
+    _reset_prefix(python)
+    sys.path[:] = _search_path(spec, env)
+    for entry in set(sys.path_importer_cache) - set(sys.path[1:]):
+        del sys.path_importer_cache[entry]
+    importlib.invalidate_caches()
+    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
+    sys.pycache_prefix = env.get("PYTHONPYCACHEPREFIX") or None
+    sys.flags = _flags(env, utf8_mode)  # type: ignore[misc]
+    _reset_hooks()
+    gc.enable()
+    gc.set_threshold(*_GC_THRESHOLD)
+    # Collections need not walk what the parent made, nor copy the pages it is on.
+    gc.freeze()
+
+
+def _reset_prefix(python: str) -> None:
+    home = os.path.dirname(os.path.dirname(python))
+    inside = os.path.exists(os.path.join(home, "pyvenv.cfg"))
+    sys.prefix = home if inside else sys.base_prefix
+    sys.exec_prefix = home if inside else sys.base_exec_prefix
+
+
+def _search_path(spec: Dict[str, Any], env: Dict[str, str]) -> List[str]:
+    first = spec.get("path0")
+    if first is None:
+        first = os.path.dirname(os.path.realpath(spec["path"]))
+    rest = list(spec.get("sys_path") or sys.path)
+    extra = env.get("PYTHONPATH")
+    if extra:
+        added = [os.path.abspath(entry) for entry in extra.split(os.pathsep)]
+        rest = list(dict.fromkeys(added + rest))
+    return [first, *rest]
+
+
+def _flags(env: Dict[str, str], utf8_mode: bool) -> Any:
+    kind = type(sys.flags)
+    values = {name: getattr(sys.flags, name) for name in struct_fields(kind)}
+    values.update(isolated=0, ignore_environment=0, no_site=0, safe_path=False)
+    values.update(no_user_site=int(bool(env.get("PYTHONNOUSERSITE"))), utf8_mode=int(utf8_mode))
+    values.update(dont_write_bytecode=int(sys.dont_write_bytecode))
+    return make_struct(kind, values)
+
+
+def _reset_hooks() -> None:
+    sys.excepthook = sys.__excepthook__
+    sys.displayhook = sys.__displayhook__
+    sys.unraisablehook = sys.__unraisablehook__
+    sys.breakpointhook = sys.__breakpointhook__
+    sys.setrecursionlimit(1000)
+    sys.setswitchinterval(0.005)
+    for name in _HIDDEN_IF_LOADED:
+        vars(sys).pop(name, None)
+
+
+def reset_site() -> None:
+    """What `site` does in an interpreter that was not started with -S."""
+    if not hasattr(builtins, "exit"):
+        site.setquit()
+        site.setcopyright()
+        site.sethelper()
+    vars(builtins).pop("_", None)
+    site.ENABLE_USER_SITE = site.check_enableusersite()
+    site.enablerlcompleter()
+
+
+def reset_modules() -> None:
+    """Make new what modules that are already imported remember."""
+    _call_if_loaded("linecache", "clearcache")
+    _call_if_loaded("random", "seed")
+    _call_if_loaded("numpy.random", "seed")
+    _set_if_loaded("tempfile", tempdir=None, _name_sequence=None)
+    _set_if_loaded("asyncio.events", _event_loop_policy=None)
+    _set_if_loaded("uuid", _node=None, _last_timestamp=None)
+    _reset_logging(sys.modules.get("logging"))
+
+
+def _call_if_loaded(module: str, function: str) -> None:
+    if module in sys.modules:
+        getattr(sys.modules[module], function)()
+
+
+def _set_if_loaded(module: str, **values: Any) -> None:
+    if module in sys.modules:
+        vars(sys.modules[module]).update(values)
+
+
+def _reset_logging(logging: Any) -> None:
+    if logging is None:
+        return
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    logging.disable(logging.NOTSET)
+    nanoseconds = isinstance(logging._startTime, int)
+    logging._startTime = time.time_ns() if nanoseconds else time.time()
+
+
+def reset_threading() -> None:
+    """Called on the thread state that the program will have: the main thread belongs to it."""
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        return
+    getattr(threading, "_shutdown_locks", set()).clear()
+    threading._active.clear()
+    threading._main_thread = threading._MainThread()
+
+
+def reset_multiprocessing(python: str) -> None:
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is None:
+        return
+    process._current_process = process._MainProcess()  # with an authentication key of its own
+    process._process_counter = itertools.count(1)
+    process._children.clear()
+    process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
+    context: Any = sys.modules.get("multiprocessing.context")
+    if context is not None:
+        context._default_context._actual_context = None
+    spawn: Any = sys.modules.get("multiprocessing.spawn")
+    if spawn is not None:
+        spawn.set_executable(python)
+
+
+def apply_warning_options(env: Dict[str, str]) -> None:
+    # The filters themselves are left alone: -I and -E do not change the defaults, and those that
+    # an imported module added would be there after the program's own import too.
+    options = [option for option in env.get("PYTHONWARNINGS", "").split(",") if option]
+    sys.warnoptions[:] = options
+    if options:
+        import warnings
+
+        warnings._processoptions(options)  # type: ignore[attr-defined]
+
+
+def hide_guest(scope_module: ModuleType) -> None:
+    """Leave no module of ours to be found, and make the given one `__main__`."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == _PACKAGE:
+            del sys.modules[name]
+    sys.modules["__main__"] = scope_module
+    ours = [finder for finder in sys.meta_path if _is_ours(finder)]
+    for finder in ours:
+        sys.meta_path.remove(finder)
+
+
+def _is_ours(finder: Any) -> bool:
+    module: Optional[str] = getattr(finder, "__module__", None)
+    return (module or "").partition(".")[0] in (_PACKAGE, "__main__")
+
+
+def enable_faulthandler(env: Dict[str, str]) -> None:
+    if env.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()

@@ -1,0 +1,180 @@
+"""Running programs and Python in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Unpack
+
+from .command import Command, Terms
+from .launch import (
+    MAX_ARGUMENT,
+    MAX_SOURCE,
+    CommandOptions,
+    Request,
+    check_options,
+    checked_timeout,
+    consumers_of,
+    exec_request,
+    python_request,
+    stdin_of,
+)
+from .limits import MIB
+from .results import CommandResult
+from .sandbox_files import SandboxFiles
+
+
+class SandboxCommands(SandboxFiles):
+    """A str is a shell command, a list an argv; ``timeout`` is in seconds, by default the
+    configuration's; the other options are those of CommandOptions."""
+
+    async def start_command(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start a program in the background: a str through ``sh -c``, a list as its argv."""
+        check_options(options)
+        script = None
+        if not isinstance(command, str):
+            argv = list(command)
+        elif len(command) <= MAX_ARGUMENT // 4:
+            argv = ["sh", "-c", command]
+        else:
+            script = self._script_path("script.sh")
+            argv = ["sh", script]
+            await self._write(script, command.encode())
+        return self._launch(exec_request(argv, options), timeout, options, script)
+
+    async def start_code(
+        self,
+        code: str,
+        args: Sequence[str] = (),
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start Python code in the background; it imports from the working directory."""
+        check_options(options)
+        path = self._script_path("code.py")
+        request = python_request(path, args, options)
+        request["path0"] = self._config.working_dir
+        if len(code) <= MAX_SOURCE // 4:
+            request["source"] = code
+        else:
+            await self._write(path, code.encode())
+        return self._launch(request, timeout, options, path)
+
+    async def start_file(
+        self,
+        path: str,
+        args: Sequence[str] = (),
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start a Python file of the sandbox in the background."""
+        check_options(options)
+        request = python_request(self._checked(path), args, options)
+        return self._launch(request, timeout, options)
+
+    async def execute(
+        self,
+        command: str | Sequence[str],
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run a program to its end; cancelled, it takes everything it started with it."""
+        return await _outcome(await self.start_command(command, timeout=timeout, **options))
+
+    async def run_code(
+        self,
+        code: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run Python code to its end."""
+        return await _outcome(await self.start_code(code, args, timeout=timeout, **options))
+
+    async def run_file(
+        self,
+        path: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run a Python file of the sandbox to its end."""
+        return await _outcome(await self.start_file(path, args, timeout=timeout, **options))
+
+    async def run_command(
+        self,
+        command: str | Sequence[str],
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> str:
+        """Run a program; what it printed, and its stderr as well when it failed."""
+        return text_of(await self.execute(command, timeout, **options))
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        """("stdout" or "stderr", bytes) of a program as it prints; raises at the end when it
+        was stopped. Leaving the loop early kills it."""
+        async with await self.start_command(command, timeout=timeout, **options) as running:
+            async for chunk in running.output():
+                yield chunk
+            await running.wait()
+
+    def _launch(
+        self,
+        request: Request,
+        timeout: float | None,
+        options: CommandOptions,
+        script: str | None = None,
+    ) -> Command:
+        seconds = self._config.timeout_seconds if timeout is None else timeout
+        max_output = options.get("max_output")
+        terms = Terms(
+            timeout_seconds=checked_timeout(seconds),
+            max_output=self._config.max_output_mb * MIB if max_output is None else max_output,
+            before=self._seen,
+            consumers=consumers_of(options),
+            on_end=lambda: self._command_ended(script),
+        )
+        stream = self._live().open(request)
+        self._touch(+1)
+        command = Command(self, stream, terms)
+        if (stdin := stdin_of(options)) is not None:
+            command.feed(stdin)
+        return command
+
+    def _command_ended(self, script: str | None) -> None:
+        self._touch(-1)
+        if script is not None and self._connection is not None and self._connection.is_open:
+            directory = script.rsplit("/", 1)[0]
+            request = {"op": "remove", "path": directory, "recursive": True}
+            self._connection.open(request).ignore()
+
+    def _script_path(self, name: str) -> str:
+        """A place of its own for each run, so that concurrent ones do not clash."""
+        return f"/tmp/.paracle-{secrets.token_hex(6)}/{name}"
+
+
+async def _outcome(command: Command) -> CommandResult:
+    try:
+        return await command.wait()
+    except asyncio.CancelledError:
+        await command.kill()
+        raise
+
+
+def text_of(result: CommandResult) -> str:
+    """What a program printed; its stderr as well when it failed."""
+    return result["stdout"] + (result["stderr"] if result["exit_code"] else "")

@@ -1,0 +1,233 @@
+"""The files of a sandbox: everything is done inside by the guest, the host opens nothing there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+from .channel.frames import CHUNK, DATA, EVENT
+from .channel.stream import Stream
+from .channel.tree import FileSink, Unpacker, pack
+from .errors import SandboxFileError, SandboxFileNotFoundError
+from .limits import MIB
+from .results import FileInfo
+from .sandbox_life import SandboxLife
+
+MAX_ENTRIES = 100_000
+# Disk work is done in threads, in pieces large enough to pay for the way there.
+_PIECE = 1 << 20
+_HUGE = 1e18
+_KINDS = {"file": "file", "directory": "directory", "symlink": "link", "link": "link"}
+
+
+class _Sink(Protocol):
+    def feed(self, data: bytes) -> None: ...
+    def abort(self) -> None: ...
+
+
+class SandboxFiles(SandboxLife):
+    """Paths are relative to the working directory, or absolute below it or /tmp; others raise
+    SandboxPathError. A missing file raises SandboxFileNotFoundError, a full disk
+    ResourceLimitError, anything else that goes wrong SandboxFileError."""
+
+    @overload
+    async def read_file(self, path: str, *, encoding: str = "utf-8") -> str: ...
+    @overload
+    async def read_file(self, path: str, *, encoding: None) -> bytes: ...
+    async def read_file(self, path: str, *, encoding: str | None = "utf-8") -> str | bytes:
+        """The content as text, what is no text replaced; the exact bytes without encoding."""
+        content = await self.read_bytes(path)
+        return content if encoding is None else content.decode(encoding, "replace")
+
+    async def read_bytes(self, path: str) -> bytes:
+        content = bytearray()
+        limit = self.config.disk_mb * MIB
+        async with self._operation() as connection:
+            with connection.open({"op": "read", "path": self._checked(path)}) as stream:
+                async for kind, payload in stream:
+                    if kind != DATA or len(content) > limit:
+                        raise stream.refuse("file content that cannot be")
+                    content += payload
+        return bytes(content)
+
+    async def write_file(self, path: str, content: str | bytes) -> None:
+        """Replace the file, or make it with its parents: whole, or not at all."""
+        raw = content.encode() if isinstance(content, str) else content
+        await self._write(self._checked(path), raw)
+
+    async def _write(self, path: str, content: bytes) -> None:
+        async with self._operation() as connection:
+            with connection.open({"op": "write", "path": path}) as stream:
+                if await stream.write(content):
+                    stream.end()
+                await stream.finish()
+
+    async def list_files(self, path: str = ".", recursive: bool = False) -> list[FileInfo]:
+        request = {"op": "list", "path": self._checked(path), "recursive": recursive}
+        entries: list[FileInfo] = []
+        async with self._operation() as connection:
+            with connection.open(request) as stream:
+                async for kind, payload in stream:
+                    batch = stream.event(payload).get("entries") if kind == EVENT else None
+                    if not isinstance(batch, list):
+                        raise stream.refuse("a listing that is none")
+                    entries += [_file_info(stream, entry) for entry in batch]
+        return entries
+
+    async def stat(self, path: str) -> FileInfo:
+        """Follows links."""
+        async with self._operation() as connection:
+            with connection.open({"op": "stat", "path": self._checked(path)}) as stream:
+                return _file_info(stream, await stream.finish())
+
+    async def exists(self, path: str) -> bool:
+        try:
+            await self.stat(path)
+        except SandboxFileNotFoundError:
+            return False
+        return True
+
+    async def mkdir(self, path: str, parents: bool = True) -> None:
+        """Make a directory; with ``parents`` the missing ones above it, and it may exist."""
+        await self._call({"op": "mkdir", "path": self._checked(path), "parents": parents})
+
+    async def move(self, source: str, target: str) -> None:
+        await self._call(
+            {"op": "move", "source": self._checked(source), "target": self._checked(target)}
+        )
+
+    async def remove(self, path: str, recursive: bool = False) -> None:
+        """Remove a file or an empty directory; any directory with ``recursive``."""
+        await self._call({"op": "remove", "path": self._checked(path), "recursive": recursive})
+
+    async def _call(self, request: dict[str, Any]) -> None:
+        async with self._operation() as connection:
+            await connection.call(request)
+
+    # Copies
+
+    async def copy_to(self, source: str | os.PathLike[str], path: str) -> None:
+        """Copy a file or directory of the host into the sandbox, as ``path``; into ``path``
+        under its own name when that ends in a slash."""
+        local = Path(source)
+        target = self._checked(posixpath.join(path, local.name) if path.endswith("/") else path)
+        if await asyncio.to_thread(local.is_dir):
+            pieces, request = pack(local), {"op": "put_tree", "path": target}
+        else:
+            mode, pieces = await asyncio.to_thread(_open_file, local)
+            request = {"op": "write", "path": target, "mode": mode}
+        async with self._operation() as connection:
+            with connection.open(request) as stream:
+                while piece := await asyncio.to_thread(_joined, pieces):
+                    if not await stream.write(piece):
+                        break
+                stream.end()
+                await stream.finish()
+
+    async def copy_from(
+        self,
+        path: str,
+        destination: str | os.PathLike[str],
+        *,
+        max_bytes: int | None = None,
+        max_entries: int = MAX_ENTRIES,
+    ) -> None:
+        """Copy a file or directory of the sandbox to the host: whole, or not at all.
+
+        Links and special files are left out. Raises SandboxFileError when it is larger than
+        ``max_bytes`` (twice the disk limit if not given) or has more than ``max_entries``.
+        """
+        limit = self.config.disk_mb * 2 * MIB if max_bytes is None else max_bytes
+        target = Path(destination)
+        if (await self.stat(path))["kind"] == "directory":
+            tree = Unpacker(target, max_bytes=limit, max_entries=max_entries)
+            await self._fetch({"op": "get_tree", "path": path}, tree, lambda _: tree.finish())
+        else:
+            if await asyncio.to_thread(target.is_dir):
+                target /= posixpath.basename(path)
+            sink = FileSink(target, limit)
+            await self._fetch({"op": "read", "path": path}, sink, lambda r: _finish(sink, r))
+
+    async def _fetch(
+        self, request: dict[str, Any], sink: _Sink, finish: Callable[[dict[str, Any]], object]
+    ) -> None:
+        async with self._operation() as connection:
+            try:
+                with connection.open(request) as stream:
+                    await _drain(stream, sink)
+                    await asyncio.to_thread(finish, stream.result)
+            finally:
+                await asyncio.to_thread(sink.abort)
+
+
+async def _drain(stream: Stream, sink: _Sink) -> None:
+    held: list[bytes] = []
+    size = 0
+    async for kind, payload in stream:
+        if kind != DATA:
+            raise stream.refuse("file content that cannot be")
+        held.append(payload)
+        size += len(payload)
+        if size >= _PIECE:
+            await asyncio.to_thread(sink.feed, b"".join(held))
+            held, size = [], 0
+    await asyncio.to_thread(sink.feed, b"".join(held))
+
+
+def _finish(sink: FileSink, result: dict[str, Any]) -> None:
+    mode = result.get("mode")
+    sink.finish(mode if isinstance(mode, int) else 0o644)
+
+
+def _open_file(path: Path) -> tuple[int, Iterator[bytes]]:
+    """The mode of a local file and its content, piece by piece."""
+    try:
+        file = path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise SandboxFileNotFoundError(f"File not found: {path}") from None
+    except OSError as error:
+        raise SandboxFileError(f"Cannot copy {path}: {error.strerror}") from error
+
+    def pieces() -> Iterator[bytes]:
+        with file:
+            while piece := file.read(_PIECE):
+                yield piece
+
+    return os.fstat(file.fileno()).st_mode & 0o777, pieces()
+
+
+def _joined(pieces: Iterator[bytes]) -> bytes:
+    """The next megabyte or so; b"" at the end."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _PIECE - CHUNK:
+            break
+    return held[0] if len(held) == 1 else b"".join(held)
+
+
+def _file_info(stream: Stream, entry: object) -> FileInfo:
+    """An entry as the guest describes it, which may be anything."""
+    if not isinstance(entry, dict):
+        raise stream.refuse("a file entry that is none")
+    texts = [entry.get("name"), entry.get("path"), entry.get("kind")]
+    numbers = [entry.get("size"), entry.get("mode"), entry.get("modified")]
+    if not all(isinstance(value, str) for value in texts):
+        raise stream.refuse("a file entry without its names")
+    # JSON here may hold infinities and numbers that no float can.
+    if not all(isinstance(value, int | float) and abs(value) < _HUGE for value in numbers):
+        raise stream.refuse("a file entry without its numbers")
+    return {
+        "name": entry["name"],
+        "path": entry["path"],
+        "kind": _KINDS.get(entry["kind"], "other"),
+        "size": int(entry["size"]),
+        "mode": int(entry["mode"]),
+        "modified": float(entry["modified"]),
+    }

@@ -1,0 +1,218 @@
+"""The life of a sandbox: made, connected, used, removed; and who is using it now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Self
+
+from . import audit
+from .backends.base import Backend, Usage
+from .channel.connection import Connection
+from .config import SandboxConfig
+from .errors import (
+    ResourceLimitError,
+    SandboxCleanupError,
+    SandboxCreationError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxPathError,
+    SandboxTimeoutError,
+)
+from .limits import MIB, Counts
+from .paths import checked_path
+
+
+class SandboxLife:
+    """Start, stop and the bookkeeping of operations; Sandbox adds what can be done with it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        sandbox_id: str,
+        config: SandboxConfig | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._sandbox_id = sandbox_id
+        self._config = config if config is not None else SandboxConfig()
+        self._labels = dict(labels or {})
+        self._connection: Connection | None = None
+        self._made = False
+        self._in_use = 0
+        self._last_used = time.monotonic()
+        self._seen = Counts()
+        self._cpu_mark = (0.0, 0.0)
+        self._started_at = 0.0
+
+    @property
+    def sandbox_id(self) -> str:
+        return self._sandbox_id
+
+    @property
+    def id(self) -> str:
+        return self._sandbox_id
+
+    @property
+    def config(self) -> SandboxConfig:
+        return self._config
+
+    @property
+    def is_running(self) -> bool:
+        """Started, not stopped, and its guest still answers."""
+        return self._connection is not None and self._connection.is_open
+
+    @property
+    def last_used(self) -> float:
+        """time.monotonic() of the last beginning or end of an operation."""
+        return self._last_used
+
+    @property
+    def in_use(self) -> int:
+        """How many operations run now, background commands included."""
+        return self._in_use
+
+    # Life
+
+    async def start(self) -> None:
+        """Make it. On failure nothing is left behind. A second start is a no-op."""
+        if self._made:
+            return
+        await self._backend.create(self._sandbox_id, self._config, self._labels)
+        self._made = True
+        try:
+            channel = await self._backend.connect(self._sandbox_id)
+            self._connection = Connection(channel, self._sandbox_id)
+            await self._connection.start()
+        except BaseException as error:
+            await asyncio.shield(self._undo_start())
+            if isinstance(error, OSError):
+                raise SandboxCreationError(
+                    f"Cannot connect to the guest: {error}", self._sandbox_id, step="connect"
+                ) from error
+            raise
+        self._seen = Counts()
+        self._started_at = time.monotonic()
+        self._cpu_mark = (self._started_at, 0.0)
+        self._touch()
+
+    async def _undo_start(self) -> None:
+        try:
+            await self.stop()
+        except SandboxError:
+            pass  # why it did not start matters more; the next sweep removes the rest
+
+    async def stop(self) -> None:
+        """Remove it with everything in it. Idempotent. Raises SandboxCleanupError when
+        something stays; another stop tries again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+        if not self._made:
+            return
+        seconds = self._config.cleanup_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await self._backend.destroy(self._sandbox_id)
+        except TimeoutError as error:
+            raise SandboxCleanupError(
+                f"The sandbox was not removed within {seconds} seconds", self._sandbox_id
+            ) from error
+        self._made = False
+
+    async def cleanup(self) -> None:
+        """stop(), by another name."""
+        await self.stop()
+
+    async def close(self) -> None:
+        """stop(), by another name."""
+        await self.stop()
+
+    def context(self) -> Self:
+        """``async with sandbox.context()`` is ``async with sandbox``."""
+        return self
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    # For the parts above
+
+    def _live(self) -> Connection:
+        if self._connection is None:
+            raise SandboxExecutionError("Sandbox not started", self._sandbox_id)
+        return self._connection
+
+    def _touch(self, change: int = 0) -> None:
+        self._in_use += change
+        self._last_used = time.monotonic()
+
+    @asynccontextmanager
+    async def _operation(self) -> AsyncIterator[Connection]:
+        """One operation of bounded length over the connection."""
+        connection = self._live()
+        seconds = self._config.timeout_seconds
+        self._touch(+1)
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                with self._explained():
+                    yield connection
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise SandboxTimeoutError(
+                f"The operation timed out after {seconds} seconds", self._sandbox_id, seconds
+            ) from error
+        finally:
+            self._touch(-1)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Complete the guest's errors with what only we know; record the escapes."""
+        try:
+            yield
+        except SandboxPathError as error:
+            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=str(error))
+            raise
+        except ResourceLimitError as error:
+            error.limit = error.limit or self._config.disk_mb * MIB
+            raise
+
+    def _checked(self, path: str) -> str:
+        try:
+            return checked_path(path, self._config.working_dir, self._sandbox_id)
+        except SandboxPathError:
+            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=path)
+            raise
+
+    # For commands (command.Place)
+
+    async def look(self) -> Usage | None:
+        """What it uses now; None when nobody can say."""
+        try:
+            usage = await self._backend.usage(self._sandbox_id)
+        except (SandboxError, OSError):
+            return None
+        self._seen = self._seen.raised_to(usage)
+        return usage
+
+    async def condemn(self, reason: str) -> None:
+        """Destroy it: it does not do what it is told."""
+        audit.security_event("condemned", sandbox_id=self._sandbox_id, reason=reason)
+        if self._connection is not None:
+            await self._connection.close(reason)
+        try:
+            await self.stop()
+        except SandboxError:
+            pass  # the caller learns that its command was stopped; stop() can be tried again

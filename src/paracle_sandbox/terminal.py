@@ -1,0 +1,195 @@
+"""A terminal: commands that follow one another and share directory, variables and functions.
+
+Each command is a fresh shell that restores the state its predecessor saved, runs the command,
+and saves the state again on its way out, whichever way that is. So the output is exactly the
+command's, the exit code is the shell's own, and a command that is killed leaves the terminal
+usable, with the state from before it. The command's text travels as an argument or a file and
+is never part of the script. bash keeps everything; another sh cannot print its functions and
+aliases, and so keeps all but those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from .errors import SandboxError, SandboxExecutionError
+from .launch import MAX_ARGUMENT, CommandOptions
+from .results import CommandResult
+from .sandbox import Sandbox
+from .sandbox_commands import text_of
+
+# $1 is the directory of the state, $2 the command, or empty when it is in the file "command".
+# The state is replaced by renaming: a shell that dies while saving leaves the old one whole.
+# Saving switches off every option that could print, stop or refuse in the middle of it.
+_RESTORE = """
+_paracle_dir=$1 _paracle_command=$2
+[ -n "$2" ] || _paracle_command=$(cat "$1/command")
+set --
+if [ -f "$_paracle_dir/state" ]; then
+    . "$_paracle_dir/state" 2>/dev/null
+    _paracle_old=${OLDPWD-}
+    cd -- "$PWD" 2>/dev/null || cd -P . 2>/dev/null
+    OLDPWD=$_paracle_old
+    [ -n "$OLDPWD" ] || unset OLDPWD
+fi
+"""
+
+_RUN = """
+unset _paracle_old
+trap '{ _paracle_save; } 2>/dev/null' EXIT
+case ${_paracle_flags-} in
+    *e*) set -e ;;
+esac
+case ${_paracle_flags-} in
+    *u*) set -u ;;
+esac
+case ${_paracle_flags-} in
+    *f*) set -f ;;
+esac
+case ${_paracle_flags-} in
+    *C*) set -C ;;
+esac
+case ${_paracle_flags-} in
+    *a*) set -a ;;
+esac
+case ${_paracle_flags-} in
+    *x*) _paracle_command="set -x; $_paracle_command" ;;
+esac
+eval "$_paracle_command"
+{ _paracle_save $?; } 2>/dev/null
+"""
+
+_BASH = (
+    """
+shopt -s expand_aliases
+"""
+    + _RESTORE
+    + """
+_paracle_save() {
+    _paracle_flags=$-
+    set +aefuxC
+    [ -z "${_paracle_saved-}" ] || return "${1:-0}"
+    unset _paracle_command
+    {
+        shopt -p
+        builtin declare -p
+        builtin declare -f
+        builtin declare -Fx
+        builtin alias -p
+        printf 'umask %s\\n' "$(umask)"
+        [[ -o pipefail ]] && echo 'set -o pipefail'
+        echo :
+    } >|"$_paracle_dir/new" && command mv -f "$_paracle_dir/new" "$_paracle_dir/state"
+    _paracle_saved=yes
+    return "${1:-0}"
+}
+"""
+    + _RUN
+)
+
+_SH = (
+    _RESTORE
+    + """
+_paracle_save() {
+    _paracle_flags=$-
+    set +aefuxC
+    [ -z "${_paracle_saved-}" ] || return "${1:-0}"
+    unset _paracle_command
+    {
+        set
+        export -p
+        readonly -p
+        printf 'umask %s\\n' "$(umask)"
+    } >|"$_paracle_dir/new" && command mv -f "$_paracle_dir/new" "$_paracle_dir/state"
+    _paracle_saved=yes
+    return "${1:-0}"
+}
+"""
+    + _RUN
+)
+
+
+class Terminal:
+    """One command at a time; further ones wait their turn. Closed, its state is gone."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        working_dir: str | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        default_timeout: float = 60,
+    ) -> None:
+        self._sandbox = sandbox
+        self._working_dir = working_dir
+        self._env_vars = dict(env_vars or {})
+        self._default_timeout = default_timeout
+        self._directory = f"/tmp/.paracle-term-{secrets.token_hex(6)}"
+        self._shell = ""
+        self._turn = asyncio.Lock()
+
+    async def init(self) -> None:
+        """Find the shell and make room for the state. A second call is a no-op."""
+        if self._shell:
+            return
+        await self._sandbox.mkdir(self._directory)
+        found = await self._sandbox.execute("command -v bash || command -v sh")
+        self._shell = found["stdout"].strip()
+        if not self._shell.startswith("/"):
+            self._shell = "/bin/sh"
+
+    async def run(self, command: str, timeout: float | None = None) -> CommandResult:
+        """Run a command where the last one left off. Raises as Sandbox.execute does; the
+        terminal stays usable."""
+        if not self._shell:
+            raise SandboxExecutionError("Terminal not initialised", self._sandbox.sandbox_id)
+        async with self._turn:
+            text = command
+            if not command or len(command) > MAX_ARGUMENT // 4:
+                text = ""
+                await self._sandbox.write_file(f"{self._directory}/command", command)
+            is_bash = self._shell.endswith("bash")
+            script, name = (_BASH, "bash") if is_bash else (_SH, "sh")
+            argv = [self._shell, "-c", script, name, self._directory, text]
+            seconds = self._default_timeout if timeout is None else timeout
+            return await self._sandbox.execute(argv, seconds, **await self._surroundings())
+
+    async def run_command(self, command: str, timeout: float | None = None) -> str:
+        """Run a command; what it printed, and its stderr as well when it failed."""
+        return text_of(await self.run(command, timeout))
+
+    async def _surroundings(self) -> CommandOptions:
+        """The first command gets the environment; later ones have it, and what was unset of
+        it stays so, in their state."""
+        options: CommandOptions = {"cwd": self._working_dir}
+        if await self._sandbox.exists(f"{self._directory}/state"):
+            options["clear_env"] = True
+        else:
+            options["env"] = self._env_vars
+        return options
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if not self._shell:
+            return
+        self._shell = ""
+        if self._sandbox.is_running:
+            try:
+                await self._sandbox.remove(self._directory, recursive=True)
+            except SandboxError:
+                pass  # it goes with the sandbox
+
+    async def __aenter__(self) -> Self:
+        await self.init()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

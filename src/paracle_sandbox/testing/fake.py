@@ -1,0 +1,196 @@
+"""FakeBackend: the real guest without any isolation, for tests of what lies above the seam.
+
+Each sandbox is a temporary directory and a plain process on this machine. It confines nothing:
+run only code of your own in it. It can be told to fail where a real backend might.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..backends.base import Backend, Channel, Health, SandboxInfo, Usage
+from ..channel.boot import BOOTSTRAP, boot_message
+from ..channel.frames import HEADER, OPEN, decode_json, encode_json
+from ..channel.socket_channel import SocketChannel
+from ..config import SandboxConfig
+from ..errors import SandboxConflictError, SandboxError, SandboxNotFoundError
+
+_EXIT_SECONDS = 5.0
+_PATHS = ("path", "source", "target", "cwd", "path0")
+
+
+@dataclass
+class _Place:
+    config: SandboxConfig
+    labels: Mapping[str, str]
+    directory: str
+    process: subprocess.Popen[bytes]
+    host_end: socket.socket
+    created_at: float = field(default_factory=time.time)
+
+
+class FakeBackend(Backend):
+    """``create_error`` is raised by create(); ``usage_of[id]`` is what usage() answers;
+    ``created`` and ``destroyed`` list ids in order; ``peak`` is the most alive at once."""
+
+    name = "fake"
+
+    def __init__(self, create_error: SandboxError | None = None) -> None:
+        self.create_error = create_error
+        self.destroy_error: SandboxError | None = None
+        self.usage_of: dict[str, Usage] = {}
+        self.created: list[str] = []
+        self.destroyed: list[str] = []
+        self.peak = 0
+        self._places: dict[str, _Place] = {}
+
+    async def health(self) -> Health:
+        return Health(self.name, available=True, detail="no isolation: for tests only")
+
+    async def create(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        if self.create_error is not None:
+            raise self.create_error
+        if sandbox_id in self._places:
+            raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+        self._places[sandbox_id] = _make_place(config, labels)
+        self.created.append(sandbox_id)
+        self.peak = max(self.peak, len(self._places))
+
+    async def connect(self, sandbox_id: str) -> Channel:
+        place = self._place(sandbox_id)
+        channel = _MappedChannel(place.host_end, place.config.working_dir, place.directory)
+        setup = {
+            "working_dir": place.directory,
+            "env": {**_base_env(place.directory), **place.config.env_vars},
+            "python": sys.executable,
+        }
+        await SocketChannel.send(channel, boot_message(setup))
+        return channel
+
+    async def usage(self, sandbox_id: str) -> Usage:
+        if sandbox_id in self.usage_of:
+            return self.usage_of[sandbox_id]
+        self._place(sandbox_id)
+        return Usage(memory_bytes=16 << 20, memory_peak_bytes=16 << 20, processes=1)
+
+    async def destroy(self, sandbox_id: str) -> None:
+        if self.destroy_error is not None:
+            raise self.destroy_error
+        place = self._places.pop(sandbox_id, None)
+        if place is not None:
+            self.destroyed.append(sandbox_id)
+            await asyncio.to_thread(_remove_place, place)
+
+    async def list_sandboxes(self) -> list[SandboxInfo]:
+        return [
+            SandboxInfo(
+                sandbox_id=sandbox_id,
+                backend=self.name,
+                state="running" if place.process.poll() is None else "dead",
+                owner_pid=os.getpid(),
+                owner_alive=True,
+                created_at=place.created_at,
+                config=place.config.model_dump(),
+                labels=place.labels,
+            )
+            for sandbox_id, place in self._places.items()
+        ]
+
+    async def close(self) -> None:
+        for sandbox_id in list(self._places):
+            await self.destroy(sandbox_id)
+
+    # What a test may do to it.
+
+    def kill_guest(self, sandbox_id: str) -> None:
+        """As if the sandbox's first process had been killed."""
+        self._place(sandbox_id).process.kill()
+
+    def freeze_guest(self, sandbox_id: str) -> None:
+        """The guest hears nothing and answers nothing any more."""
+        self._place(sandbox_id).process.send_signal(signal.SIGSTOP)
+
+    def directory_of(self, sandbox_id: str) -> str:
+        """Where its working directory is on this machine."""
+        return self._place(sandbox_id).directory
+
+    def _place(self, sandbox_id: str) -> _Place:
+        try:
+            return self._places[sandbox_id]
+        except KeyError:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
+
+
+class _MappedChannel(SocketChannel):
+    """Makes the configured working directory mean the temporary one, which real isolation does
+    with a mount. A connection sends whole frames, so each send() can be taken apart."""
+
+    def __init__(self, sock: socket.socket, outside: str, inside: str) -> None:
+        super().__init__(sock)
+        self._outside = outside
+        self._inside = inside
+
+    async def send(self, data: bytes) -> None:
+        mapped, start = bytearray(), 0
+        while start < len(data):
+            kind, stream, length = HEADER.unpack_from(data, start)
+            end = start + HEADER.size + length
+            frame = data[start:end]
+            if kind == OPEN:
+                request = self._mapped(decode_json(frame[HEADER.size :]))
+                frame = encode_json(OPEN, stream, request)
+            mapped += frame
+            start = end
+        await super().send(bytes(mapped))
+
+    def _mapped(self, request: dict[str, Any]) -> dict[str, Any]:
+        names = _PATHS if request.get("op") != "python" else ("path", "cwd", "path0")
+        for name in names:
+            path = request.get(name)
+            if isinstance(path, str) and f"{path}/".startswith(f"{self._outside}/"):
+                request[name] = self._inside + path[len(self._outside) :]
+        return request
+
+
+def _make_place(config: SandboxConfig, labels: Mapping[str, str]) -> _Place:
+    host_end, guest_end = socket.socketpair()
+    with guest_end:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", BOOTSTRAP, str(guest_end.fileno())],
+            pass_fds=(guest_end.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={"PATH": os.defpath},
+        )
+    directory = os.path.realpath(tempfile.mkdtemp(prefix="paracle-fake-"))
+    return _Place(config, dict(labels), directory, process, host_end)
+
+
+def _base_env(directory: str) -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": directory, "LANG": "C.UTF-8"}
+
+
+def _remove_place(place: _Place) -> None:
+    """The end of its channel is the guest's end, and that of all it has started."""
+    place.host_end.close()
+    try:
+        place.process.send_signal(signal.SIGCONT)
+        place.process.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(place.process.pid, signal.SIGKILL)
+        place.process.wait()
+    shutil.rmtree(place.directory, ignore_errors=True)

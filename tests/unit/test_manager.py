@@ -1,0 +1,423 @@
+"""SandboxManager: limits, lifecycles, idleness, and no leaks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from paracle_sandbox import (
+    BackendUnavailableError,
+    DockerConnectionError,
+    Sandbox,
+    SandboxCleanupError,
+    SandboxConfig,
+    SandboxConflictError,
+    SandboxCreationError,
+    SandboxError,
+    SandboxLimitError,
+    SandboxManager,
+    SandboxNotFoundError,
+    SandboxSettings,
+    Settings,
+    load_settings,
+)
+from paracle_sandbox.backends.registry import explain, get_backend
+from paracle_sandbox.ids import new_sandbox_id
+from paracle_sandbox.testing.fake import FakeBackend
+
+
+class WatchedBackend(FakeBackend):
+    """Counts what is alive, and can be made slow or unable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: set[str] = set()
+        self.peak = 0
+        self.create_gate: asyncio.Event | None = None
+        self.destroy_gate: asyncio.Event | None = None
+        self.refuse_create = False
+        self.refuse_destroy = False
+        self.closed = 0
+
+    async def create(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        if self.create_gate is not None:
+            await self.create_gate.wait()
+        if self.refuse_create:
+            raise SandboxCreationError("refused", sandbox_id)
+        await super().create(sandbox_id, config, labels)
+        self.alive.add(sandbox_id)
+        self.peak = max(self.peak, len(self.alive))
+
+    async def destroy(self, sandbox_id: str) -> None:
+        if self.destroy_gate is not None:
+            await self.destroy_gate.wait()
+        if self.refuse_destroy:
+            raise SandboxCleanupError("refused", sandbox_id)
+        await super().destroy(sandbox_id)
+        self.alive.discard(sandbox_id)
+
+    async def close(self) -> None:
+        self.closed += 1
+        await super().close()
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[WatchedBackend]:
+    backend = WatchedBackend()
+    yield backend
+    backend.refuse_destroy = False
+    backend.destroy_gate = None
+    for sandbox_id in list(backend.alive):
+        await backend.destroy(sandbox_id)
+    await backend.close()
+
+
+def managed(backend: WatchedBackend, limit: int = 2, **options: float) -> SandboxManager:
+    return SandboxManager(limit, backend=backend, settings=Settings(), **options)
+
+
+async def wait_until(condition: object) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.002)
+
+
+async def test_created_sandboxes_are_tracked_until_destroyed(backend: WatchedBackend) -> None:
+    async with managed(backend) as manager:
+        sandbox = await manager.create(SandboxConfig())
+        assert sandbox.is_running
+        assert manager.active_sandboxes == {sandbox.sandbox_id: sandbox}
+        assert await manager.get(sandbox.sandbox_id) is sandbox
+        assert await manager.get_sandbox(sandbox.sandbox_id) is sandbox
+        await manager.destroy(sandbox.sandbox_id)
+        assert manager.active_sandboxes == {}
+        assert await manager.get(sandbox.sandbox_id) is None
+        await manager.destroy(sandbox.sandbox_id)
+        assert not backend.alive
+
+
+async def test_over_the_limit_creation_raises_at_once(backend: WatchedBackend) -> None:
+    async with managed(backend, 2) as manager:
+        first, _ = await manager.create(), await manager.create()
+        with pytest.raises(SandboxLimitError) as caught:
+            await manager.create()
+        assert str(caught.value) == "Maximum number of sandboxes (2) reached"
+        assert isinstance(caught.value, SandboxError)
+        await manager.destroy(first.sandbox_id)
+        await manager.create()
+
+
+async def test_the_limit_holds_for_creations_under_way(backend: WatchedBackend) -> None:
+    backend.create_gate = asyncio.Event()
+    async with managed(backend, 2) as manager:
+        attempts = [asyncio.create_task(manager.create()) for _ in range(5)]
+        await wait_until(lambda: sum(task.done() for task in attempts) == 3)
+        backend.create_gate.set()
+        outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [Sandbox] * 2 + [SandboxLimitError] * 3
+        assert backend.peak == 2
+
+
+def test_one_limit_with_two_names() -> None:
+    assert SandboxManager().max_concurrent == SandboxManager().max_sandboxes == 10
+    assert SandboxManager(5).max_sandboxes == 5
+    assert SandboxManager(max_concurrent=5).max_concurrent == 5
+    assert SandboxManager(max_sandboxes=7).max_concurrent == 7
+    with pytest.raises(ValueError, match="one limit"):
+        SandboxManager(5, max_sandboxes=7)
+    with pytest.raises(ValueError, match="at least one"):
+        SandboxManager(0)
+
+
+async def test_a_failed_creation_frees_its_slot(backend: WatchedBackend) -> None:
+    async with managed(backend, 1) as manager:
+        backend.refuse_create = True
+        for _ in range(3):
+            with pytest.raises(SandboxCreationError, match="refused"):
+                await manager.create()
+        backend.refuse_create = False
+        await manager.create()
+
+
+async def test_a_cancelled_creation_frees_its_slot(backend: WatchedBackend) -> None:
+    backend.create_gate = asyncio.Event()
+    async with managed(backend, 1) as manager:
+        attempt = asyncio.create_task(manager.create())
+        await asyncio.sleep(0)
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        backend.create_gate.set()
+        await manager.create()
+        assert len(backend.alive) == 1
+
+
+async def test_ids(backend: WatchedBackend) -> None:
+    ids = [new_sandbox_id() for _ in range(100)]
+    assert len(set(ids)) == 100
+    assert all(len(i) == 26 and set(i) <= set("0123456789ABCDEFGHJKMNPQRSTVWXYZ") for i in ids)
+    async with managed(backend) as manager:
+        sandbox = await manager.create(sandbox_id="mine")
+        assert sandbox.sandbox_id == "mine"
+        with pytest.raises(SandboxConflictError, match="mine exists already"):
+            await manager.create(sandbox_id="mine")
+        assert backend.alive == {"mine"}
+        for bad in ("../etc", "a/b", "", "x" * 65, "-rf", "a\n", "é"):
+            if bad:
+                with pytest.raises(SandboxCreationError, match="Not a sandbox id"):
+                    await manager.create(sandbox_id=bad)
+        await manager.create()
+
+
+async def test_an_id_that_another_process_has_is_left_alone(backend: WatchedBackend) -> None:
+    theirs, ours = managed(backend), managed(backend)
+    await theirs.create(sandbox_id="shared")
+    with pytest.raises(SandboxConflictError):
+        await ours.create(sandbox_id="shared")
+    await ours.close()
+    assert backend.alive == {"shared"}
+    await theirs.close()
+
+
+async def test_managed_sandbox_is_gone_however_the_block_ends(backend: WatchedBackend) -> None:
+    async with managed(backend) as manager:
+        async with manager.managed_sandbox(SandboxConfig()) as sandbox:
+            assert (await sandbox.execute("echo hi"))["stdout"] == "hi\n"
+        assert not backend.alive
+        with pytest.raises(ZeroDivisionError):
+            async with manager.managed_sandbox():
+                raise ZeroDivisionError
+        assert not backend.alive
+        assert not manager.active_sandboxes
+
+
+async def test_cancellation_waits_for_the_removal(backend: WatchedBackend) -> None:
+    backend.destroy_gate = asyncio.Event()
+    inside = asyncio.Event()
+
+    async def use() -> None:
+        async with manager.managed_sandbox():
+            inside.set()
+            await asyncio.Event().wait()
+
+    async with managed(backend) as manager:
+        user = asyncio.create_task(use())
+        await inside.wait()
+        user.cancel()
+        await asyncio.sleep(0.01)
+        user.cancel()  # impatient: still nothing may stay
+        await asyncio.sleep(0.01)
+        assert not user.done()
+        backend.destroy_gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await user
+        assert not backend.alive
+
+
+async def test_what_cannot_be_removed_stays_listed_and_can_be_tried_again(
+    backend: WatchedBackend,
+) -> None:
+    manager = managed(backend, 1)
+    sandbox = await manager.create()
+    backend.refuse_destroy = True
+    for _ in range(2):
+        with pytest.raises(SandboxCleanupError):
+            await manager.destroy(sandbox.sandbox_id)
+        assert sandbox.sandbox_id in manager.active_sandboxes
+        with pytest.raises(SandboxLimitError):
+            await manager.create()
+    with pytest.raises(SandboxCleanupError):
+        await manager.close()
+    backend.refuse_destroy = False
+    await manager.close()
+    assert not backend.alive
+
+
+async def test_a_slot_is_free_only_when_the_sandbox_is_gone(backend: WatchedBackend) -> None:
+    backend.destroy_gate = asyncio.Event()
+    async with managed(backend, 1) as manager:
+        sandbox = await manager.create()
+        removals = [asyncio.create_task(manager.destroy(sandbox.sandbox_id)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(SandboxLimitError):
+            await manager.create()
+        backend.destroy_gate.set()
+        await asyncio.gather(*removals)
+        await manager.create()
+        assert backend.peak == 1
+
+
+async def test_waiting_for_room_is_in_turn(backend: WatchedBackend) -> None:
+    async with managed(backend, 1) as manager:
+        first = await manager.create()
+        order: list[int] = []
+
+        async def wait(number: int) -> None:
+            sandbox = await manager.create_when_free()
+            order.append(number)
+            await manager.destroy(sandbox.sandbox_id)
+
+        waiters = [asyncio.create_task(wait(number)) for number in range(4)]
+        await asyncio.sleep(0.01)
+        waiters[1].cancel()
+        await manager.destroy(first.sandbox_id)
+        await asyncio.gather(*waiters, return_exceptions=True)
+        assert order == [0, 2, 3]
+        assert backend.peak == 1
+        await manager.create()
+
+
+async def test_a_slot_handed_to_a_cancelled_waiter_is_passed_on(backend: WatchedBackend) -> None:
+    async with managed(backend, 1) as manager:
+        first = await manager.create()
+        waiter = asyncio.create_task(manager.create_when_free())
+        await asyncio.sleep(0.01)
+        removal = asyncio.create_task(manager.destroy(first.sandbox_id))
+        removal.add_done_callback(lambda _: waiter.cancel())
+        await removal
+        await asyncio.gather(waiter, return_exceptions=True)
+        await manager.cleanup()
+        await manager.create()
+
+
+async def test_the_older_names(backend: WatchedBackend) -> None:
+    async with managed(backend, 3) as manager:
+        sandbox_id = await manager.create_sandbox(SandboxSettings(memory_limit="1g"))
+        sandbox = await manager.get_sandbox(sandbox_id)
+        assert sandbox.config.memory_mb == 1024
+        assert manager._sandboxes == {sandbox_id: sandbox}
+        assert set(manager._last_used) == {sandbox_id}
+        await manager.delete_sandbox(sandbox_id)
+        with pytest.raises(KeyError, match="Sandbox .* not found"):
+            await manager.get_sandbox(sandbox_id)
+        with pytest.raises(SandboxNotFoundError) as caught:
+            await manager.get_sandbox("nobody")
+        assert str(caught.value) == "Sandbox nobody not found"
+        with pytest.raises(SandboxCreationError, match="copy_to"):
+            await manager.create_sandbox(volume_bindings={"/data": "/data"})
+        await manager.create_sandbox()
+        await manager.create_sandbox()
+        await manager.cleanup()
+        assert not backend.alive
+        await manager.create()
+
+
+async def test_without_a_config_the_settings_decide(backend: WatchedBackend) -> None:
+    settings = load_settings({"PARACLE_SANDBOX_DEFAULT_MEMORY_MB": "256"})
+    async with SandboxManager(backend=backend, settings=settings) as manager:
+        assert (await manager.create()).config.memory_mb == 256
+
+
+async def test_stats_speak_both_vocabularies(backend: WatchedBackend) -> None:
+    async with managed(backend, 4) as manager:
+        sandbox = await manager.create()
+        async with manager.sandbox_operation(sandbox.sandbox_id) as same:
+            assert same is sandbox
+            stats = await manager.get_stats()
+        assert stats["total_sandboxes"] == 1
+        assert stats["max_concurrent"] == stats["max_sandboxes"] == 4
+        assert stats["utilization"] == 0.25
+        assert stats["active_operations"] == 1
+        assert (stats["idle_timeout"], stats["cleanup_interval"]) == (3600, 300)
+        assert stats["is_shutting_down"] is False
+        assert stats["sandboxes"][sandbox.sandbox_id]["memory_limit_mb"] == 512  # type: ignore[typeddict-item]
+        await backend.destroy(sandbox.sandbox_id)
+        assert "error" in (await manager.get_stats())["sandboxes"][sandbox.sandbox_id]
+
+
+async def test_idle_sandboxes_are_removed_but_never_one_in_use(backend: WatchedBackend) -> None:
+    async with managed(backend, 3, idle_timeout=0.05, cleanup_interval=0.02) as manager:
+        idle, operated, working = [await manager.create() for _ in range(3)]
+        async with manager.sandbox_operation(operated.sandbox_id):
+            work = asyncio.create_task(working.execute("sleep 0.3; echo done"))
+            await wait_until(lambda: idle.sandbox_id not in backend.alive)
+            assert (await work)["stdout"] == "done\n"
+            assert operated.sandbox_id in manager.active_sandboxes
+        await wait_until(lambda: not backend.alive)
+        assert not manager.active_sandboxes
+        again = await manager.create()
+        await wait_until(lambda: again.sandbox_id not in backend.alive)
+
+
+async def test_no_idle_timeout_means_for_ever(backend: WatchedBackend) -> None:
+    manager = SandboxManager(backend=backend, settings=Settings(), idle_timeout=None)
+    async with manager:
+        await manager.create()
+        manager.start_cleanup_task()
+        assert backend.alive
+
+
+async def test_close_is_idempotent_and_final(backend: WatchedBackend) -> None:
+    manager = managed(backend)
+    await manager.create()
+    await manager.close()
+    await manager.close()
+    assert not backend.alive
+    assert backend.closed == 0  # the caller's backend
+    with pytest.raises(SandboxError, match="closed"):
+        await manager.create()
+
+
+async def test_close_waits_for_a_creation_under_way(backend: WatchedBackend) -> None:
+    backend.create_gate = asyncio.Event()
+    manager = managed(backend)
+    attempt = asyncio.create_task(manager.create())
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(manager.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    backend.create_gate.set()
+    with pytest.raises(SandboxError, match="closed meanwhile"):
+        await attempt
+    await closing
+    assert not backend.alive
+
+
+def test_one_manager_serves_one_event_loop_after_the_other() -> None:
+    """Also when the loop before ended without a word."""
+    manager = SandboxManager(2, backend="fake", settings=Settings())
+
+    async def use(leave: bool) -> None:
+        async with manager.managed_sandbox() as sandbox:
+            assert (await sandbox.execute("echo hi"))["stdout"] == "hi\n"
+        if leave:
+            await manager.create()
+
+    asyncio.run(use(False))
+    asyncio.run(use(True))
+    asyncio.run(use(False))
+    asyncio.run(manager.close())
+    assert not manager.active_sandboxes
+
+
+def test_backends_by_name() -> None:
+    settings = Settings()
+    assert get_backend("fake", settings).name == "fake"
+    assert get_backend("fake", settings) is not get_backend("fake", settings)
+    assert get_backend(None, load_settings({"SANDBOX_MODE": "fake"})).name == "fake"
+    with pytest.raises(BackendUnavailableError, match=r"no backend 'qemu'; known are auto, native"):
+        get_backend("qemu", settings)
+    for name in ("docker", "local", "gvisor"):
+        with pytest.raises(DockerConnectionError, match="install Docker"):
+            get_backend(name, settings)
+    for name in ("incus", "incus-vm", "remote", "daytona"):
+        with pytest.raises(BackendUnavailableError, match="not in this version"):
+            get_backend(name, settings)
+    with pytest.raises(BackendUnavailableError, match="incus-vm"):
+        get_backend("incus", load_settings({"INCUS_SANDBOX_TYPE": "vm"}))
+
+
+async def test_a_missing_backend_is_reported_by_create() -> None:
+    manager = SandboxManager(1, backend="docker")
+    for _ in range(2):
+        with pytest.raises(DockerConnectionError, match="Docker not available"):
+            await manager.create()
+    await manager.close()
+
+
+async def test_explain_names_every_candidate_of_auto() -> None:
+    healths = await explain(Settings())
+    assert [health.backend for health in healths] == ["remote", "native", "docker", "incus"]
+    assert all(health.available or health.detail for health in healths)

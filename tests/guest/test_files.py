@@ -9,6 +9,7 @@ import resource
 import socket
 import stat
 import struct
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -158,9 +159,7 @@ def test_bytes_come_back_exactly(guest: Guest, size: int) -> None:
     ("offset", "length", "expected"),
     [(0, 3, b"012"), (8, None, b"89"), (8, 100, b"89"), (100, None, b""), (3, 0, b"")],
 )
-def test_read_takes_a_part(
-    guest: Guest, offset: int, length: int | None, expected: bytes
-) -> None:
+def test_read_takes_a_part(guest: Guest, offset: int, length: int | None, expected: bytes) -> None:
     guest.ok("write", b"0123456789", path="digits")
     assert guest.ok("read", path="digits", offset=offset, length=length)["output"] == expected
 
@@ -290,7 +289,16 @@ def test_what_is_no_regular_file_is_refused_without_waiting(guest: Guest) -> Non
 # Names and paths
 
 
-NAMES = [b"new\nline", b"\xff\xfe", b"a" * 255, b"-rf", b" ", "\u202etxt.\u200b".encode(), b"...", b"~"]
+NAMES = [
+    b"new\nline",
+    b"\xff\xfe",
+    b"a" * 255,
+    b"-rf",
+    b" ",
+    "\u202etxt.\u200b".encode(),
+    b"...",
+    b"~",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -358,7 +366,9 @@ def test_links_that_stay_inside_are_followed(guest: Guest, tmp_path: Path) -> No
     assert (top / "v1" / "deep" / "new" / "file").read_bytes() == b"more"
 
 
-@pytest.mark.parametrize("target", ["{outside}", "../outside", "/proc/self/root", "a/../../outside"])
+@pytest.mark.parametrize(
+    "target", ["{outside}", "../outside", "/proc/self/root", "a/../../outside"]
+)
 def test_links_that_leave_are_refused(guest: Guest, outside: Path, target: str) -> None:
     (guest.working_dir / "a").mkdir()
     (guest.working_dir / "link").symlink_to(target.format(outside=outside))
@@ -405,12 +415,16 @@ def test_circles_and_very_long_detours_end(guest: Guest) -> None:
     assert not guest.run("read", path=deep + "/link")["ok"]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.one_of(
         st.text(),
         st.lists(
-            st.sampled_from(["..", ".", "", "a", "in", "out", "up", "abs", "file", "~", "$HOME", "*"]),
+            st.sampled_from(
+                ["..", ".", "", "a", "in", "out", "up", "abs", "file", "~", "$HOME", "*"]
+            ),
             max_size=8,
         ).map("/".join),
     ),
@@ -542,7 +556,16 @@ def test_move_between_file_systems(two_mounts: Guest) -> None:
     assert sorted(os.listdir(guest.working_dir)) == ["file", "full", "link"]
 
 
-def test_trees_far_deeper_than_a_path_can_say(guest: Guest) -> None:
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Guest]:
+    """A workspace where making and removing 50 000 directories does not wait for a disk."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else tmp_path) as folder:
+        yield Guest(Path(folder), tmp_path)
+
+
+def test_trees_far_deeper_than_a_path_can_say(in_memory: Guest) -> None:
+    guest = in_memory
     depth = 50_000
     position = os.open(guest.working_dir, os.O_RDONLY)
     for _ in range(depth):
@@ -653,7 +676,9 @@ def test_a_tree_joins_what_is_there(guest: Guest, outside: Path) -> None:
     guest.ok("write", b"kept", path="d/kept")
     guest.ok("write", b"old", path="d/replaced")
     (guest.working_dir / "link").symlink_to(outside / "secret")
-    stream = entry(FOLDER, b"d") + entry(FILE, b"d/replaced", b"new") + entry(FILE, b"link", b"mine")
+    stream = (
+        entry(FOLDER, b"d") + entry(FILE, b"d/replaced", b"new") + entry(FILE, b"link", b"mine")
+    )
     guest.ok("put_tree", stream + THE_END, path=".")
     assert guest.ok("read", path="d/kept")["output"] == b"kept"
     assert guest.ok("read", path="d/replaced")["output"] == b"new"

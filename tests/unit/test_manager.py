@@ -328,10 +328,12 @@ async def test_stats_speak_both_vocabularies(backend: WatchedBackend) -> None:
 
 
 async def test_idle_sandboxes_are_removed_but_never_one_in_use(backend: WatchedBackend) -> None:
-    async with managed(backend, 3, idle_timeout=0.05, cleanup_interval=0.02) as manager:
+    async with managed(backend, 3, cleanup_interval=0.02) as manager:
         idle, operated, working = [await manager.create() for _ in range(3)]
         async with manager.sandbox_operation(operated.sandbox_id):
             work = asyncio.create_task(working.execute("sleep 0.3; echo done"))
+            await wait_until(lambda: working.in_use)
+            manager.idle_timeout = 0.05
             await wait_until(lambda: idle.sandbox_id not in backend.alive)
             assert (await work)["stdout"] == "done\n"
             assert operated.sandbox_id in manager.active_sandboxes

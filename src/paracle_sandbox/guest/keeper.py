@@ -18,10 +18,11 @@ import os
 import signal
 import struct
 import termios
-from typing import Any, Callable, Dict, List, NoReturn, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from .kernel import SET_CHILD_SUBREAPER, SET_DUMPABLE, close_from, prctl, unblock_signals
 from .launch import Launch
+from .program import become_program
 
 # What the keeper says: one tag and one number.
 NEWS = struct.Struct("<ci")
@@ -80,7 +81,7 @@ def _start(launch: Launch) -> int:
         step = BAD_DIRECTORY
         os.chdir(launch.cwd)
         step = BAD_PROGRAM
-        return _fork(launch) if launch.program else _spawn(launch)
+        return _fork(launch, launch.program) if launch.program else _spawn(launch)
     except OSError as error:
         _say(step, error.errno or errno.EIO)
         return 0
@@ -189,7 +190,8 @@ class _OomFirst:
             pass  # a preference, not a protection
 
 
-def _fork(launch: Launch) -> int:
+def _fork(launch: Launch, program: Dict[str, Any]) -> int:
+    """Start Python by becoming it."""
     pid = os.fork()
     if pid:
         return pid
@@ -200,22 +202,10 @@ def _fork(launch: Launch) -> int:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         prctl(SET_DUMPABLE, 1)
         _volunteer_for_oom()
-        _become(launch)
+        unblock_signals()
+        become_program(program)
     finally:
         os._exit(70)
-
-
-def _become(launch: Launch) -> NoReturn:
-    from .program import become_program  # imported by the guest before it forked
-
-    assert launch.program is not None
-    os.environ.clear()
-    os.environb.update(launch.env)
-    # As a fresh interpreter has them; the guest changed nothing else.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    unblock_signals()
-    become_program(launch.program)
 
 
 def _volunteer_for_oom() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, NoReturn, Optional
 from ..channel import frames
 from . import kernel
 from .commands import Command
+from .files import OPS
 from .keepers import Keepers
 from .kill import TreeKill, kill_everything
 from .launch import Invalid, parse_exec, parse_python
@@ -168,13 +169,9 @@ class Guest:
             return None
         if op in ("exec", "python"):
             launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
-            if launch.program:
-                from . import program  # noqa: F401  here, so that no fork has to
             command = Command(launch, wire, self._loop, self._keepers, self._buffer)
             command.start()
             return command
-        from .files import OPS
-
         if not isinstance(op, str) or op not in OPS:
             wire.error("unknown_op", "no such operation: %.100r" % (op,))
             return None

@@ -145,7 +145,7 @@ def _main_module(filename: str) -> ModuleType:
 def _start_interpreter(spec: Dict[str, Any]) -> NoReturn:
     command: List[str] = [spec["python"], spec["path"], *spec["argv"]]
     try:
-        os.execve(spec["python"], command, spec["env"])
+        os.execvpe(spec["python"], command, spec["env"])
     except OSError as error:
         os.write(2, ("paracle: %s: %s\n" % (spec["python"], error.strerror)).encode())
         os._exit(126)

@@ -164,7 +164,8 @@ def reset_multiprocessing(python: str) -> None:
     process: Any = sys.modules.get("multiprocessing.process")
     if process is None:
         return
-    process._current_process = process._MainProcess()  # with an authentication key of its own
+    main = type(process._current_process)  # its name is deleted from the module
+    process._current_process = main()  # with an authentication key of its own
     process._process_counter = itertools.count(1)
     process._children.clear()
     process.ORIGINAL_DIR = os.path.abspath(os.getcwd())

@@ -233,10 +233,12 @@ def _attach(image: int) -> tuple[int, str]:
         for _ in range(_LOOP_ATTEMPTS):
             number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
             device = f"/dev/loop{number}"
-            loop = _open_loop(number, device)
-            if _configure(loop, image):
-                return loop, device
-            os.close(loop)
+            with contextlib.ExitStack() as undo:
+                loop = _open_loop(number, device)
+                undo.callback(os.close, loop)
+                if _configure(loop, image):
+                    undo.pop_all()
+                    return loop, device
     finally:
         os.close(control)
     raise OSError(errno.EBUSY, "loop: every free device was taken by others first")

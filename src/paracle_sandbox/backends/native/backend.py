@@ -34,8 +34,9 @@ from .usage import read_usage
 
 _MB = 1 << 20
 _FOREIGN_SECONDS = 15.0
-# A limit counts as reached when less than this is left: a block that no longer fits is smaller.
+# Almost at the limit is at the limit: what no longer fits may be a whole extent with its metadata.
 _DISK_SLACK = 256 << 10
+_DISK_SLACK_SHARE = 256
 
 
 class NativeBackend(Backend):
@@ -195,8 +196,9 @@ class NativeBackend(Backend):
         if owned is None:
             return usage
         disk, _ = await owned.spawner.request("disk", id=sandbox_id)
-        full = bool(disk["limit"]) and disk["used"] + _DISK_SLACK >= disk["limit"]
-        return replace(usage, disk_bytes=disk["used"], disk_full=full)
+        used, limit = disk["used"], disk["limit"]
+        slack = max(_DISK_SLACK, limit // _DISK_SLACK_SHARE)
+        return replace(usage, disk_bytes=used, disk_full=bool(limit) and used + slack >= limit)
 
     def _record(self, sandbox_id: str) -> Record:
         record = self.records.find(sandbox_id)

@@ -163,7 +163,7 @@ vm() (
     fi
     [ "$(id -u)" = 0 ] || vm_fail "the test machine is not built yet, and building it needs root"
     command -v apt-get >/dev/null || vm_fail "building the test machine needs a Debian host"
-    mkdir -p "$cache"
+    mkdir -p "$cache" || vm_fail "cannot write to $cache"
     exec 9>"$cache/vm.lock"
     flock 9
     vm_install_host_tools

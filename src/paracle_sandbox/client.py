@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 from .manager import AnyConfig, SandboxManager
 from .sandbox import Sandbox
@@ -62,7 +62,7 @@ class BaseSandboxClient(ABC):
     async def cleanup(self) -> None:
         """Remove the sandbox. Idempotent; the next use makes a new one."""
 
-    async def __aenter__(self) -> BaseSandboxClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

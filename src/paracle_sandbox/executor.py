@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from .backends.base import Backend, Health
 from .config import SandboxConfig
@@ -152,7 +152,7 @@ class SandboxExecutor:
         for sandbox_id in kept:
             await self.manager.destroy(sandbox_id)
 
-    async def __aenter__(self) -> SandboxExecutor:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -175,7 +175,7 @@ class SandboxExecutor:
                 sandbox = await self.manager.create_when_free(own_config or config)
                 results[index] = await self._run_in(sandbox, job)
             except Exception as error:  # one job must never lose another, whatever went wrong
-                if not isinstance(error, SandboxError):
+                if not isinstance(error, SandboxError | ValueError):
                     logger.exception("Job %d of a batch failed", index)
                 results[index] = error_result(error, job_index=index)
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, Self
 
 from .backends.base import Backend
 from .backends.registry import get_backend
@@ -29,36 +29,15 @@ from .errors import (
 )
 from .idle import IdleTimer
 from .ids import check_sandbox_id, new_sandbox_id
-from .results import Stats
+from .manager_stats import ManagerStats, stats_of
 from .sandbox import Sandbox
 from .sandbox_settings import SandboxSettings
 from .settings import Settings, load_settings
-from .slots import Slots
+from .slots import Slots, one_limit
 
 logger = logging.getLogger(__name__)
 
 AnyConfig = SandboxConfig | SandboxSettings
-DEFAULT_LIMIT = 10
-
-
-class Failure(TypedDict):
-    """In place of the stats of a sandbox that could not be asked."""
-
-    error: str
-
-
-class ManagerStats(TypedDict):
-    """What a manager holds; ``max_concurrent`` and ``max_sandboxes`` are one limit."""
-
-    total_sandboxes: int
-    max_concurrent: int
-    max_sandboxes: int
-    utilization: float
-    active_operations: int
-    idle_timeout: float | None
-    cleanup_interval: float
-    is_shutting_down: bool
-    sandboxes: dict[str, Stats | Failure]
 
 
 class SandboxManager:
@@ -78,7 +57,7 @@ class SandboxManager:
         backend: Backend | str | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self._slots = Slots(_one_limit(max_concurrent, max_sandboxes))
+        self._slots = Slots(one_limit(max_concurrent, max_sandboxes))
         self.idle_timeout = idle_timeout
         self.cleanup_interval = cleanup_interval
         self.settings = settings or load_settings()
@@ -220,7 +199,7 @@ class SandboxManager:
     async def get_stats(self) -> ManagerStats:
         """How full the manager is, and what each sandbox uses."""
         alive = dict(self._sandboxes)
-        stats = await asyncio.gather(*map(_stats_of, alive.values()))
+        stats = await asyncio.gather(*map(stats_of, alive.values()))
         return {
             "total_sandboxes": len(alive),
             "max_concurrent": self.max_concurrent,
@@ -276,7 +255,7 @@ class SandboxManager:
             if self._owns_backend and isinstance(self._backend, Backend):
                 await self._backend.close()
 
-    async def __aenter__(self) -> SandboxManager:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -331,23 +310,6 @@ class SandboxManager:
             return False
         last_used = max(sandbox.last_used, self._last_used[sandbox.sandbox_id])
         return time.monotonic() - last_used > self.idle_timeout
-
-
-def _one_limit(max_concurrent: int | None, max_sandboxes: int | None) -> int:
-    given = {limit for limit in (max_concurrent, max_sandboxes) if limit is not None}
-    if len(given) > 1:
-        raise ValueError("max_concurrent and max_sandboxes are one limit; give one of them")
-    limit = given.pop() if given else DEFAULT_LIMIT
-    if limit < 1:
-        raise ValueError(f"a manager needs room for at least one sandbox, not {limit}")
-    return limit
-
-
-async def _stats_of(sandbox: Sandbox) -> Stats | Failure:
-    try:
-        return await sandbox.get_stats()
-    except SandboxError as error:
-        return {"error": error.message}
 
 
 async def _finish(removal: asyncio.Future[Any]) -> None:

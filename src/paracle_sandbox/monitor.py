@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from .errors import SandboxError, SandboxNotFoundError
 from .results import Averages, Monitoring, Stats
@@ -80,7 +80,7 @@ class SandboxMonitor:
         await asyncio.wait([task])
         await self._sample()
 
-    async def __aenter__(self) -> SandboxMonitor:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 

@@ -11,6 +11,8 @@ from collections import deque
 
 from .errors import SandboxLimitError
 
+DEFAULT_LIMIT = 10
+
 
 class Slots:
     """At most ``limit`` holders at a time."""
@@ -70,3 +72,14 @@ class Slots:
 
     def full(self) -> SandboxLimitError:
         return SandboxLimitError(f"Maximum number of sandboxes ({self.limit}) reached")
+
+
+def one_limit(max_concurrent: int | None, max_sandboxes: int | None) -> int:
+    """The limit that has two names."""
+    given = {limit for limit in (max_concurrent, max_sandboxes) if limit is not None}
+    if len(given) > 1:
+        raise ValueError("max_concurrent and max_sandboxes are one limit; give one of them")
+    limit = given.pop() if given else DEFAULT_LIMIT
+    if limit < 1:
+        raise ValueError(f"a manager needs room for at least one sandbox, not {limit}")
+    return limit

@@ -22,95 +22,71 @@ from .results import CommandResult
 from .sandbox import Sandbox
 from .sandbox_commands import text_of
 
-# $1 is the directory of the state, $2 the command, or empty when it is in the file "command".
-# The state is replaced by renaming: a shell that dies while saving leaves the old one whole.
-# Saving switches off every option that could print, stop or refuse in the middle of it.
-_RESTORE = """
+# What the shell is started with: $1 is the directory of the state, $2 the command (or empty
+# when it is in the file "command"), $3 the prelude below. One line and one group, so that the
+# shell counts the command's lines from 1 and has parsed the rest before it meets its errors.
+_START = (
+    'eval "$3"; set --; '
+    '{ eval "$_paracle_command"; { _paracle_save $?; } 2>/dev/null; }'
+)
+
+# Restores the state, and prepares to save it. It is replaced by renaming: a shell that dies
+# while saving leaves the old one whole. Saving first switches off every option that could
+# print, stop or refuse in the middle of it.
+_PRELUDE = """
 _paracle_dir=$1 _paracle_command=$2
 [ -n "$2" ] || _paracle_command=$(cat "$1/command")
-set --
-if [ -f "$_paracle_dir/state" ]; then
-    . "$_paracle_dir/state" 2>/dev/null
+if [ -f "$1/state" ]; then
+    . "$1/state" 2>/dev/null
     _paracle_old=${OLDPWD-}
     cd -- "$PWD" 2>/dev/null || cd -P . 2>/dev/null
     OLDPWD=$_paracle_old
     [ -n "$OLDPWD" ] || unset OLDPWD
+    unset _paracle_old
 fi
-"""
-
-_RUN = """
-unset _paracle_old
+_paracle_save() {
+    _paracle_flags=$-
+    set +aefuxC
+    [ -z "${_paracle_saved-}" ] || return "${1:-0}"
+    unset _paracle_command
+    {
+        _paracle_print
+        printf 'umask '
+        umask
+    } >|"$_paracle_dir/new" && command mv -f "$_paracle_dir/new" "$_paracle_dir/state"
+    _paracle_saved=yes
+    return "${1:-0}"
+}
 trap '{ _paracle_save; } 2>/dev/null' EXIT
-case ${_paracle_flags-} in
-    *e*) set -e ;;
-esac
-case ${_paracle_flags-} in
-    *u*) set -u ;;
-esac
-case ${_paracle_flags-} in
-    *f*) set -f ;;
-esac
-case ${_paracle_flags-} in
-    *C*) set -C ;;
-esac
-case ${_paracle_flags-} in
-    *a*) set -a ;;
-esac
+for _paracle_flag in a C e f u; do
+    case ${_paracle_flags-} in
+        *$_paracle_flag*) set -$_paracle_flag ;;
+    esac
+done
 case ${_paracle_flags-} in
     *x*) _paracle_command="set -x; $_paracle_command" ;;
 esac
-eval "$_paracle_command"
-{ _paracle_save $?; } 2>/dev/null
 """
 
-_BASH = (
-    """
+_BASH = """
 shopt -s expand_aliases
-"""
-    + _RESTORE
-    + """
-_paracle_save() {
-    _paracle_flags=$-
-    set +aefuxC
-    [ -z "${_paracle_saved-}" ] || return "${1:-0}"
-    unset _paracle_command
-    {
-        shopt -p
-        builtin declare -p
-        builtin declare -f
-        builtin declare -Fx
-        builtin alias -p
-        printf 'umask %s\\n' "$(umask)"
-        [[ -o pipefail ]] && echo 'set -o pipefail'
-        echo :
-    } >|"$_paracle_dir/new" && command mv -f "$_paracle_dir/new" "$_paracle_dir/state"
-    _paracle_saved=yes
-    return "${1:-0}"
+_paracle_print() {
+    shopt -p
+    builtin declare -p
+    builtin declare -f
+    builtin declare -Fx
+    builtin alias -p
+    shopt -po pipefail
 }
 """
-    + _RUN
-)
 
-_SH = (
-    _RESTORE
-    + """
-_paracle_save() {
-    _paracle_flags=$-
-    set +aefuxC
-    [ -z "${_paracle_saved-}" ] || return "${1:-0}"
-    unset _paracle_command
-    {
-        set
-        export -p
-        readonly -p
-        printf 'umask %s\\n' "$(umask)"
-    } >|"$_paracle_dir/new" && command mv -f "$_paracle_dir/new" "$_paracle_dir/state"
-    _paracle_saved=yes
-    return "${1:-0}"
+_SH = """
+_paracle_print() {
+    set
+    export -p
+    readonly -p
 }
 """
-    + _RUN
-)
 
 
 class Terminal:
@@ -152,8 +128,9 @@ class Terminal:
                 text = ""
                 await self._sandbox.write_file(f"{self._directory}/command", command)
             is_bash = self._shell.endswith("bash")
-            script, name = (_BASH, "bash") if is_bash else (_SH, "sh")
-            argv = [self._shell, "-c", script, name, self._directory, text]
+            prelude, name = (_BASH, "bash") if is_bash else (_SH, "sh")
+            arguments = [name, self._directory, text, prelude + _PRELUDE]
+            argv = [self._shell, "-c", _START, *arguments]
             seconds = self._default_timeout if timeout is None else timeout
             return await self._sandbox.execute(argv, seconds, **await self._surroundings())
 

@@ -431,7 +431,7 @@ PROGRAMS: List[Program] = [
     _program("timer_and_queue", "import threading, queue\nq = queue.Queue(); threading.Timer(.01, q.put, ['x']).start(); print(q.get(timeout=5))"),
     # -- processes
     _program("subprocess", "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'import sys; print(sys.argv, sys.flags.isolated)', 'a'], capture_output=True, text=True))\nprint(subprocess.call('exit 3', shell=True))\nsubprocess.run(['false'], check=True)"),
-    _program("subprocess_pipe", "import subprocess\np = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE); print(p.communicate(b'through'), p.returncode)\ntry: subprocess.run(['sleep', '5'], timeout=.05)\nexcept subprocess.TimeoutExpired as e: print(e)\nsubprocess.Popen(['no-such-program'])"),
+    _program("subprocess_pipe", "import subprocess\np = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE); print(p.communicate(b'through'), p.returncode)\ntry: subprocess.run(['sleep', '5'], timeout=.05)\nexcept subprocess.TimeoutExpired as e: print(e.cmd)\nsubprocess.Popen(['no-such-program'])"),
     _program("os_system", "import os; print(os.system('exit 2') >> 8, os.popen('echo hi').read())"),
     _program("fork", "import os, atexit\natexit.register(print, 'bye')\npid = os.fork()\nif pid:\n    _, s = os.waitpid(pid, 0); print('parent', s)\nelse:\n    print('child')\n"),
     _program("fork_child_raises", "import os\npid = os.fork()\nif pid:\n    print(os.waitpid(pid, 0)[1] >> 8)\nelse:\n    def f(): 1/0\n    f()"),

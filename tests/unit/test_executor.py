@@ -33,7 +33,7 @@ class WatchedBackend(FakeBackend):
     def __init__(self) -> None:
         super().__init__()
         self.alive: set[str] = set()
-        self.created: list[SandboxConfig] = []
+        self.configs: list[SandboxConfig] = []
         self.peak = 0
         self.refuse_destroy = False
         self.refuse_usage = False
@@ -42,7 +42,7 @@ class WatchedBackend(FakeBackend):
     async def create(self, sandbox_id: str, config: SandboxConfig, labels: Any) -> None:
         await super().create(sandbox_id, config, labels)
         self.alive.add(sandbox_id)
-        self.created.append(config)
+        self.configs.append(config)
         self.peak = max(self.peak, len(self.alive))
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -118,7 +118,8 @@ print(os.path.basename(sys.argv[0]))
     )
     assert result["result"]["stdout"] == "Päracle ['a', 'b c'] typed red\nagent_code.py\n"
     looks = "import os; print(os.path.exists('inputs.json'))"
-    for nothing in (None, {}):
+    nothings: list[dict[str, int] | None] = [None, {}]
+    for nothing in nothings:
         result = await executor.execute_agent(looks, inputs=nothing, monitor=False)
         assert result["result"]["stdout"] == "False\n"
 
@@ -141,7 +142,7 @@ async def test_a_path_is_a_file_and_a_string_never(
     result = await executor.execute_agent(file, monitor=False)
     assert result["result"]["stdout"] == "from a file\n"
     assert not (await executor.execute_agent(str(file), monitor=False))["success"]
-    backend.created.clear()
+    backend.configs.clear()
     with pytest.raises(SandboxError, match=r"Agent code file not found: .*none\.py"):
         await executor.execute_agent(tmp_path / "none.py")
     with pytest.raises(SandboxError, match="inputs cannot be written as JSON"):
@@ -150,7 +151,7 @@ async def test_a_path_is_a_file_and_a_string_never(
         await executor.execute_agent("\udcff")
     with pytest.raises(SandboxError, match="timeout must be positive"):
         await executor.execute_agent("", timeout=0)
-    assert not backend.created  # found before a sandbox was made
+    assert not backend.configs  # found before a sandbox was made
 
 
 async def test_monitoring(executor: SandboxExecutor) -> None:
@@ -185,7 +186,9 @@ async def test_a_deadline_is_raised_and_leaves_nothing(
     assert not backend.alive
 
 
-async def test_too_much_output_is_raised(executor: SandboxExecutor, backend: WatchedBackend) -> None:
+async def test_too_much_output_is_raised(
+    executor: SandboxExecutor, backend: WatchedBackend
+) -> None:
     with pytest.raises(ResourceLimitError) as caught:
         await executor.execute_agent(
             "while True: print('x' * 1000)", SandboxConfig(max_output_mb=1), monitor=False
@@ -248,16 +251,29 @@ async def test_a_good_run_stays_good_when_figures_or_removal_fail(
 
 
 async def test_batch_is_parallel_bounded_and_ordered(
-    executor: SandboxExecutor, backend: WatchedBackend
+    executor: SandboxExecutor, backend: WatchedBackend, tmp_path: Path
 ) -> None:
-    code = "import time, json; time.sleep(0.4); print(json.load(open('inputs.json'))['id'])"
-    jobs = [{"agent_code": code, "inputs": {"id": i}, "monitor": False} for i in range(1, 5)]
-    started = time.monotonic()
+    """Each waits for its neighbour, which it could not do one after the other."""
+    code = """
+import json, os, time
+inputs = json.load(open("inputs.json"))
+open(inputs["mine"], "w").close()
+while not os.path.exists(inputs["theirs"]):
+    time.sleep(0.01)
+print(inputs["mine"][-1])
+"""
+    jobs = [
+        {
+            "agent_code": code,
+            "inputs": {"mine": f"{tmp_path}/{i}", "theirs": f"{tmp_path}/{i ^ 1}"},
+            "monitor": False,
+            "timeout": 20,
+        }
+        for i in range(4)
+    ]
     results = await executor.execute_batch(jobs, max_concurrent=2)
-    elapsed = time.monotonic() - started
-    assert [result["result"]["stdout"] for result in results] == ["1\n", "2\n", "3\n", "4\n"]
+    assert [result["result"]["stdout"] for result in results] == ["0\n", "1\n", "2\n", "3\n"]
     assert backend.peak == 2
-    assert 0.8 <= elapsed < 1.5
     assert not backend.alive
     assert await executor.execute_batch([]) == []
 
@@ -295,7 +311,7 @@ async def test_batch_never_loses_a_job(executor: SandboxExecutor, backend: Watch
         assert results[index]["job_index"] == index
         assert results[index]["error_type"]
         assert results[index]["sandbox_id"] is None
-    assert {config.memory_mb for config in backend.created} == {222, 333}
+    assert {config.memory_mb for config in backend.configs} == {222, 333}
     assert not backend.alive
 
 
@@ -318,7 +334,9 @@ async def test_batch_does_not_wait_for_what_it_keeps_itself(executor: SandboxExe
     kept = [result for result in results if "error_type" not in result]
     assert len(kept) == 3
     refused = [result for result in results if result.get("error_type") == "SandboxLimitError"]
-    assert [result["error"] for result in refused] == ["Maximum number of sandboxes (3) reached"] * 2
+    assert [result["error"] for result in refused] == [
+        "Maximum number of sandboxes (3) reached"
+    ] * 2
     await executor.close()
     assert (await executor.execute_batch(jobs[:1]))[0]["result"]["exit_code"] == 1
 

@@ -74,8 +74,12 @@ async def backend() -> AsyncIterator[WatchedBackend]:
     await backend.close()
 
 
-def managed(backend: WatchedBackend, limit: int = 2, **options: float) -> SandboxManager:
-    return SandboxManager(limit, backend=backend, settings=Settings(), **options)
+def managed(
+    backend: WatchedBackend, limit: int = 2, cleanup_interval: float = 300
+) -> SandboxManager:
+    return SandboxManager(
+        limit, cleanup_interval=cleanup_interval, backend=backend, settings=Settings()
+    )
 
 
 async def wait_until(condition: object) -> None:

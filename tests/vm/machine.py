@@ -69,7 +69,7 @@ def prepare() -> VmParts:
     built = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
     if built.returncode != 0:
         reason = built.stderr.strip().splitlines()[-3:]
-        raise VmUnavailableError("\n".join(reason) or f"{script.name} failed")
+        raise VmUnavailableError("; ".join(reason) or f"{script.name} failed")
     folder = Path(built.stdout.strip().splitlines()[-1])
     return VmParts(folder / "vmlinuz", folder / "boot.cpio", folder / "root.ext4")
 

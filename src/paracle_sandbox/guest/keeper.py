@@ -15,6 +15,7 @@ posix_spawn, which does not copy the page tables of the guest as fork would (0.6
 import errno
 import fcntl
 import os
+import resource
 import signal
 import struct
 import termios
@@ -53,6 +54,8 @@ def fork_into(work: Callable[[], None]) -> int:
         # here. All other signals are blocked, as in the guest.
         signal.set_wakeup_fd(-1)
         prctl(SET_CHILD_SUBREAPER, 1)
+        for limit in (resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):
+            resource.setrlimit(limit, (0, 0))
         work()
         code = 0
     finally:

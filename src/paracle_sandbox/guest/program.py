@@ -9,7 +9,7 @@ interpreter that starts can honour; packages that the user installed at home.
 
 What stays different: strings hash with the parent's seed; modules that the parent imported are
 in `sys.modules` before the program imports them, and out of reach of the garbage collector
-(`gc.get_freeze_count()`); up to Python 3.11 the deepest recursion is a few calls less.
+(`gc.get_freeze_count()`).
 """
 
 import importlib.machinery
@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, Dict, List, NoReturn, Optional
 
 from . import program_state as state
-from .program_end import end_program
+from .program_end import Ending
 from .program_io import open_streams, settle_locale
 from .program_stack import run_on_empty_stack, supported
 
@@ -45,21 +45,17 @@ def become_program(spec: Dict[str, Any]) -> NoReturn:
     exec), and optionally "path0" (sys.path[0] in place of the file's directory) and "sys_path"
     (the rest of sys.path in place of this process's own).
     """
-    streams = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    # Never let go, as this frame never ends: a stream that is collected writes out its buffer.
+    streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
     code = _prepare(spec)
     if code is None:
         _start_interpreter(spec)
-    before = frozenset(sys.modules)
+    ending = Ending(frozenset(sys.modules))
     module = _main_module(_absolute(spec["path"]))
     state.hide_guest(module)
-    scope = vars(module)
+    scopes = [vars(module)]
     del module
-
-    def begin() -> None:
-        state.reset_threading()
-        streams.reverse()  # hold on to them for as long as the process lives
-
-    run_on_empty_stack(code, scope, begin, lambda raised: end_program(raised, before))
+    run_on_empty_stack([code], scopes, state.reset_threading, ending.report, ending.exit)
 
 
 def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:

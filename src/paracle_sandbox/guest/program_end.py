@@ -6,7 +6,6 @@ callbacks, streams flushed, garbage collected, the program's own modules torn do
 would take longer than many programs run.
 """
 
-import atexit
 import functools
 import gc
 import os
@@ -25,28 +24,39 @@ _DROPPED_FROM_SYS = (
 )  # fmt: skip
 
 
-def end_program(exception: Optional[BaseException], before: FrozenSet[str]) -> NoReturn:
-    """Exit as `python3 file.py` would after this exception; `before` names the parent's modules."""
-    _flush_quietly("stderr")
-    _flush_quietly("stdout")
-    status = 0 if exception is None else _report(exception)
-    interrupted = type(exception) is KeyboardInterrupt
-    exception = None
-    _forget_file()
-    _join_threads()
-    _run_exit_callbacks()
-    flushed = _flush_streams()
-    _restore_signals()
-    if gc.isenabled():
-        gc.collect()
-    _clear_modules(before)
-    flushed = _flush_streams() and flushed
-    flush_c_streams(None)
-    if interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-        status = 128 + signal.SIGINT
-    os._exit(status & 0xFF if flushed else _FLUSH_FAILED)
+class Ending:
+    """How one program ends. `modules` are the names of those the parent had imported."""
+
+    def __init__(self, modules: FrozenSet[str]) -> None:
+        self._modules = modules
+        self._status = 0
+        self._interrupted = False
+
+    def report(self, exception: Optional[BaseException]) -> None:
+        """Show what the program raised and wait for its threads; atexit callbacks come next."""
+        _flush_quietly("stderr")
+        _flush_quietly("stdout")
+        if exception is not None:
+            self._status = _report(exception)
+            self._interrupted = type(exception) is KeyboardInterrupt
+        del exception
+        _forget_file()
+        _join_threads()
+
+    def exit(self) -> NoReturn:
+        flushed = _flush_streams()
+        _restore_signals()
+        if gc.isenabled():
+            gc.collect()
+        _clear_modules(self._modules)
+        # What `__del__` printed is written if possible; failing to changes nothing any more.
+        _flush_quietly("stdout")
+        _flush_quietly("stderr")
+        flush_c_streams(None)
+        if self._interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(self._status & 0xFF if flushed else _FLUSH_FAILED)
 
 
 def _report(exception: BaseException) -> int:
@@ -120,13 +130,6 @@ def _join_threads() -> None:
         _ignore(error, threading, traceback, "on threading shutdown")
 
 
-def _run_exit_callbacks() -> None:
-    try:
-        atexit._run_exitfuncs()
-    except BaseException:
-        pass  # until 3.9 the last error, already shown, comes out again
-
-
 def _flush_quietly(name: str) -> None:
     try:
         getattr(sys, name).flush()
@@ -192,22 +195,33 @@ def _clear_modules(before: FrozenSet[str]) -> None:
     for name in ("stdin", "stdout", "stderr"):
         scope[name] = scope.get("__%s__" % name)
     scope["is_finalizing"] = functools.partial(bool, 1)
-    remaining = _drop_modules(before)
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        # The interpreter stops daemon threads here. Ours run on for a moment, into a world
+        # without modules: nobody shall hear of it.
+        vars(threading)["excepthook"] = lambda _: None
+    kept, remaining = _drop_modules(before)
     gc.collect()
     for reference in reversed(remaining):
         module = reference()
         if module is not None:
             _empty(vars(module))
+    del kept
 
 
-def _drop_modules(before: FrozenSet[str]) -> List["weakref.ref[Any]"]:
-    names = [name for name in sys.modules if name not in before or name == "__main__"]
-    references = []
-    for name in names:
-        module = sys.modules.pop(name)
-        if isinstance(module, ModuleType):
+def _drop_modules(
+    before: FrozenSet[str],
+) -> Tuple[List[ModuleType], List["weakref.ref[ModuleType]"]]:
+    """Empty sys.modules; those of the parent, and references to the program's own."""
+    kept, references = [], []
+    for name, module in sys.modules.items():
+        if name in before and name != "__main__":
+            kept.append(module)
+        elif isinstance(module, ModuleType):
             references.append(weakref.ref(module))
-    return references
+    del module
+    sys.modules.clear()
+    return kept, references
 
 
 def _empty(scope: Dict[str, Any]) -> None:

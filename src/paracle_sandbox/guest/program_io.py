@@ -54,11 +54,7 @@ def _chosen(setting: str, text: Text) -> Optional[Text]:
 
 
 def open_streams(text: Text, unbuffered: bool) -> None:
-    """Replace sys.stdin, stdout and stderr; the old ones must still be alive afterwards.
-
-    Whoever calls keeps them: an old stream that is collected would write out what the parent had
-    in its buffer.
-    """
+    """Replace sys.stdin, stdout and stderr."""
     stdin = _open(0, "<stdin>", text, unbuffered)
     stdout = _open(1, "<stdout>", text, unbuffered)
     stderr = _open(2, "<stderr>", text._replace(errors="backslashreplace"), unbuffered)

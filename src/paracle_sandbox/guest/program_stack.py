@@ -13,15 +13,14 @@ one, all by the public C API. Two things make that possible from Python:
   is ours while the program runs; it keeps what the program raised and passes on everything else.
 """
 
+import atexit
 import ctypes
 import os
 import sys
 from collections import deque
-from itertools import chain
+from itertools import chain, starmap
 from types import CodeType, MemberDescriptorType
 from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple
-
-Handler = Callable[[Optional[BaseException]], None]
 
 # Our own handle: prototypes set on ctypes.pythonapi would be visible to the program.
 _api = ctypes.PyDLL(None)
@@ -40,6 +39,8 @@ _new = _function("PyThreadState_New", ctypes.c_void_p, ctypes.c_void_p)
 _swap = _function("PyThreadState_Swap", ctypes.c_void_p, ctypes.c_void_p)
 _clear = _function("PyThreadState_Clear", None, ctypes.c_void_p)
 _delete = _function("PyThreadState_Delete", None, ctypes.c_void_p)
+if sys.version_info >= (3, 9):
+    _leave_recursion = _function("Py_LeaveRecursiveCall", None)
 _struct_new = _function("PyStructSequence_New", ctypes.py_object, ctypes.py_object)
 _struct_set = _function(
     "PyStructSequence_SetItem", None, ctypes.py_object, ctypes.c_ssize_t, ctypes.py_object
@@ -49,6 +50,7 @@ flush_c_streams = ctypes.CDLL(None).fflush
 
 # Made here, in the parent: a callback needs executable memory, which a sandbox may refuse.
 _exec = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.py_object)(exec)
+_run_exit_callbacks = ctypes.PYFUNCTYPE(None)(atexit._run_exitfuncs)
 _guarded = ctypes.PYFUNCTYPE(None, ctypes.py_object)(lambda call: call())
 
 
@@ -59,32 +61,37 @@ def supported() -> bool:
 
 
 def run_on_empty_stack(
-    code: CodeType, scope: Dict[str, Any], begin: Callable[[], None], end: Handler
+    codes: List[CodeType],
+    scopes: List[Dict[str, Any]],
+    begin: Callable[[], None],
+    report: Callable[[Optional[BaseException]], None],
+    end: Callable[[], None],
 ) -> NoReturn:
-    """Call begin(), run the code in the scope, call end(what it raised), and exit with 1.
+    """begin(), the code in the scope, report(what it raised), atexit callbacks, end(), _exit(1).
 
-    `end` is expected to exit by itself.
+    The code and scope come in lists of one, which are emptied: the frames of whoever calls are
+    never left, so a plain argument would keep the globals of the program alive. `end` is expected
+    to exit by itself.
     """
     raised: List[Optional[BaseException]] = [None]
-    codes, scopes = [code], [scope]
     states: List[int] = []
 
-    def finish() -> None:
+    def pass_on() -> None:
         codes.clear()
-        scopes.clear()  # nothing of ours may keep the globals of the program alive
+        scopes.clear()
         exception, raised[0] = raised[0], None
-        release()
-        end(exception)
+        report(exception)
 
     release = _catch_into(raised)
-    del code, scope
     deque(
         chain(
             map(_swap, _one(_next_state, states)),
             map(_swap, _one(_next_state, states)),
             map(_guarded, _one(_ready, states, begin)),
             map(_exec, codes, scopes),
-            map(_guarded, [finish]),
+            map(_guarded, [pass_on]),
+            starmap(_run_exit_callbacks, [()]),
+            map(_guarded, [release, end]),
             map(os._exit, [1]),
         ),
         maxlen=0,
@@ -108,6 +115,10 @@ def _next_state(states: List[int]) -> int:
 
 def _ready(states: List[int], begin: Callable[[], None]) -> Callable[[], None]:
     _drop(states)
+    if (3, 9) <= sys.version_info < (3, 12):
+        # There calls in C count as recursion: make up for the two that lead to the program.
+        _leave_recursion()
+        _leave_recursion()
     return begin
 
 
@@ -123,9 +134,10 @@ def _catch_into(raised: List[Optional[BaseException]]) -> Callable[[], None]:
     original = sys.unraisablehook
 
     def unraisablehook(unraisable: Any, /) -> None:
-        if _is_ours(unraisable):
+        if _comes_from(exec, unraisable):
             raised[0] = unraisable.exc_value
-        else:
+        # Until 3.9 the last error of an exit callback, already shown, comes out again.
+        elif not _comes_from(atexit._run_exitfuncs, unraisable):
             original(unraisable)
 
     def release() -> None:
@@ -137,11 +149,11 @@ def _catch_into(raised: List[Optional[BaseException]]) -> Callable[[], None]:
     return release
 
 
-def _is_ours(unraisable: Any) -> bool:
+def _comes_from(callback: Any, unraisable: Any) -> bool:
     if unraisable.object is None:  # since 3.13 the object is part of the message
         message = unraisable.err_msg or ""
-        return message.endswith("ctypes callback function " + repr(exec))
-    return unraisable.object is exec
+        return bool(message.endswith("ctypes callback function " + repr(callback)))
+    return unraisable.object == callback
 
 
 def make_struct(kind: type, values: Dict[str, Any]) -> Any:

@@ -146,8 +146,11 @@ def _delegated_parent(mount: str) -> str:
     while path not in ("", "/"):
         path = os.path.dirname(path)
         candidate = os.path.join(mount, path.lstrip("/"))
-        writable = os.access(os.path.join(candidate, "cgroup.procs"), os.W_OK)
-        if writable and _V2_NEEDED <= _controllers(candidate, "cgroup.subtree_control"):
+        if not os.access(os.path.join(candidate, "cgroup.procs"), os.W_OK):
+            continue
+        # Refused for a group that has processes of its own, or not the controllers.
+        with contextlib.suppress(OSError):
+            _enable_controllers(candidate)
             return candidate
     raise CgroupsUnavailable(
         "no cgroup is delegated to this user (systemd-run --user --scope -p Delegate=yes gives one)"

@@ -90,7 +90,10 @@ _paracle_print() {
 
 
 class Terminal:
-    """One command at a time; further ones wait their turn. Closed, its state is gone."""
+    """One command at a time; further ones wait their turn. Closed, its state is gone.
+
+    ``shell`` is bash where the sandbox has it, else sh, unless given.
+    """
 
     def __init__(
         self,
@@ -98,12 +101,14 @@ class Terminal:
         working_dir: str | None = None,
         env_vars: Mapping[str, str] | None = None,
         default_timeout: float = 60,
+        shell: str | None = None,
     ) -> None:
         self._sandbox = sandbox
         self._working_dir = working_dir
         self._env_vars = dict(env_vars or {})
         self._default_timeout = default_timeout
-        self._directory = f"/tmp/.paracle-term-{secrets.token_hex(6)}"
+        self.directory = f"/tmp/.paracle-term-{secrets.token_hex(6)}"
+        self._wanted = ["bash", "sh"] if shell is None else [shell]
         self._shell = ""
         self._turn = asyncio.Lock()
 
@@ -111,11 +116,15 @@ class Terminal:
         """Find the shell and make room for the state. A second call is a no-op."""
         if self._shell:
             return
-        await self._sandbox.mkdir(self._directory)
-        found = await self._sandbox.execute("command -v bash || command -v sh")
+        await self._sandbox.mkdir(self.directory)
+        script = 'for shell; do command -v "$shell" && exit; done'
+        found = await self._sandbox.execute(["sh", "-c", script, "sh", *self._wanted])
         self._shell = found["stdout"].strip()
         if not self._shell.startswith("/"):
-            self._shell = "/bin/sh"
+            raise SandboxExecutionError(
+                f"The sandbox has no shell: looked for {', '.join(self._wanted)}",
+                self._sandbox.sandbox_id,
+            )
 
     async def run(self, command: str, timeout: float | None = None) -> CommandResult:
         """Run a command where the last one left off. Raises as Sandbox.execute does; the
@@ -126,10 +135,10 @@ class Terminal:
             text = command
             if not command or len(command) > MAX_ARGUMENT // 4:
                 text = ""
-                await self._sandbox.write_file(f"{self._directory}/command", command)
+                await self._sandbox.write_file(f"{self.directory}/command", command)
             is_bash = self._shell.endswith("bash")
             prelude, name = (_BASH, "bash") if is_bash else (_SH, "sh")
-            arguments = [name, self._directory, text, prelude + _PRELUDE]
+            arguments = [name, self.directory, text, prelude + _PRELUDE]
             argv = [self._shell, "-c", _START, *arguments]
             seconds = self._default_timeout if timeout is None else timeout
             return await self._sandbox.execute(argv, seconds, **await self._surroundings())
@@ -142,7 +151,7 @@ class Terminal:
         """The first command gets the environment; later ones have it, and what was unset of
         it stays so, in their state."""
         options: CommandOptions = {"cwd": self._working_dir}
-        if await self._sandbox.exists(f"{self._directory}/state"):
+        if await self._sandbox.exists(f"{self.directory}/state"):
             options["clear_env"] = True
         else:
             options["env"] = self._env_vars
@@ -155,7 +164,7 @@ class Terminal:
         self._shell = ""
         if self._sandbox.is_running:
             try:
-                await self._sandbox.remove(self._directory, recursive=True)
+                await self._sandbox.remove(self.directory, recursive=True)
             except SandboxError:
                 pass  # it goes with the sandbox
 

@@ -193,7 +193,8 @@ def test_death_by_signal(guest: GuestClient) -> None:
 
 FD_LISTING = """
 import os
-print(sorted(int(n) for n in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + n)))
+names = os.listdir("/proc/self/fd")  # and the descriptor of this listing, closed by now
+print(sorted(int(n) for n in names if os.path.exists("/proc/self/fd/" + n)))
 """
 
 
@@ -247,7 +248,9 @@ def test_background_child_that_keeps_writing_does_not_delay(guest: GuestClient) 
 
 
 def test_signal_goes_to_the_group(guest: GuestClient) -> None:
-    stream = guest.exec("sh", "-c", "trap 'echo got; exit 5' TERM; echo up; while :; do sleep 1; done")
+    stream = guest.exec(
+        "sh", "-c", "trap 'echo got; exit 5' TERM; echo up; while :; do sleep 1; done"
+    )
     guest.wait_until(lambda: guest.answer(stream).stdout == b"up\n")
     guest.signal(stream, signal=int(signal.SIGTERM))
     answer = guest.wait(stream)
@@ -295,7 +298,8 @@ def test_terminal_interrupt_key(guest: GuestClient) -> None:
 
 def test_python_has_the_terminal(guest: GuestClient) -> None:
     source = "import os; print(os.isatty(0), os.ctermid(), os.tcgetpgrp(0) == os.getpid())"
-    answer = guest.wait(guest.open("python", path="t.py", source=source, pty={"rows": 5, "columns": 9}))
+    size = {"rows": 5, "columns": 9}
+    answer = guest.wait(guest.open("python", path="t.py", source=source, pty=size))
     assert bytes(answer.stdout) == b"True /dev/tty True\r\n"
 
 
@@ -304,10 +308,9 @@ def test_python_has_the_terminal(guest: GuestClient) -> None:
 
 def test_python_runs_a_given_source(guest: GuestClient, tmp_path: Path) -> None:
     source = "import sys, os\nprint(sys.argv[1:], os.environ['A'], os.getcwd())\nsys.exit(7)\n"
+    request = {"path": "p/m.py", "source": source, "argv": ["x"], "env": {"A": "b"}}
     for fresh in (False, True, False, False):
-        answer = guest.wait(
-            guest.open("python", path="p/m.py", source=source, argv=["x"], env={"A": "b"}, fresh=fresh)
-        )
+        answer = guest.wait(guest.open("python", fresh=fresh, **request))
         assert answer.result == {"exit_code": 7}, bytes(answer.stderr)
         assert bytes(answer.stdout) == b"['x'] b %s\n" % str(tmp_path).encode()
     assert (tmp_path / "p" / "m.py").read_text() == source
@@ -539,8 +542,10 @@ def test_frames_for_unknown_streams_and_odd_signals_are_ignored(guest: GuestClie
     guest.grant(99, 5)
     guest.signal(99, kill=True)
     stream = guest.exec("sleep", "60")
-    for wish in ({"signal": 0}, {"signal": 999}, {"signal": "x"}, {"resize": [1]}, {"resize": 5}, {}):
-        guest.signal(stream, **wish)
+    for number in (0, 999, "x", None):
+        guest.signal(stream, signal=number)
+    for size in ([1], 5, [0, 0]):
+        guest.signal(stream, resize=size)
     guest.send(frames.encode(frames.SIGNAL, stream, b"not json"))
     assert guest.wait(guest.open("ping")).result == {}
     assert not guest.answer(stream).ended
@@ -568,7 +573,7 @@ def test_leaves_no_zombies_and_no_descriptors(guest: GuestClient) -> None:
         guest.signal(stream, kill=True)
         guest.wait(stream)
     wait_for(lambda: not dead_children())
-    wait_for(lambda: descriptors() <= before)
+    wait_for(lambda: descriptors() <= before + 1)  # the spare keeper comes and goes
 
 
 def test_survives_a_storm_of_signals(guest: GuestClient) -> None:

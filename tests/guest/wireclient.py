@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import paracle_sandbox
 from paracle_sandbox.channel import frames
 
 SERVE = "import sys, json; from paracle_sandbox.guest.main import serve; "
@@ -53,7 +54,7 @@ class GuestClient:
         self.process = subprocess.Popen(
             [self._python, "-c", SERVE, str(theirs.fileno()), json.dumps(setup)],
             pass_fds=[theirs.fileno()],
-            env={"PYTHONPATH": os.pathsep.join(sys.path)},
+            env={"PYTHONPATH": str(Path(paracle_sandbox.__file__).parents[1])},
         )
         theirs.close()
         self._reader = frames.FrameReader(frames.TO_HOST)

@@ -213,9 +213,11 @@ class Connection:
 
     async def _let_go(self) -> None:
         # The tasks first: a closed descriptor's number may be another's by the time they look.
-        for task in self._tasks:
+        # Done ones are left alone: they may belong to an event loop that has ended.
+        tasks = [task for task in self._tasks if not task.done()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close()
 
     def _free_number(self) -> int:

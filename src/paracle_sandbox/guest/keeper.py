@@ -13,17 +13,15 @@ posix_spawn, which does not copy the page tables of the guest as fork would (0.6
 """
 
 import errno
-import fcntl
 import os
 import resource
 import signal
 import struct
-import termios
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from .kernel import SET_CHILD_SUBREAPER, SET_DUMPABLE, close_from, prctl, unblock_signals
+from .kernel import SET_CHILD_SUBREAPER, SET_DUMPABLE, close_from, prctl
 from .launch import Launch
-from .program import become_program
+from .seed import OOM_FIRST, SEED_FD, Seed, grow, settle
 
 # What the keeper says: one tag and one number.
 NEWS = struct.Struct("<ci")
@@ -35,7 +33,6 @@ BAD_PROGRAM = b"x"  # errno of executing the program
 
 STATUS_FD = 3
 Fds = Tuple[int, int, int, int]  # the program's stdin, stdout, stderr; the keeper's status pipe
-OOM_FIRST = b"1000"
 
 
 def start_keeper(launch: Launch, fds: Fds) -> int:
@@ -62,20 +59,21 @@ def fork_into(work: Callable[[], None]) -> int:
         os._exit(code)  # whatever was raised: never back into the guest's loop
 
 
-def keep(launch: Launch, fds: Fds) -> None:
+def keep(launch: Launch, fds: Fds, seed: Optional[Seed] = None) -> None:
     """Be the keeper of one command. Closes every descriptor it was not given."""
     for number, fd in enumerate(fds):
         os.dup2(fd, number, inheritable=number != STATUS_FD)
-    close_from(STATUS_FD + 1)
-    pid = _start(launch)
+    close_from(SEED_FD + 1 if seed else SEED_FD)
+    pid = _start(launch, seed)
     os.closerange(0, STATUS_FD)
+    close_from(STATUS_FD + 1)
     os.chdir("/")
     if pid:
         _say(STARTED, pid)
         _reap_all(pid)
 
 
-def _start(launch: Launch) -> int:
+def _start(launch: Launch, seed: Optional[Seed]) -> int:
     """The pid of the program, or 0 after telling the guest what failed."""
     step = BAD_SOURCE
     try:
@@ -84,7 +82,9 @@ def _start(launch: Launch) -> int:
         step = BAD_DIRECTORY
         os.chdir(launch.cwd)
         step = BAD_PROGRAM
-        return _fork(launch, launch.program) if launch.program else _spawn(launch)
+        if launch.program:
+            return _fork(launch, launch.program, seed)
+        return _spawn(launch)
     except OSError as error:
         _say(step, error.errno or errno.EIO)
         return 0
@@ -148,7 +148,7 @@ def _spawn(launch: Launch) -> int:
             except (FileNotFoundError, NotADirectoryError):
                 pass
             except PermissionError as error:
-                refusal = error.errno or errno.EACCES  # another directory of PATH may have a better one
+                refusal = error.errno or errno.EACCES  # the next in PATH may be a better one
     raise OSError(refusal, os.strerror(refusal))
 
 
@@ -193,31 +193,15 @@ class _OomFirst:
             pass  # a preference, not a protection
 
 
-def _fork(launch: Launch, program: Dict[str, Any]) -> int:
+def _fork(launch: Launch, program: Dict[str, Any], seed: Optional[Seed]) -> int:
     """Start Python by becoming it."""
+    if seed and seed.start(program, launch.cwd, bool(launch.terminal)):
+        return seed.pid
     pid = os.fork()
     if pid:
         return pid
     try:
-        os.close(STATUS_FD)
-        os.setsid()
-        if launch.terminal:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        prctl(SET_DUMPABLE, 1)
-        _volunteer_for_oom()
-        unblock_signals()
-        become_program(program)
+        settle()
+        grow(program, bool(launch.terminal))
     finally:
         os._exit(70)
-
-
-def _volunteer_for_oom() -> None:
-    try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.write(fd, OOM_FIRST)
-    except OSError:
-        pass
-    os.close(fd)

@@ -13,6 +13,7 @@ from typing import Dict, Generic, Optional, TypeVar
 from .keeper import STATUS_FD, Fds, fork_into, keep, start_keeper
 from .kernel import close_from
 from .launch import Launch
+from .seed import Seed
 
 Owner = TypeVar("Owner")
 
@@ -28,6 +29,7 @@ class Keepers(Generic[Owner]):
         self._owners: Dict[int, Optional[Owner]] = {}
         self._spare: Optional[Spare] = None
         self._started = 0
+        self._last_was_python = False
 
     def __contains__(self, pid: object) -> bool:
         return pid in self._owners
@@ -41,6 +43,7 @@ class Keepers(Generic[Owner]):
             pid = start_keeper(launch, fds)
         self._owners[pid] = owner
         self._started += 1
+        self._last_was_python = launch.program is not None
         return pid
 
     def refill(self) -> None:
@@ -48,7 +51,7 @@ class Keepers(Generic[Owner]):
         if self._started < 2 or self._spare is not None:
             return
         try:
-            self._spare = Spare()
+            self._spare = Spare(with_seed=self._last_was_python)
         except OSError:
             return  # no process to spare: the next command will say so, if it lasts
         self._owners[self._spare.pid] = None
@@ -67,11 +70,11 @@ class Keepers(Generic[Owner]):
 class Spare:
     """One waiting keeper; raises OSError when it cannot be had."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_seed: bool) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         try:
-            self.pid = fork_into(lambda: _wait(theirs.fileno()))
+            self.pid = fork_into(lambda: _wait(theirs.fileno(), with_seed))
         except OSError:
             self._socket.close()
             raise
@@ -92,9 +95,10 @@ class Spare:
         return True
 
 
-def _wait(fd: int) -> None:
+def _wait(fd: int, with_seed: bool) -> None:
     os.dup2(fd, STATUS_FD, inheritable=False)
     close_from(STATUS_FD + 1)
+    seed = Seed() if with_seed else None
     guest = socket.socket(fileno=STATUS_FD)
     message, ancillary, _, _ = guest.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4))
     if not message:
@@ -102,4 +106,5 @@ def _wait(fd: int) -> None:
     received = array.array("i")
     received.frombytes(ancillary[0][2])
     guest.detach()
-    keep(Launch(*marshal.loads(message)), (received[0], received[1], received[2], received[3]))
+    launch = Launch(*marshal.loads(message))  # noqa: S302  from the guest itself
+    keep(launch, (received[0], received[1], received[2], received[3]), seed)

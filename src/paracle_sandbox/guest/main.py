@@ -51,15 +51,15 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
 
 
 def _claim(fd: int) -> int:
-    """A copy above 3, where neither standard streams nor the keeper's status can collide."""
-    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 4)
+    """A copy above 4: below are standard streams, and what keepers need to have there."""
+    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 5)
     os.set_blocking(copy, False)
     return copy
 
 
 def _occupy_low_fds() -> None:
-    """Nothing but stderr is left of what we were started with, and 0 to 3 are taken."""
-    for fd in (0, 1, 2, 3):
+    """Nothing but stderr is left of what we were started with, and 0 to 4 are taken."""
+    for fd in (0, 1, 2, 3, 4):
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if fd == null:
             continue
@@ -102,8 +102,10 @@ class Guest:
         """Raises ChannelClosed, ProtocolError: there is no other end."""
         self._watch_children()
         self._channel.open(self._receive, self._more_room)
-        hello = {"protocol": PROTOCOL, "python": "%d.%d.%d" % sys.version_info[:3], "pid": os.getpid()}
-        self._channel.send(frames.HELLO, 0, frames.encode_json(0, 0, hello)[frames.HEADER.size :])
+        python = "%d.%d.%d" % sys.version_info[:3]
+        self._channel.send_json(
+            frames.HELLO, 0, {"protocol": PROTOCOL, "python": python, "pid": os.getpid()}
+        )
         while True:
             self._channel.flush()
             if self._command_ended:  # and its result is on the way: now there is time

@@ -88,6 +88,9 @@ class Channel:
         if self._queue and isinstance(payload, memoryview):
             self._queue[-1] = bytes(self._queue[-1])
 
+    def send_json(self, kind: int, stream: int, value: Dict[str, Any]) -> None:
+        self.send(kind, stream, _json(value))
+
     def flush(self) -> None:
         """Write what can be written. Raises ChannelClosed."""
         if self.congested:
@@ -153,9 +156,7 @@ class Wire:
         self._unreported += amount
         if self._unreported >= frames.WINDOW // 4 and not self.finished:
             self._receivable += self._unreported
-            self._channel.send(
-                frames.CREDIT, self._stream, self._unreported.to_bytes(4, "big")
-            )
+            self._channel.send(frames.CREDIT, self._stream, self._unreported.to_bytes(4, "big"))
             self._unreported = 0
 
     def data(self, content: Buffer) -> None:
@@ -190,7 +191,7 @@ class Wire:
     def _finish(self, kind: int, value: Dict[str, Any]) -> None:
         if self.finished:
             return
-        self._channel.send(kind, self._stream, _json(value))
+        self._channel.send_json(kind, self._stream, value)
         self.finished = True
         self._on_finished(self._stream)
 

@@ -46,8 +46,9 @@ class SandboxFiles(SandboxLife):
     async def read_bytes(self, path: str) -> bytes:
         content = bytearray()
         limit = self.config.disk_mb * MIB
+        request = {"op": "read", "path": self._checked(path)}
         async with self._operation() as connection:
-            with connection.open({"op": "read", "path": self._checked(path)}) as stream:
+            with connection.open(request) as stream:
                 async for kind, payload in stream:
                     if kind != DATA or len(content) > limit:
                         raise stream.refuse("file content that cannot be")
@@ -80,8 +81,9 @@ class SandboxFiles(SandboxLife):
 
     async def stat(self, path: str) -> FileInfo:
         """Follows links."""
+        request = {"op": "stat", "path": self._checked(path)}
         async with self._operation() as connection:
-            with connection.open({"op": "stat", "path": self._checked(path)}) as stream:
+            with connection.open(request) as stream:
                 return _file_info(stream, await stream.finish())
 
     async def exists(self, path: str) -> bool:

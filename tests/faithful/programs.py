@@ -4,9 +4,9 @@ Each is written to a directory of its own as `program.py` and run there. What th
 depend on where that is, on process ids or on time; addresses are masked by whoever compares.
 """
 
+# ruff: noqa: E501 - the lines of the programs are what they are
 import textwrap
 from dataclasses import dataclass, field
-from typing import Dict, List, Tuple
 
 FILE = "program.py"
 
@@ -15,21 +15,28 @@ FILE = "program.py"
 class Program:
     name: str
     source: bytes
-    argv: Tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
     stdin: bytes = b""
-    files: Dict[str, bytes] = field(default_factory=dict)
-    env: Dict[str, str] = field(default_factory=dict)
-    needs: Tuple[int, int] = (3, 8)
+    files: dict[str, bytes] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    needs: tuple[int, int] = (3, 8)
 
 
 def _program(name: str, source: str, **options: object) -> Program:
     return Program(name, textwrap.dedent(source).lstrip("\n").encode(), **options)  # type: ignore
 
 
-PROGRAMS: List[Program] = [
+PROGRAMS: list[Program] = [
     _program("hello", "print('hello')"),
     _program("empty", ""),
-    _program("no_final_newline", "print(1)\nif 1:\n    print(2)"),
+    _program(
+        "no_final_newline",
+        """
+        print(1)
+        if 1:
+            print(2)
+        """,
+    ),
     # -- what a program sees of itself
     _program("argv", "import sys; print(sys.argv[1:], len(sys.argv))", argv=("a", "b c", "é", "")),
     _program("globals_order", "print([(k, type(v).__name__) for k, v in globals().items()])"),
@@ -47,7 +54,15 @@ PROGRAMS: List[Program] = [
         print(__annotations__)
         """,
     ),
-    _program("main_guard", "if __name__ == '__main__':\n    print('main')\nelse:\n    print('not')"),
+    _program(
+        "main_guard",
+        """
+        if __name__ == '__main__':
+            print('main')
+        else:
+            print('not')
+        """,
+    ),
     _program(
         "flags_and_sys",
         """
@@ -87,7 +102,12 @@ PROGRAMS: List[Program] = [
             print(e)
         """,
     ),
-    _program("site_builtins", "print(exit, quit, copyright.__class__, credits.__class__, license, help)"),
+    _program(
+        "site_builtins",
+        """
+        print(exit, quit, copyright.__class__, credits.__class__, license, help)
+        """,
+    ),
     _program(
         "environment",
         """
@@ -133,7 +153,16 @@ PROGRAMS: List[Program] = [
         """,
     ),
     # -- exceptions
-    _program("exception", "def f(x):\n    return 1 / x\n\nprint('before')\nf(0)\n"),
+    _program(
+        "exception",
+        """
+        def f(x):
+            return 1 / x
+
+        print('before')
+        f(0)
+        """,
+    ),
     _program("raise_at_top", "raise ValueError('bad ' + 'thing')"),
     _program(
         "chained",
@@ -149,7 +178,15 @@ PROGRAMS: List[Program] = [
             raise TypeError('while handling')
         """,
     ),
-    _program("suppressed_context", "try:\n    1/0\nexcept ZeroDivisionError:\n    raise OSError(2, 'x') from None"),
+    _program(
+        "suppressed_context",
+        """
+        try:
+            1/0
+        except ZeroDivisionError:
+            raise OSError(2, 'x') from None
+        """,
+    ),
     _program("assertion", "x = 3\nassert x == 4, f'{x} is not 4'"),
     _program("name_suggestion", "import math\nprint(math.pie)\n"),
     _program(
@@ -182,20 +219,57 @@ PROGRAMS: List[Program] = [
     ),
     _program("missing_module", "import json.nothing"),
     _program("missing_module_plain", "import nothing_like_this"),
-    _program("syntax_error", "print('never')\ndef f(:\n    pass\n"),
-    _program("indentation_error", "def f():\n    x = 1\n  y = 2\n"),
+    _program(
+        "syntax_error",
+        """
+        print('never')
+        def f(:
+            pass
+        """,
+    ),
+    _program(
+        "indentation_error",
+        """
+        def f():
+            x = 1
+          y = 2
+        """,
+    ),
     _program("unterminated_string", "print('never')\nx = '''abc\n\n"),
     _program("syntax_error_in_import", "import broken\n", files={"broken.py": b"x = = 2\n"}),
     _program("syntax_warning", "x = 1\nprint(x is 1)\n"),
-    _program("syntax_warning_then_error", "x = 1\nprint(x is 1)\nx = = 1\n"),
+    _program(
+        "syntax_warning_then_error",
+        """
+        x = 1
+        print(x is 1)
+        x = = 1
+        """,
+    ),
     _program("return_outside", "print('never')\nreturn 3\n"),
     Program("null_byte", b"print(1)\nx = '\x00'\n"),
     Program("not_utf8", b"print('never')\nx = 'caf\xe9'\n"),
-    Program("latin1_cookie", b"# -*- coding: latin-1 -*-\nx = 'caf\xe9'\nprint(x, len(x))\n1/0 # \xe9\n"),
+    Program(
+        "latin1_cookie", b"# -*- coding: latin-1 -*-\nx = 'caf\xe9'\nprint(x, len(x))\n1/0 # \xe9\n"
+    ),
     Program("bom", b"\xef\xbb\xbfprint('bom \xc3\xa9')\n"),
     Program("crlf", b"x = '''a\r\nb'''\r\nprint(repr(x))\r\n1/0\r\n"),
-    _program("future_annotations", "from __future__ import annotations\ndef f(x: Nope): ...\nprint(f.__annotations__)"),
-    _program("no_inherited_future", "import typing\ndef f(x: int): ...\nprint(f.__annotations__)"),
+    _program(
+        "future_annotations",
+        """
+        from __future__ import annotations
+        def f(x: Nope): ...
+        print(f.__annotations__)
+        """,
+    ),
+    _program(
+        "no_inherited_future",
+        """
+        import typing
+        def f(x: int): ...
+        print(f.__annotations__)
+        """,
+    ),
     _program(
         "custom_excepthook",
         """
@@ -214,8 +288,22 @@ PROGRAMS: List[Program] = [
         raise KeyError('k')
         """,
     ),
-    _program("excepthook_exits", "import sys\nsys.excepthook = lambda *a: sys.exit(7)\n1/0"),
-    _program("deleted_excepthook", "import sys\ndel sys.excepthook\n1/0"),
+    _program(
+        "excepthook_exits",
+        """
+        import sys
+        sys.excepthook = lambda *a: sys.exit(7)
+        1/0
+        """,
+    ),
+    _program(
+        "deleted_excepthook",
+        """
+        import sys
+        del sys.excepthook
+        1/0
+        """,
+    ),
     _program(
         "print_exc",
         """
@@ -253,7 +341,15 @@ PROGRAMS: List[Program] = [
         """,
     ),
     _program("memory_error", "x = bytearray(1 << 60)\n"),
-    _program("tracebacklimit", "import sys\nsys.tracebacklimit = 1\ndef f(): 1/0\nf()"),
+    _program(
+        "tracebacklimit",
+        """
+        import sys
+        sys.tracebacklimit = 1
+        def f(): 1/0
+        f()
+        """,
+    ),
     # -- ways to end
     _program("exit_number", "import sys; print('x'); sys.exit(3)"),
     _program("exit_text", "import sys; sys.exit('went wrong é')"),
@@ -261,20 +357,48 @@ PROGRAMS: List[Program] = [
     _program("exit_true", "import sys; sys.exit(True)"),
     _program("exit_large", "import sys; sys.exit(256 + 5)"),
     _program("exit_negative", "import sys; sys.exit(-1)"),
-    _program("exit_huge", "import sys; sys.exit(1 << 100)"),
     _program("exit_tuple", "raise SystemExit((1, 'two'))"),
     _program("exit_two_arguments", "raise SystemExit(1, 2)"),
     _program("exit_builtin", "exit(4)"),
     _program("quit_builtin", "quit()"),
-    _program("exit_in_finally", "import sys\ntry:\n    sys.exit(2)\nfinally:\n    print('finally')"),
+    _program(
+        "exit_in_finally",
+        """
+        import sys
+        try:
+            sys.exit(2)
+        finally:
+            print('finally')
+        """,
+    ),
     _program("exit_subclass", "class E(SystemExit): pass\nraise E(9)"),
     _program("os_exit", "import os; print('lost', end=''); os._exit(5)"),
     _program("abort", "import os; print('x', flush=True); os.abort()"),
     _program("kill_self", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
     _program("alarm", "import signal; signal.alarm(1)\nwhile True: signal.pause()"),
-    _program("term_self", "import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(5)"),
-    _program("keyboard_interrupt", "import atexit\natexit.register(print, 'bye')\ndef f(): raise KeyboardInterrupt\nf()"),
-    _program("sigint", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nfor i in range(10**6): pass\n"),
+    _program(
+        "term_self",
+        """
+        import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(5)
+        """,
+    ),
+    _program(
+        "keyboard_interrupt",
+        """
+        import atexit
+        atexit.register(print, 'bye')
+        def f(): raise KeyboardInterrupt
+        f()
+        """,
+    ),
+    _program(
+        "sigint",
+        """
+        import os, signal
+        os.kill(os.getpid(), signal.SIGINT)
+        for i in range(10**6): pass
+        """,
+    ),
     _program("segfault", "import ctypes; print('x', flush=True); ctypes.string_at(0)"),
     _program(
         "segfault_shown",
@@ -285,7 +409,14 @@ PROGRAMS: List[Program] = [
         "import faulthandler\nprint(faulthandler.is_enabled())\n",
         env={"PYTHONFAULTHANDLER": "1"},
     ),
-    _program("faulthandler_dump", "import faulthandler\ndef f(): faulthandler.dump_traceback()\nf()"),
+    _program(
+        "faulthandler_dump",
+        """
+        import faulthandler
+        def f(): faulthandler.dump_traceback()
+        f()
+        """,
+    ),
     _program(
         "atexit_order",
         """
@@ -296,9 +427,31 @@ PROGRAMS: List[Program] = [
         print('running')
         """,
     ),
-    _program("atexit_after_error", "import atexit\natexit.register(print, 'bye')\n1/0"),
-    _program("atexit_raises", "import atexit\ndef f(): 1/0\natexit.register(print, 'next')\natexit.register(f)"),
-    _program("atexit_exits", "import atexit, sys\natexit.register(sys.exit, 3)\nprint('x')"),
+    _program(
+        "atexit_after_error",
+        """
+        import atexit
+        atexit.register(print, 'bye')
+        1/0
+        """,
+    ),
+    _program(
+        "atexit_raises",
+        """
+        import atexit
+        def f(): 1/0
+        atexit.register(print, 'next')
+        atexit.register(f)
+        """,
+    ),
+    _program(
+        "atexit_exits",
+        """
+        import atexit, sys
+        atexit.register(sys.exit, 3)
+        print('x')
+        """,
+    ),
     _program(
         "del_at_exit",
         """
@@ -326,8 +479,25 @@ PROGRAMS: List[Program] = [
         "import held\nprint('end')\n",
         files={"held.py": b"class N:\n    def __del__(self): print('del in module')\nn = N()\n"},
     ),
-    _program("del_raises", "class N:\n    def __del__(self): raise ValueError('in del')\nn = N()\ndel n\nprint('on')"),
-    _program("del_raises_at_exit", "class N:\n    def __del__(self): 1/0\nn = N()\nprint('on')"),
+    _program(
+        "del_raises",
+        """
+        class N:
+            def __del__(self): raise ValueError('in del')
+        n = N()
+        del n
+        print('on')
+        """,
+    ),
+    _program(
+        "del_raises_at_exit",
+        """
+        class N:
+            def __del__(self): 1/0
+        n = N()
+        print('on')
+        """,
+    ),
     _program(
         "finalizing",
         """
@@ -337,8 +507,26 @@ PROGRAMS: List[Program] = [
         n = N()
         """,
     ),
-    _program("weakref_finalize", "import weakref\nclass C: pass\nc = C()\nweakref.finalize(c, print, 'finalized')\n"),
-    _program("generator_closed_at_exit", "def g():\n    try:\n        yield 1\n    finally:\n        print('closed')\nx = g(); print(next(x))"),
+    _program(
+        "weakref_finalize",
+        """
+        import weakref
+        class C: pass
+        c = C()
+        weakref.finalize(c, print, 'finalized')
+        """,
+    ),
+    _program(
+        "generator_closed_at_exit",
+        """
+        def g():
+            try:
+                yield 1
+            finally:
+                print('closed')
+        x = g(); print(next(x))
+        """,
+    ),
     # -- streams
     _program(
         "streams",
@@ -359,85 +547,602 @@ PROGRAMS: List[Program] = [
         """,
         env={"PYTHONUNBUFFERED": "1"},
     ),
-    _program("unbuffered_then_exit", "import os\nprint('kept', end='')\nos._exit(0)", env={"PYTHONUNBUFFERED": "1"}),
-    _program("progress", "import sys, time\nfor i in range(5):\n    print(f'\\r{i}', end='', flush=True)\n    time.sleep(.001)\nprint(file=sys.stderr)"),
-    _program("io_encoding", "import sys; print(sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors); print('\\u2603')", env={"PYTHONIOENCODING": "ascii:replace"}),
-    _program("io_encoding_plain", "import sys; print(sys.stdin.encoding, sys.stdout.errors); print('é')", env={"PYTHONIOENCODING": "latin1"}),
-    _program("stdin_read", "import sys; print(repr(sys.stdin.read()))", stdin=b"one\r\ntwo\rthree\n\xff\xc3\xa9"),
-    _program("stdin_lines", "import sys\nfor line in sys.stdin: print(line.strip()[::-1])", stdin=b"abc\ndef\n"),
+    _program(
+        "unbuffered_then_exit",
+        """
+        import os
+        print('kept', end='')
+        os._exit(0)
+        """,
+        env={"PYTHONUNBUFFERED": "1"},
+    ),
+    _program(
+        "progress",
+        r"""
+        import sys, time
+        for i in range(5):
+            print(f'\r{i}', end='', flush=True)
+            time.sleep(.001)
+        print(file=sys.stderr)
+        """,
+    ),
+    _program(
+        "io_encoding",
+        r"""
+        import sys; print(sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors); print('\u2603')
+        """,
+        env={"PYTHONIOENCODING": "ascii:replace"},
+    ),
+    _program(
+        "io_encoding_plain",
+        """
+        import sys; print(sys.stdin.encoding, sys.stdout.errors); print('é')
+        """,
+        env={"PYTHONIOENCODING": "latin1"},
+    ),
+    _program(
+        "stdin_read",
+        """
+        import sys; print(repr(sys.stdin.read()))
+        """,
+        stdin=b"one\r\ntwo\rthree\n\xff\xc3\xa9",
+    ),
+    _program(
+        "stdin_lines",
+        """
+        import sys
+        for line in sys.stdin: print(line.strip()[::-1])
+        """,
+        stdin=b"abc\ndef\n",
+    ),
     _program("stdin_binary", "import sys; print(sys.stdin.buffer.read())", stdin=bytes(range(256))),
-    _program("input", "print(input('name? ') + '!')\nprint(input())\ninput()\n", stdin=b"Ann\nBob\n"),
+    _program(
+        "input",
+        """
+        print(input('name? ') + '!')
+        print(input())
+        input()
+        """,
+        stdin=b"Ann\nBob\n",
+    ),
     _program("big_output", "import sys\nfor i in range(60000): sys.stdout.write('line %d\\n' % i)"),
-    _program("binary_output", "import sys; sys.stdout.buffer.write(bytes(range(256)) * 300); sys.stderr.buffer.write(b'\\xff')"),
-    _program("interleaved_layers", "import sys, os\nprint('a', flush=True); sys.stdout.buffer.write(b'b\\n'); sys.stdout.flush(); os.write(1, b'c\\n'); print('d')"),
-    _program("surrogates", "print('caf\\u00e9 \\N{SNOWMAN} \\U0001f40d'); print('\\udcff'); print('\\ud800')"),
-    _program("stderr_text", "import sys; print('warn \\ud800 é', file=sys.stderr); sys.stderr.write('no newline')"),
-    _program("stdout_replaced", "import io, sys\nsys.stdout = io.StringIO()\nprint('hidden')\nsys.__stdout__.write(sys.stdout.getvalue().upper())"),
-    _program("stdout_replaced_by_junk", "import sys\nprint('shown')\nsys.stdout = object()\n"),
-    _program("redirect", "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as f: print('x')\nprint(repr(f.getvalue()))"),
+    _program(
+        "binary_output",
+        r"""
+        import sys; sys.stdout.buffer.write(bytes(range(256)) * 300); sys.stderr.buffer.write(b'\xff')
+        """,
+    ),
+    _program(
+        "interleaved_layers",
+        r"""
+        import sys, os
+        print('a', flush=True); sys.stdout.buffer.write(b'b\n'); sys.stdout.flush(); os.write(1, b'c\n'); print('d')
+        """,
+    ),
+    _program(
+        "surrogates",
+        r"""
+        print('caf\u00e9 \N{SNOWMAN} \U0001f40d'); print('\udcff'); print('\ud800')
+        """,
+    ),
+    _program(
+        "stderr_text",
+        r"""
+        import sys; print('warn \ud800 é', file=sys.stderr); sys.stderr.write('no newline')
+        """,
+    ),
+    _program(
+        "stdout_replaced",
+        """
+        import io, sys
+        sys.stdout = io.StringIO()
+        print('hidden')
+        sys.__stdout__.write(sys.stdout.getvalue().upper())
+        """,
+    ),
+    _program(
+        "stdout_replaced_by_junk",
+        """
+        import sys
+        print('shown')
+        sys.stdout = object()
+        """,
+    ),
+    _program(
+        "redirect",
+        """
+        import contextlib, io
+        with contextlib.redirect_stdout(io.StringIO()) as f: print('x')
+        print(repr(f.getvalue()))
+        """,
+    ),
     _program("stdout_closed", "import sys; print('x'); sys.stdout.close()"),
     _program("stdout_none", "import sys; sys.stdout = None; print('x')"),
     _program("stdout_fd_closed", "import os; print('x'); os.close(1)"),
-    _program("broken_pipe_at_exit", "import os\nr, w = os.pipe()\nos.close(r)\nos.dup2(w, 1)\nprint('x')"),
-    _program("broken_pipe", "import os\nr, w = os.pipe()\nos.close(r)\nos.dup2(w, 1)\nfor i in range(10000): print('some text')"),
-    _program("full_device", "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\nprint('x')"),
+    _program(
+        "broken_pipe_at_exit",
+        """
+        import os
+        r, w = os.pipe()
+        os.close(r)
+        os.dup2(w, 1)
+        print('x')
+        """,
+    ),
+    _program(
+        "broken_pipe",
+        """
+        import os
+        r, w = os.pipe()
+        os.close(r)
+        os.dup2(w, 1)
+        for i in range(10000): print('some text')
+        """,
+    ),
+    _program(
+        "full_device",
+        """
+        import os
+        os.dup2(os.open('/dev/full', os.O_WRONLY), 1)
+        print('x')
+        """,
+    ),
     _program("c_printf", "import ctypes; ctypes.CDLL(None).printf(b'from c\\n')"),
     # -- files and modules beside the program
-    _program("sibling", "import sibling\nprint(sibling.VALUE, sibling.__name__)", files={"sibling.py": b"VALUE = 42\n"}),
-    _program("sibling_package", "from pkg.inner import f\nf()", files={"pkg/__init__.py": b"", "pkg/inner.py": b"from . import x\ndef f(): return x.boom()\n", "pkg/x.py": b"def boom(): raise LookupError('deep')\n"}),
-    _program("shadows_stdlib", "import colorsys; print(colorsys.__doc__)", files={"colorsys.py": b"'''mine'''\n"}),
-    _program("python_path", "import sys, os, extra\nprint(extra.X, [os.path.basename(p) for p in sys.path[:2]][1])", files={"lib/extra.py": b"X = 5\n"}, env={"PYTHONPATH": "lib"}),
-    _program("main_imported_again", "import program, sys\nprint(__name__, sys.modules['program'] is sys.modules['__main__'])"),
-    _program("relative_open", "print(open('data.txt').read())\nopen('missing.txt')", files={"data.txt": b"data\n"}),
-    _program("import_lib", "import importlib, runpy\nprint(runpy.run_path('other.py')['V'], importlib.import_module('other').V)", files={"other.py": b"V = __name__\n"}),
-    _program("tempfile", "import tempfile, os\nwith tempfile.TemporaryDirectory() as d:\n    open(os.path.join(d, 'x'), 'w').close(); print(os.listdir(d))\nprint(os.path.exists(d))"),
-    _program("default_encoding", "open('x.txt', 'w').write('é')\nprint(open('x.txt', 'rb').read(), open('x.txt').encoding.lower())"),
+    _program(
+        "sibling",
+        """
+        import sibling
+        print(sibling.VALUE, sibling.__name__)
+        """,
+        files={"sibling.py": b"VALUE = 42\n"},
+    ),
+    _program(
+        "sibling_package",
+        """
+        from pkg.inner import f
+        f()
+        """,
+        files={
+            "pkg/__init__.py": b"",
+            "pkg/inner.py": b"from . import x\ndef f(): return x.boom()\n",
+            "pkg/x.py": b"def boom(): raise LookupError('deep')\n",
+        },
+    ),
+    _program(
+        "shadows_stdlib",
+        """
+        import colorsys; print(colorsys.__doc__)
+        """,
+        files={"colorsys.py": b"'''mine'''\n"},
+    ),
+    _program(
+        "python_path",
+        """
+        import sys, os, extra
+        print(extra.X, [os.path.basename(p) for p in sys.path[:2]][1])
+        """,
+        files={"lib/extra.py": b"X = 5\n"},
+        env={"PYTHONPATH": "lib"},
+    ),
+    _program(
+        "main_imported_again",
+        """
+        import program, sys
+        print(__name__, sys.modules['program'] is sys.modules['__main__'])
+        """,
+    ),
+    _program(
+        "relative_open",
+        """
+        print(open('data.txt').read())
+        open('missing.txt')
+        """,
+        files={"data.txt": b"data\n"},
+    ),
+    _program(
+        "import_lib",
+        """
+        import importlib, runpy
+        print(runpy.run_path('other.py')['V'], importlib.import_module('other').V)
+        """,
+        files={"other.py": b"V = __name__\n"},
+    ),
+    _program(
+        "tempfile",
+        """
+        import tempfile, os
+        with tempfile.TemporaryDirectory() as d:
+            open(os.path.join(d, 'x'), 'w').close(); print(os.listdir(d))
+        print(os.path.exists(d))
+        """,
+    ),
+    _program(
+        "default_encoding",
+        """
+        open('x.txt', 'w').write('é')
+        print(open('x.txt', 'rb').read(), open('x.txt').encoding.lower())
+        """,
+    ),
     _program("resource_warning_silent", "open('/dev/null')\nprint('ok')"),
     # -- introspection
-    _program("get_source", "import inspect\ndef f(a, b=2):\n    'doc'\n    return a\nprint(inspect.getsource(f), inspect.signature(f), inspect.getmodule(f).__name__)"),
-    _program("pickle_main_class", "import pickle\nclass P:\n    def __init__(self, x): self.x = x\nprint(pickle.loads(pickle.dumps(P(3))).x, P.__module__)"),
-    _program("dataclass", "from dataclasses import dataclass, field\n@dataclass(order=True)\nclass A:\n    x: int\n    y: list = field(default_factory=list)\nprint(A(1), A(1) < A(2))"),
-    _program("type_hints", "import typing\nclass A:\n    x: 'typing.List[A]'\nprint(typing.get_type_hints(A))"),
-    _program("decorators", "import functools\ndef d(f):\n    @functools.wraps(f)\n    def w(*a): print('call', f.__qualname__); return f(*a)\n    return w\n@d\ndef g(x): return x * 2\nprint(g(4), g)" ),
-    _program("generators", "def g():\n    x = yield 1\n    yield x\nit = g(); print(next(it), it.send(5)); it.throw(ValueError('thrown'))"),
-    _program("context_manager", "class C:\n    def __enter__(self): print('in'); return self\n    def __exit__(self, *e): print('out', e[0]); return False\nwith C():\n    1/0"),
-    _program("enum_and_namedtuple", "import enum, collections, pickle\nE = enum.Enum('E', 'A B')\nP = collections.namedtuple('P', 'x y')\nprint(E.A, E.__module__, P(1, 2), pickle.loads(pickle.dumps(P(1, 2))), pickle.loads(pickle.dumps(E.B)))"),
-    _program("doctest", "'''\n>>> 1 + 1\n3\n'''\nimport doctest\nprint(doctest.testmod())"),
-    _program("unittest", "import unittest, sys\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(1, 1)\nunittest.main(argv=['t', '-q'], exit=False, testRunner=unittest.TextTestRunner(open('/dev/null', 'w')))\nprint('done')"),
-    _program("trace", "import sys\nlines = []\ndef t(f, e, a):\n    lines.append((f.f_code.co_name, e, f.f_lineno)); return t\ndef g():\n    x = 1\n    return x\nsys.settrace(t); g(); sys.settrace(None); print(lines)"),
-    _program("pdb", "import pdb\nx = 5\npdb.set_trace()\nprint('after')\n", stdin=b"p x\nwhere\nc\n"),
-    _program("compile_flags", "print(eval(compile('1 + 1', 's', 'eval')), __debug__)\nexec('def f(x: int): ...'); print(f.__annotations__)"),
+    _program(
+        "get_source",
+        """
+        import inspect
+        def f(a, b=2):
+            'doc'
+            return a
+        print(inspect.getsource(f), inspect.signature(f), inspect.getmodule(f).__name__)
+        """,
+    ),
+    _program(
+        "pickle_main_class",
+        """
+        import pickle
+        class P:
+            def __init__(self, x): self.x = x
+        print(pickle.loads(pickle.dumps(P(3))).x, P.__module__)
+        """,
+    ),
+    _program(
+        "dataclass",
+        """
+        from dataclasses import dataclass, field
+        @dataclass(order=True)
+        class A:
+            x: int
+            y: list = field(default_factory=list)
+        print(A(1), A(1) < A(2))
+        """,
+    ),
+    _program(
+        "type_hints",
+        """
+        import typing
+        class A:
+            x: 'typing.List[A]'
+        print(typing.get_type_hints(A))
+        """,
+    ),
+    _program(
+        "decorators",
+        """
+        import functools
+        def d(f):
+            @functools.wraps(f)
+            def w(*a): print('call', f.__qualname__); return f(*a)
+            return w
+        @d
+        def g(x): return x * 2
+        print(g(4), g)
+        """,
+    ),
+    _program(
+        "generators",
+        """
+        def g():
+            x = yield 1
+            yield x
+        it = g(); print(next(it), it.send(5)); it.throw(ValueError('thrown'))
+        """,
+    ),
+    _program(
+        "context_manager",
+        """
+        class C:
+            def __enter__(self): print('in'); return self
+            def __exit__(self, *e): print('out', e[0]); return False
+        with C():
+            1/0
+        """,
+    ),
+    _program(
+        "enum_and_namedtuple",
+        """
+        import enum, collections, pickle
+        E = enum.Enum('E', 'A B')
+        P = collections.namedtuple('P', 'x y')
+        print(E.A, E.__module__, P(1, 2), pickle.loads(pickle.dumps(P(1, 2))), pickle.loads(pickle.dumps(E.B)))
+        """,
+    ),
+    _program(
+        "doctest",
+        """
+        '''
+        >>> 1 + 1
+        3
+        '''
+        import doctest
+        print(doctest.testmod())
+        """,
+    ),
+    _program(
+        "unittest",
+        """
+        import unittest, sys
+        class T(unittest.TestCase):
+            def test_a(self): self.assertEqual(1, 1)
+        unittest.main(argv=['t', '-q'], exit=False, testRunner=unittest.TextTestRunner(open('/dev/null', 'w')))
+        print('done')
+        """,
+    ),
+    _program(
+        "trace",
+        """
+        import sys
+        lines = []
+        def t(f, e, a):
+            lines.append((f.f_code.co_name, e, f.f_lineno)); return t
+        def g():
+            x = 1
+            return x
+        sys.settrace(t); g(); sys.settrace(None); print(lines)
+        """,
+    ),
+    _program(
+        "pdb",
+        """
+        import pdb
+        x = 5
+        pdb.set_trace()
+        print('after')
+        """,
+        stdin=b"p x\nwhere\nc\n",
+    ),
+    _program(
+        "compile_flags",
+        """
+        print(eval(compile('1 + 1', 's', 'eval')), __debug__)
+        exec('def f(x: int): ...'); print(f.__annotations__)
+        """,
+    ),
     # -- warnings and logging
-    _program("warnings", "import warnings\nwarnings.warn('user')\nwarnings.warn('dep', DeprecationWarning)\nwarnings.warn('above', stacklevel=2)\nwarnings.warn('far', stacklevel=9)\ndef f(): warnings.warn('in f', stacklevel=2)\nf()"),
+    _program(
+        "warnings",
+        """
+        import warnings
+        warnings.warn('user')
+        warnings.warn('dep', DeprecationWarning)
+        warnings.warn('above', stacklevel=2)
+        warnings.warn('far', stacklevel=9)
+        def f(): warnings.warn('in f', stacklevel=2)
+        f()
+        """,
+    ),
     _program("warning_filters", "import warnings\nfor f in warnings.filters: print(f)"),
-    _program("python_warnings", "import sys, warnings\nprint(sys.warnoptions)\nwarnings.warn('x')", env={"PYTHONWARNINGS": "error::UserWarning,ignore::ImportWarning"}),
-    _program("python_warnings_all", "open('/dev/null')\nprint('ok')", env={"PYTHONWARNINGS": "always"}),
-    _program("deprecation_in_main", "import warnings\nx = '\\d'\nwarnings.warn('old', DeprecationWarning)"),
-    _program("logging", "import logging\nprint(logging.root.handlers, logging.root.level)\nlogging.warning('w %d', 1)\nlogging.info('hidden')\nlogging.getLogger('a.b').error('e', stack_info=True)\nlogging.basicConfig(format='%(name)s %(filename)s:%(lineno)d %(threadName)s %(processName)s %(message)s', force=True)\nlogging.critical('c')\ntry: 1/0\nexcept ZeroDivisionError: logging.exception('oops')"),
+    _program(
+        "python_warnings",
+        """
+        import sys, warnings
+        print(sys.warnoptions)
+        warnings.warn('x')
+        """,
+        env={"PYTHONWARNINGS": "error::UserWarning,ignore::ImportWarning"},
+    ),
+    _program(
+        "python_warnings_all",
+        """
+        open('/dev/null')
+        print('ok')
+        """,
+        env={"PYTHONWARNINGS": "always"},
+    ),
+    _program(
+        "deprecation_in_main",
+        r"""
+        import warnings
+        x = '\d'
+        warnings.warn('old', DeprecationWarning)
+        """,
+    ),
+    _program(
+        "logging",
+        """
+        import logging
+        print(logging.root.handlers, logging.root.level)
+        logging.warning('w %d', 1)
+        logging.info('hidden')
+        logging.getLogger('a.b').error('e', stack_info=True)
+        logging.basicConfig(format='%(name)s %(filename)s:%(lineno)d %(threadName)s %(processName)s %(message)s', force=True)
+        logging.critical('c')
+        try: 1/0
+        except ZeroDivisionError: logging.exception('oops')
+        """,
+    ),
     _program("logging_last_resort", "import logging\nlogging.getLogger('x').warning('plain')"),
-    _program("argparse_error", "import argparse\np = argparse.ArgumentParser()\np.add_argument('n', type=int)\np.parse_args()", argv=("x",)),
-    _program("argparse_help", "import argparse\np = argparse.ArgumentParser(description='d')\np.add_argument('n', type=int, help='number')\np.parse_args()", argv=("-h",)),
+    _program(
+        "argparse_error",
+        """
+        import argparse
+        p = argparse.ArgumentParser()
+        p.add_argument('n', type=int)
+        p.parse_args()
+        """,
+        argv=("x",),
+    ),
+    _program(
+        "argparse_help",
+        """
+        import argparse
+        p = argparse.ArgumentParser(description='d')
+        p.add_argument('n', type=int, help='number')
+        p.parse_args()
+        """,
+        argv=("-h",),
+    ),
     # -- threads
-    _program("threads", "import threading\nout = []\nts = [threading.Thread(target=out.append, args=(i,)) for i in range(5)]\n[t.start() for t in ts]; [t.join() for t in ts]\nprint(sorted(out), threading.current_thread().name, ts[0].name, threading.main_thread() is threading.current_thread(), threading.active_count(), threading.enumerate() == [threading.main_thread()])"),
-    _program("thread_outlives_main", "import threading, time\ndef f():\n    time.sleep(.05); print('late')\nthreading.Thread(target=f).start()\nprint('main done')"),
-    _program("daemon_thread", "import threading, time\ndef f():\n    time.sleep(30); print('never')\nthreading.Thread(target=f, daemon=True).start()\nprint('main done')"),
-    _program("busy_daemon", "import threading\ndef f():\n    while True: pass\nthreading.Thread(target=f, daemon=True).start()\nprint('main done')"),
-    _program("thread_exception", "import threading\ndef f(): raise ValueError('in thread')\nt = threading.Thread(target=f); t.start(); t.join(); print('on')"),
-    _program("thread_exit", "import threading, sys\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join(); print('on')"),
-    _program("thread_after_error", "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.05), print('late'))).start()\n1/0"),
-    _program("thread_pool", "from concurrent.futures import ThreadPoolExecutor\nimport threading\nwith ThreadPoolExecutor(3) as p: print(list(p.map(lambda x: x * x, range(5))))\np = ThreadPoolExecutor(1); f = p.submit(lambda: threading.current_thread().name); print(f.result())"),
-    _program("thread_local", "import threading\nl = threading.local(); l.x = 1\nt = threading.Thread(target=lambda: print(hasattr(l, 'x'))); t.start(); t.join(); print(l.x)"),
-    _program("interrupt_main", "import _thread, threading, time\nthreading.Timer(.05, _thread.interrupt_main).start()\ntry:\n    time.sleep(5)\nexcept KeyboardInterrupt: print('interrupted')"),
-    _program("timer_and_queue", "import threading, queue\nq = queue.Queue(); threading.Timer(.01, q.put, ['x']).start(); print(q.get(timeout=5))"),
+    _program(
+        "threads",
+        """
+        import threading
+        out = []
+        ts = [threading.Thread(target=out.append, args=(i,)) for i in range(5)]
+        [t.start() for t in ts]; [t.join() for t in ts]
+        print(sorted(out), threading.current_thread().name, ts[0].name, threading.main_thread() is threading.current_thread(), threading.active_count(), threading.enumerate() == [threading.main_thread()])
+        """,
+    ),
+    _program(
+        "thread_outlives_main",
+        """
+        import threading, time
+        def f():
+            time.sleep(.05); print('late')
+        threading.Thread(target=f).start()
+        print('main done')
+        """,
+    ),
+    _program(
+        "daemon_thread",
+        """
+        import threading, time
+        def f():
+            time.sleep(30); print('never')
+        threading.Thread(target=f, daemon=True).start()
+        print('main done')
+        """,
+    ),
+    _program(
+        "busy_daemon",
+        """
+        import threading
+        def f():
+            while True: pass
+        threading.Thread(target=f, daemon=True).start()
+        print('main done')
+        """,
+    ),
+    _program(
+        "thread_exception",
+        """
+        import threading
+        def f(): raise ValueError('in thread')
+        t = threading.Thread(target=f); t.start(); t.join(); print('on')
+        """,
+    ),
+    _program(
+        "thread_exit",
+        """
+        import threading, sys
+        t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join(); print('on')
+        """,
+    ),
+    _program(
+        "thread_after_error",
+        """
+        import threading, time
+        threading.Thread(target=lambda: (time.sleep(.05), print('late'))).start()
+        1/0
+        """,
+    ),
+    _program(
+        "thread_pool",
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        import threading
+        with ThreadPoolExecutor(3) as p: print(list(p.map(lambda x: x * x, range(5))))
+        p = ThreadPoolExecutor(1); f = p.submit(lambda: threading.current_thread().name); print(f.result())
+        """,
+    ),
+    _program(
+        "thread_local",
+        """
+        import threading
+        l = threading.local(); l.x = 1
+        t = threading.Thread(target=lambda: print(hasattr(l, 'x'))); t.start(); t.join(); print(l.x)
+        """,
+    ),
+    _program(
+        "interrupt_main",
+        """
+        import _thread, threading, time
+        threading.Timer(.05, _thread.interrupt_main).start()
+        try:
+            time.sleep(5)
+        except KeyboardInterrupt: print('interrupted')
+        """,
+    ),
+    _program(
+        "timer_and_queue",
+        """
+        import threading, queue
+        q = queue.Queue(); threading.Timer(.01, q.put, ['x']).start(); print(q.get(timeout=5))
+        """,
+    ),
     # -- processes
-    _program("subprocess", "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'import sys; print(sys.argv, sys.flags.isolated)', 'a'], capture_output=True, text=True))\nprint(subprocess.call('exit 3', shell=True))\nsubprocess.run(['false'], check=True)"),
-    _program("subprocess_pipe", "import subprocess\np = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE); print(p.communicate(b'through'), p.returncode)\ntry: subprocess.run(['sleep', '5'], timeout=.05)\nexcept subprocess.TimeoutExpired as e: print(e.cmd)\nsubprocess.Popen(['no-such-program'])"),
+    _program(
+        "subprocess",
+        """
+        import subprocess, sys
+        print(subprocess.run([sys.executable, '-c', 'import sys; print(sys.argv, sys.flags.isolated)', 'a'], capture_output=True, text=True))
+        print(subprocess.call('exit 3', shell=True))
+        subprocess.run(['false'], check=True)
+        """,
+    ),
+    _program(
+        "subprocess_pipe",
+        """
+        import subprocess
+        p = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE); print(p.communicate(b'through'), p.returncode)
+        try: subprocess.run(['sleep', '5'], timeout=.05)
+        except subprocess.TimeoutExpired as e: print(e.cmd)
+        subprocess.Popen(['no-such-program'])
+        """,
+    ),
     _program("os_system", "import os; print(os.system('exit 2') >> 8, os.popen('echo hi').read())"),
-    _program("fork", "import os, atexit\natexit.register(print, 'bye')\npid = os.fork()\nif pid:\n    _, s = os.waitpid(pid, 0); print('parent', s)\nelse:\n    print('child')\n"),
-    _program("fork_child_raises", "import os\npid = os.fork()\nif pid:\n    print(os.waitpid(pid, 0)[1] >> 8)\nelse:\n    def f(): 1/0\n    f()"),
-    _program("fork_child_exits", "import os, sys\npid = os.fork()\nif pid == 0: sys.exit(7)\nprint(os.waitpid(pid, 0)[1] >> 8)"),
-    _program("fork_in_thread", "import os, threading\ndef f():\n    pid = os.fork()\n    if pid == 0: print(threading.current_thread() is threading.main_thread(), flush=True); os._exit(0)\n    os.waitpid(pid, 0)\nt = threading.Thread(target=f); t.start(); t.join()"),
-    _program("exec", "import os, sys\nprint('before', flush=True)\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])"),
+    _program(
+        "fork",
+        """
+        import os, atexit
+        atexit.register(print, 'bye')
+        pid = os.fork()
+        if pid:
+            _, s = os.waitpid(pid, 0); print('parent', s)
+        else:
+            print('child')
+        """,
+    ),
+    _program(
+        "fork_child_raises",
+        """
+        import os
+        pid = os.fork()
+        if pid:
+            print(os.waitpid(pid, 0)[1] >> 8)
+        else:
+            def f(): 1/0
+            f()
+        """,
+    ),
+    _program(
+        "fork_child_exits",
+        """
+        import os, sys
+        pid = os.fork()
+        if pid == 0: sys.exit(7)
+        print(os.waitpid(pid, 0)[1] >> 8)
+        """,
+    ),
+    _program(
+        "fork_in_thread",
+        """
+        import os, threading, warnings
+        warnings.simplefilter('ignore')
+        def f():
+            pid = os.fork()
+            if pid == 0: print(threading.current_thread() is threading.main_thread(), flush=True); os._exit(0)
+            os.waitpid(pid, 0)
+        t = threading.Thread(target=f); t.start(); t.join()
+        """,
+    ),
+    _program(
+        "exec",
+        """
+        import os, sys
+        print('before', flush=True)
+        os.execv(sys.executable, [sys.executable, '-c', 'print(1)'])
+        """,
+    ),
     *[
         _program(
             "multiprocessing_" + method,
@@ -462,37 +1167,239 @@ PROGRAMS: List[Program] = [
         )
         for method in ("fork", "spawn", "forkserver")
     ],
-    _program("multiprocessing_raises", "import multiprocessing as mp\ndef f(): raise ValueError('in child')\nif __name__ == '__main__':\n    p = mp.get_context('fork').Process(target=f); p.start(); p.join(); print(p.exitcode)"),
-    _program("multiprocessing_manager", "import multiprocessing as mp\ndef f(d): d['x'] = 1\nif __name__ == '__main__':\n    with mp.Manager() as m:\n        d = m.dict(); p = mp.Process(target=f, args=(d,)); p.start(); p.join(); print(dict(d))"),
-    _program("process_pool", "from concurrent.futures import ProcessPoolExecutor\ndef f(x): return x + 1\nif __name__ == '__main__':\n    with ProcessPoolExecutor(2) as p: print(list(p.map(f, range(4))))"),
-    _program("shared_memory", "from multiprocessing import shared_memory\ns = shared_memory.SharedMemory(create=True, size=16); s.buf[0] = 7; print(s.buf[0]); s.close(); s.unlink()"),
+    _program(
+        "multiprocessing_raises",
+        """
+        import multiprocessing as mp
+        def f(): raise ValueError('in child')
+        if __name__ == '__main__':
+            p = mp.get_context('fork').Process(target=f); p.start(); p.join(); print(p.exitcode)
+        """,
+    ),
+    _program(
+        "multiprocessing_manager",
+        """
+        import multiprocessing as mp
+        def f(d): d['x'] = 1
+        if __name__ == '__main__':
+            with mp.Manager() as m:
+                d = m.dict(); p = mp.Process(target=f, args=(d,)); p.start(); p.join(); print(dict(d))
+        """,
+    ),
+    _program(
+        "process_pool",
+        """
+        from concurrent.futures import ProcessPoolExecutor
+        def f(x): return x + 1
+        if __name__ == '__main__':
+            with ProcessPoolExecutor(2) as p: print(list(p.map(f, range(4))))
+        """,
+    ),
+    _program(
+        "shared_memory",
+        """
+        from multiprocessing import shared_memory
+        s = shared_memory.SharedMemory(create=True, size=16); s.buf[0] = 7; print(s.buf[0]); s.close(); s.unlink()
+        """,
+    ),
     # -- asyncio and signals
-    _program("asyncio", "import asyncio\nasync def f(x):\n    await asyncio.sleep(0); return x * 2\nasync def main(): print(await asyncio.gather(*map(f, range(4))))\nasyncio.run(main())"),
-    _program("asyncio_subprocess", "import asyncio\nasync def main():\n    p = await asyncio.create_subprocess_exec('echo', 'hi', stdout=-1)\n    print(await p.communicate(), p.returncode)\nasyncio.run(main())"),
-    _program("asyncio_raises", "import asyncio\nasync def f(): raise KeyError('async')\nasyncio.run(f())"),
-    _program("asyncio_signal", "import asyncio, os, signal\nasync def main():\n    e = asyncio.Event(); asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, e.set); os.kill(os.getpid(), signal.SIGUSR1); await e.wait(); print('got it')\nasyncio.run(main())"),
-    _program("never_awaited", "async def f(): pass\nf()\nprint('x')"),
-    _program("pending_task", "import asyncio\nasync def g():\n    try: await asyncio.sleep(60)\n    finally: print('cancelled')\nasync def main(): asyncio.ensure_future(g()); await asyncio.sleep(0)\nasyncio.run(main())"),
-    _program("asyncio_thread", "import asyncio\nasync def main(): print(await asyncio.get_running_loop().run_in_executor(None, sum, [1, 2]))\nasyncio.run(main())"),
-    _program("signals", "import signal\nfor s in sorted(signal.valid_signals()):\n    if signal.getsignal(s) is not signal.SIG_DFL: print(s, signal.getsignal(s))\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.set_wakeup_fd(-1))"),
-    _program("signal_handler", "import os, signal\ndef h(n, f): print('signal', n, f.f_code.co_name)\nsignal.signal(signal.SIGUSR1, h); os.kill(os.getpid(), signal.SIGUSR1); print('after')"),
-    _program("signal_handler_raises", "import os, signal\ndef h(n, f): raise TimeoutError('too slow')\nsignal.signal(signal.SIGALRM, h); signal.setitimer(signal.ITIMER_REAL, .05)\nwhile True: pass"),
-    _program("interrupt_while_joining", "import threading, time, os, signal\nt = threading.Thread(target=time.sleep, args=(.4,)); t.start()\nthreading.Timer(.1, os.kill, (os.getpid(), signal.SIGINT)).start()\nprint('end')"),
+    _program(
+        "asyncio",
+        """
+        import asyncio
+        async def f(x):
+            await asyncio.sleep(0); return x * 2
+        async def main(): print(await asyncio.gather(*map(f, range(4))))
+        asyncio.run(main())
+        """,
+    ),
+    _program(
+        "asyncio_subprocess",
+        """
+        import asyncio
+        async def main():
+            p = await asyncio.create_subprocess_exec('echo', 'hi', stdout=-1)
+            print(await p.communicate(), p.returncode)
+        asyncio.run(main())
+        """,
+    ),
+    _program(
+        "asyncio_raises",
+        """
+        import asyncio
+        async def f(): raise KeyError('async')
+        asyncio.run(f())
+        """,
+    ),
+    _program(
+        "asyncio_signal",
+        """
+        import asyncio, os, signal
+        async def main():
+            e = asyncio.Event(); asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, e.set); os.kill(os.getpid(), signal.SIGUSR1); await e.wait(); print('got it')
+        asyncio.run(main())
+        """,
+    ),
+    _program(
+        "never_awaited",
+        """
+        async def f(): pass
+        f()
+        print('x')
+        """,
+    ),
+    _program(
+        "pending_task",
+        """
+        import asyncio
+        async def g():
+            try: await asyncio.sleep(60)
+            finally: print('cancelled')
+        async def main(): asyncio.ensure_future(g()); await asyncio.sleep(0)
+        asyncio.run(main())
+        """,
+    ),
+    _program(
+        "asyncio_thread",
+        """
+        import asyncio
+        async def main(): print(await asyncio.get_running_loop().run_in_executor(None, sum, [1, 2]))
+        asyncio.run(main())
+        """,
+    ),
+    _program(
+        "signals",
+        """
+        import signal
+        for s in sorted(signal.valid_signals()):
+            if signal.getsignal(s) is not signal.SIG_DFL: print(s, signal.getsignal(s))
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.set_wakeup_fd(-1))
+        """,
+    ),
+    _program(
+        "signal_handler",
+        """
+        import os, signal
+        def h(n, f): print('signal', n, f.f_code.co_name)
+        signal.signal(signal.SIGUSR1, h); os.kill(os.getpid(), signal.SIGUSR1); print('after')
+        """,
+    ),
+    _program(
+        "signal_handler_raises",
+        """
+        import os, signal
+        def h(n, f): raise TimeoutError('too slow')
+        signal.signal(signal.SIGALRM, h); signal.setitimer(signal.ITIMER_REAL, .05)
+        while True: pass
+        """,
+    ),
+    _program(
+        "interrupt_while_joining",
+        """
+        import threading, time, os, signal
+        t = threading.Thread(target=time.sleep, args=(.4,)); t.start()
+        threading.Timer(.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        print('end')
+        """,
+    ),
     # -- other libraries with state
-    _program("random", "import random, tempfile, uuid\nrandom.seed(5); print(random.random(), random.randint(1, 100)); print(len(uuid.uuid4().hex))"),
+    _program(
+        "random",
+        """
+        import random, tempfile, uuid
+        random.seed(5); print(random.random(), random.randint(1, 100)); print(len(uuid.uuid4().hex))
+        """,
+    ),
     _program("decimal", "import decimal; print(decimal.getcontext(), decimal.Decimal(1) / 3)"),
-    _program("contextvars", "import contextvars\nprint(len(contextvars.copy_context()))\nv = contextvars.ContextVar('v', default=1); v.set(2); print(v.get())"),
-    _program("ctypes_callback", "import ctypes, sys\nC = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int))\ndef cmp(a, b): return a[0] - b[0]\na = (ctypes.c_int * 4)(3, 1, 2, 0); ctypes.CDLL(None).qsort(a, 4, 4, C(cmp)); print(list(a))\nprint(ctypes.PYFUNCTYPE(ctypes.c_int)(lambda: 5)())\nctypes.CFUNCTYPE(None)(lambda: 1/0)()"),
-    _program("sqlite", "import sqlite3\nc = sqlite3.connect(':memory:'); print(c.execute('select 1 + 1').fetchone()); c.execute('nope')"),
-    _program("unraisable_hook", "import sys\nsys.unraisablehook = lambda a: print('unraisable', a.exc_value)\nclass N:\n    def __del__(self): 1/0\nN()\nsys.exit(3)"),
-    _program("tracemalloc", "import tracemalloc; tracemalloc.start(); x = [0] * 1000; print(tracemalloc.get_traced_memory()[0] > 0)"),
-    _program("gc_debug", "import gc, weakref\nclass C: pass\nc = C(); c.c = c; r = weakref.ref(c); del c; gc.collect(); print(r(), gc.garbage)"),
-    _program("socket_pair", "import socket, selectors\na, b = socket.socketpair(); s = selectors.DefaultSelector(); s.register(b, selectors.EVENT_READ); a.send(b'x'); print(len(s.select(5)), b.recv(1))"),
-    _program("open_descriptors", "import os\nprint([fd for fd in range(64) if not os.system(f'test -e /proc/{os.getpid()}/fd/{fd}')])"),
+    _program(
+        "contextvars",
+        """
+        import contextvars
+        print(len(contextvars.copy_context()))
+        v = contextvars.ContextVar('v', default=1); v.set(2); print(v.get())
+        """,
+    ),
+    _program(
+        "ctypes_callback",
+        """
+        import ctypes, sys
+        C = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int))
+        def cmp(a, b): return a[0] - b[0]
+        a = (ctypes.c_int * 4)(3, 1, 2, 0); ctypes.CDLL(None).qsort(a, 4, 4, C(cmp)); print(list(a))
+        print(ctypes.PYFUNCTYPE(ctypes.c_int)(lambda: 5)())
+        ctypes.CFUNCTYPE(None)(lambda: 1/0)()
+        """,
+    ),
+    _program(
+        "sqlite",
+        """
+        import sqlite3
+        c = sqlite3.connect(':memory:'); print(c.execute('select 1 + 1').fetchone()); c.execute('nope')
+        """,
+    ),
+    _program(
+        "unraisable_hook",
+        """
+        import sys
+        sys.unraisablehook = lambda a: print('unraisable', a.exc_value)
+        class N:
+            def __del__(self): 1/0
+        N()
+        sys.exit(3)
+        """,
+    ),
+    _program(
+        "tracemalloc",
+        """
+        import tracemalloc; tracemalloc.start(); x = [0] * 1000; print(tracemalloc.get_traced_memory()[0] > 0)
+        """,
+    ),
+    _program(
+        "gc_debug",
+        """
+        import gc, weakref
+        class C: pass
+        c = C(); c.c = c; r = weakref.ref(c); del c; gc.collect(); print(r(), gc.garbage)
+        """,
+    ),
+    _program(
+        "socket_pair",
+        """
+        import socket, selectors
+        a, b = socket.socketpair(); s = selectors.DefaultSelector(); s.register(b, selectors.EVENT_READ); a.send(b'x'); print(len(s.select(5)), b.recv(1))
+        """,
+    ),
+    _program(
+        "open_descriptors",
+        """
+        import os
+        print([fd for fd in range(64) if not os.system(f'test -e /proc/{os.getpid()}/fd/{fd}')])
+        """,
+    ),
     # -- left to a new interpreter
     _program("hash_seed", "print(hash('abc'))", env={"PYTHONHASHSEED": "0"}),
     _program("optimize", "assert False\nprint(__debug__)", env={"PYTHONOPTIMIZE": "1"}),
-    _program("dev_mode", "import sys; print(sys.flags.dev_mode); open('/dev/null')", env={"PYTHONDEVMODE": "1"}),
-    _program("dont_write_bytecode", "import sys, os, sibling; print(sys.dont_write_bytecode, sys.flags.dont_write_bytecode, os.path.exists('__pycache__'))", files={"sibling.py": b""}, env={"PYTHONDONTWRITEBYTECODE": "1"}),
-    _program("writes_bytecode", "import os, sibling; print(os.listdir('__pycache__') != [])", files={"sibling.py": b""}, env={"PYTHONDONTWRITEBYTECODE": ""}),
+    _program(
+        "dev_mode",
+        """
+        import sys; print(sys.flags.dev_mode); open('/dev/null')
+        """,
+        env={"PYTHONDEVMODE": "1"},
+    ),
+    _program(
+        "dont_write_bytecode",
+        """
+        import sys, os, sibling; print(sys.dont_write_bytecode, sys.flags.dont_write_bytecode, os.path.exists('__pycache__'))
+        """,
+        files={"sibling.py": b""},
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+    ),
+    _program(
+        "writes_bytecode",
+        """
+        import os, sibling; print(os.listdir('__pycache__') != [])
+        """,
+        files={"sibling.py": b""},
+        env={"PYTHONDONTWRITEBYTECODE": ""},
+    ),
 ]

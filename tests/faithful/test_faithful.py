@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -46,7 +47,7 @@ class Launcher:
         )
         theirs.close()
 
-    def start(self, spec: Dict[str, Any], cwd: Path, descriptors: List[int]) -> None:
+    def start(self, spec: dict[str, Any], cwd: Path, descriptors: list[int]) -> None:
         spec = {"python": self.python, "sys_path": self.sys_path, **spec}
         message = json.dumps({"spec": spec, "cwd": str(cwd)}).encode()
         socket.send_fds(self._socket, [message], descriptors)
@@ -55,13 +56,13 @@ class Launcher:
         status = int(self._socket.recv(64))
         return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
-    def run(self, spec: Dict[str, Any], cwd: Path, stdin: bytes) -> Outcome:
+    def run(self, spec: dict[str, Any], cwd: Path, stdin: bytes) -> Outcome:
         pipes = [os.pipe() for _ in range(3)]
         (in_read, in_write), (out_read, out_write), (err_read, err_write) = pipes
         self.start(spec, cwd, [in_read, out_write, err_write])
         for fd in (in_read, out_write, err_write):
             os.close(fd)
-        output: Dict[int, bytes] = {}
+        output: dict[int, bytes] = {}
         readers = [
             threading.Thread(target=lambda fd: output.update({fd: read_all(fd)}), args=(fd,))
             for fd in (out_read, err_read)
@@ -84,7 +85,7 @@ def read_all(fd: int) -> bytes:
         return file.read()
 
 
-def environment(extra: Dict[str, str], home: Path) -> Dict[str, str]:
+def environment(extra: dict[str, str], home: Path) -> dict[str, str]:
     base = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
     return {**base, **extra}
 
@@ -118,7 +119,7 @@ def run_plain(python: str, program: Program, folder: Path) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def spec_of(program: Program, folder: Path) -> Dict[str, Any]:
+def spec_of(program: Program, folder: Path) -> dict[str, Any]:
     env = environment(program.env, folder.parent)
     return {"path": str(folder / FILE), "argv": list(program.argv), "env": env}
 
@@ -134,7 +135,7 @@ def masked(outcome: Outcome, folder: Path) -> Outcome:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_same_outcome(program: Program, launcher: Launcher, tmp_path: Path) -> None:
     if launcher.version < program.needs:
-        pytest.skip("needs Python %d.%d" % program.needs)
+        pytest.skip(f"needs Python {program.needs}")
     # The same folder name twice, so that paths have the same length wherever text is wrapped.
     plain, ours = tmp_path / "a", tmp_path / "b"
     lay_out(program, plain)
@@ -144,3 +145,70 @@ def test_same_outcome(program: Program, launcher: Launcher, tmp_path: Path) -> N
     assert actual.code == expected.code, actual.stderr.decode(errors="replace")
     assert actual.stdout == expected.stdout
     assert actual.stderr == expected.stderr
+
+
+def plain_and_ours(launcher: Launcher, folder: Path, path: str, *argv: str) -> list[Outcome]:
+    done = subprocess.run(
+        [launcher.python, path, *argv], capture_output=True, cwd=folder, env=environment({}, folder)
+    )
+    spec = {"path": path, "argv": list(argv), "env": environment({}, folder)}
+    ours = launcher.run(spec, folder, b"")
+    return [Outcome(done.returncode, done.stdout, done.stderr), ours]
+
+
+@pytest.mark.parametrize("path", ["missing.py", "/nowhere/missing.py", "folder", "empty_folder"])
+def test_what_is_not_a_file(path: str, launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "empty_folder").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text("import sys; print(sys.argv, __name__)")
+    plain, ours = plain_and_ours(launcher, tmp_path, path, "x")
+    assert ours == plain
+
+
+@pytest.mark.parametrize("path", ["program.py", "./program.py", "sub/../program.py", "link.py"])
+def test_relative_paths(path: str, launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "real.py").write_text("import sys; print(sys.path[0], sys.argv[0])\n1/0")
+    (tmp_path / "program.py").write_text("import sys; print(sys.path[0], sys.argv, __file__)\n1/0")
+    (tmp_path / "link.py").symlink_to("sub/real.py")
+    plain, ours = plain_and_ours(launcher, tmp_path, path)
+    assert ours == plain
+
+
+def test_path0_replaces_the_directory_of_the_file(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(sys.path[0])")
+    path = str(tmp_path / "program.py")
+    spec = {"path": path, "argv": [], "env": environment({}, tmp_path), "path0": "/some/where"}
+    assert launcher.run(spec, tmp_path, b"").stdout == b"/some/where\n"
+
+
+def test_terminal(launcher: Launcher, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "for s in (sys.stdin, sys.stdout, sys.stderr): print(s.isatty(), s.line_buffering)\n"
+        "print('kept')\nprint('lost', end='')\nos._exit(0)\n"
+    )
+    spec = {"path": str(program), "argv": [], "env": environment({}, tmp_path)}
+    ours, theirs = pty.openpty()
+    launcher.start(spec, tmp_path, [theirs] * 3)
+    assert launcher.wait() == 0
+    plain_ours, plain_theirs = pty.openpty()
+    subprocess.run(
+        [launcher.python, str(program)],
+        stdin=plain_theirs, stdout=plain_theirs, stderr=plain_theirs, env=spec["env"],
+    )  # fmt: skip
+    assert os.read(ours, 1000) == os.read(plain_ours, 1000)
+    for fd in (ours, theirs, plain_ours, plain_theirs):
+        os.close(fd)
+
+
+def test_forks_do_not_share_secrets(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing as m, random, tempfile, uuid\n"
+        "print(random.random(), m.current_process().authkey.hex(), tempfile.mktemp(), uuid.uuid1())"
+    )
+    spec = {"path": "program.py", "argv": [], "env": environment({}, tmp_path)}
+    first, second = (launcher.run(spec, tmp_path, b"").stdout.split() for _ in range(2))
+    assert len(first) == 4
+    assert not set(first) & set(second)

@@ -218,8 +218,9 @@ def mask(name):
     return int(text.split(name + ":")[1].split()[0], 16)
 python_ignores = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
 glibc_ignores = 0b11 << 31  # its own two, after posix_spawn
-print(mask("SigBlk"), mask("SigIgn") & ~python_ignores & ~glibc_ignores, os.getsid(0) == os.getpid(),
-      os.getpgrp() == os.getpid(), open("/proc/self/oom_score_adj").read().strip())
+print(mask("SigBlk"), mask("SigIgn") & ~python_ignores & ~glibc_ignores,
+      os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(),
+      open("/proc/self/oom_score_adj").read().strip())
 """
 
 
@@ -290,8 +291,9 @@ def test_terminal_end_is_control_d_and_output_is_complete(guest: GuestClient) ->
 
 
 def test_terminal_interrupt_key(guest: GuestClient) -> None:
-    stream = guest.exec("sh", "-c", "echo up; sleep 60", pty={"rows": 24, "columns": 80})
-    guest.wait_until(lambda: b"up" in guest.answer(stream).stdout)
+    stream = guest.exec("cat", pty={"rows": 24, "columns": 80})
+    guest.data(stream, b"up\n")
+    guest.wait_until(lambda: guest.answer(stream).stdout.count(b"up") == 2)  # echo, then cat
     guest.data(stream, b"\x03")
     assert guest.wait(stream).result == {"exit_code": -signal.SIGINT}
 
@@ -448,8 +450,10 @@ def test_killed_spare_is_replaced(guest: GuestClient) -> None:
         guest.run("true")
     children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
     wait_for(lambda: children.read_text().split())
-    for pid in children.read_text().split():
-        os.kill(int(pid), signal.SIGKILL)
+    spares = [int(pid) for pid in children.read_text().split()]
+    for pid in spares:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(map(alive, spares)))
     assert guest.run("echo", "on").stdout == b"on\n"
 
 

@@ -34,6 +34,11 @@ class Keepers(Generic[Owner]):
     def __contains__(self, pid: object) -> bool:
         return pid in self._owners
 
+    def alone(self, pid: Optional[int]) -> bool:
+        """Whether no other keeper has anything to keep."""
+        spare = self._spare.pid if self._spare is not None else None
+        return all(other in (pid, spare) for other in self._owners)
+
     def start(self, launch: Launch, fds: Fds, owner: Owner) -> int:
         """The pid of a keeper for this command. Raises OSError."""
         spare, self._spare = self._spare, None

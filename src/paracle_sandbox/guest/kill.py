@@ -13,8 +13,9 @@ killed.
 import os
 import signal
 import time
-from typing import Callable, Container, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Set
 
+from .keepers import Keepers
 from .loop import Loop
 
 DEADLINE_SECONDS = 2.0
@@ -145,7 +146,7 @@ class TreeKill:
     def __init__(
         self,
         loop: Loop,
-        keepers: Container[int],
+        keepers: Keepers[Any],
         keeper: Optional[int],
         done: Callable[[int], None],
     ) -> None:
@@ -159,6 +160,8 @@ class TreeKill:
 
     def round(self) -> None:
         """Calls done with the number of survivors, now or in a later round."""
+        if os.getpid() == 1 and self._keepers.alone(self._keeper):
+            _kill(-1)  # all but us, at one stroke
         walk = Walk(self._keepers, self._keeper)
         with _Hurry():
             walk.run()

@@ -107,11 +107,12 @@ class Guest:
             frames.HELLO, 0, {"protocol": PROTOCOL, "python": python, "pid": os.getpid()}
         )
         while True:
+            busy = self._take_turns()
             self._channel.flush()
             if self._command_ended:  # and its result is on the way: now there is time
                 self._command_ended = False
                 self._keepers.refill()
-            self._loop.run_once(block=not self._take_turns())
+            self._loop.run_once(block=not busy)
 
     # Frames
 
@@ -178,7 +179,9 @@ class Guest:
             wire.error("unknown_op", "no such operation: %.100r" % (op,))
             return None
         operation: Callable[..., Any] = OPS[op]
-        return operation(request, wire, self._setup)
+        job = operation(request, wire, self._setup)
+        job.start()
+        return job
 
     def _drop(self, stream: int) -> None:
         self._wires.pop(stream, None)

@@ -25,16 +25,13 @@ from .program_io import open_streams, settle_locale
 from .program_stack import run_on_empty_stack, supported
 
 # Read by an interpreter while it starts, or by the loader and C library before that.
-_NEEDS_NEW_INTERPRETER = frozenset(
-    "PYTHON" + name
-    for name in (
-        "HOME HASHSEED OPTIMIZE DEVMODE MALLOC MALLOCSTATS TRACEMALLOC INSPECT PROFILEIMPORTTIME"
-        " DEBUG VERBOSE UTF8 COERCECLOCALE SAFEPATH NODEBUGRANGES PLATLIBDIR INTMAXSTRDIGITS"
-        " PERFSUPPORT WARNDEFAULTENCODING THREADDEBUG DUMPREFS LEGACYWINDOWSSTDIO"
-        " _FROZEN_MODULES _GIL _CPU_COUNT _PERF_JIT_SUPPORT _JIT _TLBC"
-        " _THREAD_INHERIT_CONTEXT _CONTEXT_AWARE_WARNINGS _DISABLE_REMOTE_DEBUG"
-    ).split()
-) | {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES"}
+_FOR_PYTHON = """
+    HOME HASHSEED OPTIMIZE DEVMODE MALLOC MALLOCSTATS TRACEMALLOC INSPECT PROFILEIMPORTTIME DEBUG
+    VERBOSE UTF8 COERCECLOCALE SAFEPATH NODEBUGRANGES PLATLIBDIR INTMAXSTRDIGITS PERFSUPPORT
+    WARNDEFAULTENCODING THREADDEBUG DUMPREFS _FROZEN_MODULES _GIL _CPU_COUNT _PERF_JIT_SUPPORT
+"""
+_FOR_LOADER = {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES"}
+_NEEDS_NEW_INTERPRETER = _FOR_LOADER.union("PYTHON" + name for name in _FOR_PYTHON.split())
 _CUSTOMIZED = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
 
 
@@ -46,7 +43,7 @@ def become_program(spec: Dict[str, Any]) -> NoReturn:
     (the rest of sys.path in place of this process's own).
     """
     # Never let go, as this frame never ends: a stream that is collected writes out its buffer.
-    streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
+    _streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
     code = _prepare(spec)
     if code is None:
         _start_interpreter(spec)
@@ -123,7 +120,7 @@ def _absolute(path: str) -> str:
     """The name a program's frames and `__file__` have."""
     if os.path.isabs(path) or sys.version_info < (3, 9):
         return path
-    return os.path.join(os.getcwd(), path[2:] if path.startswith("./") else path)
+    return os.path.join(os.getcwd(), path)
 
 
 def _main_module(filename: str) -> ModuleType:
@@ -141,7 +138,7 @@ def _main_module(filename: str) -> ModuleType:
 def _start_interpreter(spec: Dict[str, Any]) -> NoReturn:
     command: List[str] = [spec["python"], spec["path"], *spec["argv"]]
     try:
-        os.execvpe(spec["python"], command, spec["env"])
+        os.execvpe(spec["python"], command, spec["env"])  # noqa: S606 - no shell wanted
     except OSError as error:
         os.write(2, ("paracle: %s: %s\n" % (spec["python"], error.strerror)).encode())
         os._exit(126)

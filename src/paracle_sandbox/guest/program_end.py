@@ -6,10 +6,11 @@ callbacks, streams flushed, garbage collected, the program's own modules torn do
 would take longer than many programs run.
 """
 
+# ruff: noqa: BLE001, S110 - as in the interpreter, whatever user code raises here is not the end
+import _signal  # type: ignore[import-not-found]
 import functools
 import gc
 import os
-import signal
 import sys
 import weakref
 from types import ModuleType
@@ -54,8 +55,8 @@ class Ending:
         _flush_quietly("stderr")
         flush_c_streams(None)
         if self._interrupted:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
+            _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+            os.kill(os.getpid(), _signal.SIGINT)
         os._exit(self._status & 0xFF if flushed else _FLUSH_FAILED)
 
 
@@ -145,7 +146,7 @@ def _flush_streams() -> bool:
         try:
             stdout.flush()
         except BaseException as error:
-            _ignore(error, stdout, None)
+            _ignore(error, stdout, None, "on flushing sys.stdout")
             flushed = False
     stderr = sys.stderr
     if stderr is not None and not _closed(stderr):
@@ -163,17 +164,15 @@ def _closed(stream: Any) -> bool:
         return False
 
 
-def _ignore(error: BaseException, source: Any, traceback: Any, message: str = "") -> None:
-    """Tell the unraisable hook, as PyErr_WriteUnraisable does."""
-    text = None
-    if message and sys.version_info >= (3, 13):
-        text = "Exception ignored " + message
+def _ignore(error: BaseException, source: Any, traceback: Any, message: str) -> None:
+    """Tell the unraisable hook; since 3.13 a message says what failed, before that the object."""
+    worded = sys.version_info >= (3, 13)
     values = {
         "exc_type": type(error),
         "exc_value": error,
         "exc_traceback": traceback,
-        "err_msg": text,
-        "object": source,
+        "err_msg": "Exception ignored " + message if worded else None,
+        "object": None if worded else source,
     }
     try:
         sys.unraisablehook(make_struct(_UNRAISABLE, values))
@@ -182,9 +181,9 @@ def _ignore(error: BaseException, source: Any, traceback: Any, message: str = ""
 
 
 def _restore_signals() -> None:
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
+    for number in _signal.valid_signals():
+        if callable(_signal.getsignal(number)):
+            _signal.signal(number, _signal.SIG_DFL)
 
 
 def _clear_modules(before: FrozenSet[str]) -> None:

@@ -5,12 +5,13 @@ import codecs
 import io
 import os
 import sys
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Type
 
 # With one of these as the locale for characters, the standard streams let undecodable bytes
 # through: they are what a program gets that did not choose a locale.
 _LENIENT_LOCALES = ("C", "POSIX", "C.UTF-8", "C.utf8", "UTF-8")
 _COERCED = "C.UTF-8"
+_LocaleError: Type[Exception] = _locale.Error  # type: ignore[attr-defined]
 
 
 class Text(NamedTuple):
@@ -26,7 +27,7 @@ def settle_locale(env: Dict[str, str]) -> Optional[Text]:
     """
     try:
         name = _locale.setlocale(_locale.LC_CTYPE, "")
-    except _locale.Error:
+    except _LocaleError:
         name = "C"
     utf8_mode = name in ("C", "POSIX")
     if utf8_mode:
@@ -34,7 +35,7 @@ def settle_locale(env: Dict[str, str]) -> Optional[Text]:
             return None
         try:
             name = _locale.setlocale(_locale.LC_CTYPE, _COERCED)
-        except _locale.Error:
+        except _LocaleError:
             return None
         os.environ["LC_CTYPE"] = _COERCED
     if _locale.nl_langinfo(_locale.CODESET).upper() != "UTF-8":
@@ -58,15 +59,15 @@ def open_streams(text: Text, unbuffered: bool) -> None:
     stdin = _open(0, "<stdin>", text, unbuffered)
     stdout = _open(1, "<stdout>", text, unbuffered)
     stderr = _open(2, "<stderr>", text._replace(errors="backslashreplace"), unbuffered)
-    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc,assignment]
-    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
-    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
 
 
 def _open(fd: int, name: str, text: Text, unbuffered: bool) -> Optional[io.TextIOWrapper]:
     writes = fd != 0
     try:
-        binary: Any = io.open(
+        binary: Any = io.open(  # noqa: SIM115 - it stays open
             fd, "wb" if writes else "rb", 0 if writes and unbuffered else -1, closefd=False
         )
     except OSError:
@@ -74,7 +75,7 @@ def _open(fd: int, name: str, text: Text, unbuffered: bool) -> Optional[io.TextI
     raw = getattr(binary, "raw", binary)
     raw.name = name
     eager = fd == 2 and sys.version_info >= (3, 9)
-    stream = io.TextIOWrapper(
+    stream: Any = io.TextIOWrapper(
         binary,
         encoding=text.encoding,
         errors=text.errors,
@@ -83,4 +84,4 @@ def _open(fd: int, name: str, text: Text, unbuffered: bool) -> Optional[io.TextI
         write_through=unbuffered,
     )
     stream.mode = "w" if writes else "r"
-    return stream
+    return stream  # type: ignore[no-any-return]

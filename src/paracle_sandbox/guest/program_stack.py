@@ -3,7 +3,7 @@
 A program that walks its stack (`inspect.stack()`, `warnings.warn(stacklevel=2)`, a debugger,
 faulthandler) must not find the guest below its `__main__`. Frames hang on CPython's thread state,
 so the forked child makes a new thread state for its only thread, switches over and drops the old
-one, all by the public C API. Two things make that possible from Python:
+one, by the C API. Two things make that possible from Python:
 
 - The switch may not happen inside the evaluation loop, which remembers the state it started
   with. So a chain of `map` objects, consumed by `deque` in C, makes the calls one after the other;
@@ -13,9 +13,11 @@ one, all by the public C API. Two things make that possible from Python:
   is ours while the program runs; it keeps what the program raised and passes on everything else.
 """
 
+import _thread
 import atexit
 import ctypes
 import os
+import struct
 import sys
 from collections import deque
 from itertools import chain, starmap
@@ -54,10 +56,28 @@ _run_exit_callbacks = ctypes.PYFUNCTYPE(None)(atexit._run_exitfuncs)
 _guarded = ctypes.PYFUNCTYPE(None, ctypes.py_object)(lambda call: call())
 
 
+def _find_main_state() -> Optional[int]:
+    """Since 3.13 signals are announced to one thread state, by a pointer in the runtime.
+
+    Nothing in the API moves it. It follows the number of the main thread, and the two together
+    are found at one place only.
+    """
+    runtime = ctypes.addressof(ctypes.c_char.in_dll(_api, "_PyRuntime"))
+    pattern = struct.pack("@LP", _thread.get_ident(), _current())
+    memory = ctypes.string_at(runtime, 4096)
+    if memory.count(pattern) != 1:
+        return None
+    return runtime + memory.index(pattern) + struct.calcsize("@L")
+
+
+_MAIN_STATE = _find_main_state() if sys.version_info >= (3, 13) else None
+
+
 def supported() -> bool:
-    """Whether this interpreter is one whose thread states behave as described above."""
-    gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    return sys.implementation.name == "cpython" and (3, 8) <= sys.version_info < (3, 15) and gil
+    """Whether this is an interpreter on which all this is known to work."""
+    if sys.implementation.name != "cpython" or not (3, 8) <= sys.version_info < (3, 14):
+        return False
+    return sys.version_info < (3, 13) or (sys._is_gil_enabled() and _MAIN_STATE is not None)
 
 
 def run_on_empty_stack(
@@ -115,6 +135,8 @@ def _next_state(states: List[int]) -> int:
 
 def _ready(states: List[int], begin: Callable[[], None]) -> Callable[[], None]:
     _drop(states)
+    if _MAIN_STATE is not None:
+        ctypes.c_void_p.from_address(_MAIN_STATE).value = _current()
     if (3, 9) <= sys.version_info < (3, 12):
         # There calls in C count as recursion: make up for the two that lead to the program.
         _leave_recursion()
@@ -141,11 +163,11 @@ def _catch_into(raised: List[Optional[BaseException]]) -> Callable[[], None]:
             original(unraisable)
 
     def release() -> None:
-        sys.__unraisablehook__ = original  # type: ignore[misc]
+        sys.__unraisablehook__ = original
         if sys.unraisablehook is unraisablehook:
             sys.unraisablehook = original
 
-    sys.unraisablehook = sys.__unraisablehook__ = unraisablehook  # type: ignore[misc]
+    sys.unraisablehook = sys.__unraisablehook__ = unraisablehook
     return release
 
 
@@ -153,16 +175,16 @@ def _comes_from(callback: Any, unraisable: Any) -> bool:
     if unraisable.object is None:  # since 3.13 the object is part of the message
         message = unraisable.err_msg or ""
         return bool(message.endswith("ctypes callback function " + repr(callback)))
-    return unraisable.object == callback
+    return bool(unraisable.object == callback)
 
 
 def make_struct(kind: type, values: Dict[str, Any]) -> Any:
     """An instance of a structure type that Python code cannot call, such as `sys.flags`."""
-    struct = _struct_new(kind)
+    made = _struct_new(kind)
     for index, name in enumerate(struct_fields(kind)):
         _keep_reference(values[name])  # the next call takes one over
-        _struct_set(struct, index, values[name])
-    return struct
+        _struct_set(made, index, values[name])
+    return made
 
 
 def struct_fields(kind: type) -> Tuple[str, ...]:

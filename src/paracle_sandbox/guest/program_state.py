@@ -5,7 +5,7 @@ hold (random numbers, thread and process tables, caches of the directory) is mad
 that stay are listed in `program`.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import builtins
 import faulthandler
 import gc
@@ -40,11 +40,10 @@ def reset_signals() -> None:
         _signal.SIGXFSZ: _signal.SIG_IGN,
         _signal.SIGINT: _signal.default_int_handler,
     }
-    for number in _signal.valid_signals():
+    for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
         wanted = special.get(number, _signal.SIG_DFL)
-        if number not in (_signal.SIGKILL, _signal.SIGSTOP):
-            if _signal.getsignal(number) is not wanted:
-                _signal.signal(number, wanted)
+        if _signal.getsignal(number) != wanted:
+            _signal.signal(number, wanted)
 
 
 def reset_sys(spec: Dict[str, Any], env: Dict[str, str], utf8_mode: bool) -> None:
@@ -61,7 +60,7 @@ def reset_sys(spec: Dict[str, Any], env: Dict[str, str], utf8_mode: bool) -> Non
     importlib.invalidate_caches()
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     sys.pycache_prefix = env.get("PYTHONPYCACHEPREFIX") or None
-    sys.flags = _flags(env, utf8_mode)  # type: ignore[misc]
+    sys.flags = _flags(env, utf8_mode)
     _reset_hooks()
     gc.enable()
     gc.set_threshold(*_GC_THRESHOLD)

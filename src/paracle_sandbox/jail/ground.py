@@ -47,7 +47,7 @@ class Ground:
 
     def _find_cgroups(self) -> tuple[Cgroups | None, str]:
         try:
-            return Cgroups.find(str(self.instance)), ""
+            return Cgroups.find(f"{self.records.place}-{self.instance}"), ""
         except CgroupsUnavailable as error:
             return None, str(error)
         except OSError as error:

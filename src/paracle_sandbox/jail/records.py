@@ -24,6 +24,9 @@ class Records:
     def __init__(self, state_dir: str) -> None:
         os.makedirs(os.path.join(state_dir, "instances"), 0o700, exist_ok=True)
         self._dir = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Two state directories count their instances apart; what both name must not clash.
+        found = os.fstat(self._dir)
+        self.place = f"{found.st_dev:x}-{found.st_ino:x}"
         self.instance, self._lock = self._claim_instance()
 
     def _claim_instance(self) -> tuple[int, int]:

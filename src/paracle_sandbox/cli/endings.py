@@ -1,0 +1,115 @@
+"""How a command ends: exit codes, signals, and errors turned into one plain line.
+
+0 success                       3 the sandbox failed, or stopped the program at a limit
+1 the program failed, or "no"   124 the program was stopped at its deadline
+2 wrong usage                   128 + N  signal N ended the command
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from ..errors import SandboxError, SandboxTimeoutError
+from .output import complain
+
+SUCCESS, FAILURE, USAGE, SANDBOX, TIMEOUT = 0, 1, 2, 3, 124
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class UsageFault(Exception):
+    """The user asked for something that cannot be; the message says what can."""
+
+
+class Ended(Exception):
+    """A signal ended the command, and everything it had made is gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by signal {number}")
+        self.number = number
+
+
+def ends_with_a_code(command: Callable[P, int]) -> Callable[P, None]:
+    """A command that returns its exit code, and whose errors become a line and a code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        sys.exit(_code_of(functools.partial(command, *args, **kwargs)))
+
+    return run
+
+
+def _code_of(command: Callable[[], int]) -> int:
+    try:
+        return command()
+    except UsageFault as error:
+        complain(str(error))
+        return USAGE
+    except SandboxError as error:
+        complain(str(error))
+        return code_for(error)
+    except Ended as error:
+        return 128 + error.number
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read our output has gone; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        complain(str(error))
+        return SANDBOX
+
+
+def code_for(error: SandboxError) -> int:
+    return TIMEOUT if isinstance(error, SandboxTimeoutError) else SANDBOX
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end. The first signal has it clean up and raises Ended; a second one does
+    not wait for that: what is left then ends by itself, because its owner has."""
+    import asyncio
+    import gc
+
+    # main() switched it off for the imports; those are never looked through again.
+    gc.freeze()
+    gc.enable()
+    received: list[int] = []
+
+    def on_signal(number: int, task: asyncio.Task[T]) -> None:
+        if received:
+            leave(128 + number)
+        received.append(number)
+        task.cancel()
+
+    async def guarded() -> T:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+        for number in _SIGNALS:
+            # One that the caller ignores (nohup, a background job) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, on_signal, number, task)
+        return await task
+
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        raise Ended(received[0] if received else signal.SIGINT) from None
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without taking the interpreter apart, which would take longer than most
+    commands; nothing of ours waits for that."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        code = code or 128 + signal.SIGPIPE
+    os._exit(code)

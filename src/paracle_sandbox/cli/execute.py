@@ -1,0 +1,238 @@
+"""``paracle sandbox execute``: read what the user gave, run it, show what it did."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..settings import Settings
+from . import endings, output, program, streams
+from .endings import UsageFault
+from .options import check_backend, settings_or_fault
+
+if TYPE_CHECKING:
+    from ..config import SandboxConfig
+    from ..results import ExecutionResult, Stats
+
+_FLAGS = {
+    "cpu_cores": "--cpu", "memory_mb": "--memory", "disk_mb": "--disk",
+    "timeout_seconds": "--timeout", "network_mode": "--network", "base_image": "--template",
+    "env_vars": "--env",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the user asked for, flag by flag; ``limits`` are fields of SandboxConfig."""
+
+    file: str
+    args: Sequence[str] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    env: Sequence[str] = ()
+    inputs: str | None = None
+    output: str | None = None
+    monitor: bool = True
+    as_json: bool = False
+    raw: bool = False
+    verbose: bool = False
+    backend: str | None = None
+
+
+def execute(order: Order) -> int:
+    # Everything that can be wrong with the order is found before anything is made for it.
+    settings = settings_or_fault()
+    check_backend(order.backend)
+    config = make_config(order, settings)
+    job = program.Program(
+        source=_read_source(order.file),
+        inputs=_read_inputs(order.inputs),
+        args=tuple(order.args),
+        stdin=None if order.file == "-" else streams.piped_stdin(),
+        monitor=order.monitor,
+    )
+    _check_output(order.output)
+    if order.verbose:
+        _show_config(config)
+    outlets = _Outlets(order.raw)
+    if not order.as_json:
+        job = replace(job, on_output=outlets)
+    outcome = endings.run(_run(order, job, config, settings))
+    _save(order.output, outcome.result)
+    if order.as_json:
+        output.say_json(outcome.result)
+    else:
+        outlets.end_line()
+    if order.verbose or not order.as_json:
+        _show_end(outcome, order.verbose)
+    if outcome.error is not None:
+        return endings.code_for(outcome.error)
+    return endings.SUCCESS if outcome.result["success"] else endings.FAILURE
+
+
+async def _run(
+    order: Order, job: program.Program, config: SandboxConfig, settings: Settings
+) -> program.Outcome:
+    from ..backends.catalog import opened
+
+    # One sandbox needs no stock of children for the next.
+    async with opened(order.backend, replace(settings, stock=0)) as backend:
+        return await program.run_program(job, config, backend)
+
+
+class _Outlets:
+    """Our stdout and stderr, as the program's."""
+
+    def __init__(self, raw: bool) -> None:
+        self._outlets = {
+            name: streams.Outlet(stream.fileno(), raw)
+            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
+        }
+
+    def __call__(self, name: str, data: bytes) -> Awaitable[None] | None:
+        return self._outlets[name].write(data)
+
+    def end_line(self) -> None:
+        for outlet in self._outlets.values():
+            outlet.end_line()
+
+
+# Reading the order
+
+
+def make_config(order: Order, settings: Settings) -> SandboxConfig:
+    """The settings' defaults, then the flags. Raises UsageFault that names the flag."""
+    from pydantic import ValidationError
+
+    from ..config import SandboxConfig
+
+    values = settings.default_config().model_dump()
+    values.update({name: value for name, value in order.limits.items() if value is not None})
+    values["env_vars"] = dict(map(_assignment, order.env))
+    if order.template is not None:
+        values["base_image"] = _image_of(order.template, settings)
+    try:
+        return SandboxConfig(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = _FLAGS.get(str(first["loc"][0]), str(first["loc"][0]))
+        message = first["msg"].removeprefix("Value error, ")
+        shown = "" if flag == "--env" else f" (got {first['input']!r})"
+        raise UsageFault(f"{flag}: {message}{shown}") from None
+
+
+def _image_of(template: str, settings: Settings) -> str:
+    from ..backends.catalog import templates
+
+    names = templates(settings).names()
+    if template not in names:
+        raise UsageFault(f"--template: there is no {template!r}; known are {', '.join(names)}")
+    return f"paracle/sandbox:{'latest' if template == 'default' else template}"
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageFault(f"--env: write NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def _read_source(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    return _read(file, "File")
+
+
+def _read_inputs(file: str | None) -> bytes | None:
+    if file is None:
+        return None
+    try:
+        inputs = json.loads(_read(file, "--inputs: file"))
+    except (ValueError, RecursionError) as error:
+        raise UsageFault(f"--inputs: {file} is not JSON: {error}") from None
+    if not isinstance(inputs, dict):
+        raise UsageFault(f"--inputs: {file} must hold a JSON object, {{...}}")
+    return json.dumps(inputs).encode() if inputs else None
+
+
+def _read(file: str, what: str) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read()
+    except FileNotFoundError:
+        raise UsageFault(f"{what} not found: {file}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageFault(f"{what} cannot be read: {file}: {reason}") from None
+
+
+def _check_output(file: str | None) -> None:
+    """Before the program runs, so that its result is not lost."""
+    if file is None:
+        return
+    try:
+        with open(file, "ab"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageFault(f"--output: cannot write {file}: {reason}") from None
+
+
+# Showing the outcome
+
+
+def _save(file: str | None, result: ExecutionResult) -> None:
+    if file is not None:
+        with open(file, "w", encoding="utf-8") as opened:
+            opened.write(output.as_json(result) + "\n")
+
+
+def _show_config(config: SandboxConfig) -> None:
+    rows = [(flag, str(getattr(config, name))) for name, flag in _FLAGS.items()]
+    # What a variable holds may be a secret; its name is enough.
+    rows[-1] = ("--env", ", ".join(config.env_vars))
+    output.table("Configuration", ("Flag", "Value"), rows, sys.stderr)
+
+
+def _show_end(outcome: program.Outcome, verbose: bool) -> None:
+    result = outcome.result
+    if result["success"]:
+        output.note("✅ Execution Successful")
+    else:
+        output.note("❌ Execution Failed")
+        # What the program said itself has been shown already.
+        code = result["result"]["exit_code"] if "result" in result else None
+        reason = f"exit code {code}" if outcome.error is None else str(outcome.error)
+        output.complain(reason)
+    if "stats" not in result:
+        return
+    stats = result["stats"]
+    if verbose:
+        _show_stats(stats, result["sandbox_id"])
+    else:
+        output.note("  ".join(f"{name} {value}" for name, value in _figures(stats)))
+
+
+def _figures(stats: Stats) -> list[tuple[str, str]]:
+    return [
+        ("time", f"{stats['duration_seconds']:.3f} s"),
+        ("cpu", f"{stats['cpu_seconds']:.3f} s"),
+        ("memory peak", f"{stats['memory_peak_mb']:.1f} of {stats['memory_limit_mb']} MB"),
+        ("disk", f"{stats['disk_mb']:.1f} of {stats['disk_limit_mb']} MB"),
+    ]
+
+
+def _show_stats(stats: Stats, sandbox_id: str | None) -> None:
+    rows = [("sandbox", str(sandbox_id)), *_figures(stats)]
+    rows.append(("network", f"{stats['network_rx_bytes']} in, {stats['network_tx_bytes']} out"))
+    if "monitoring" in stats:
+        monitoring = stats["monitoring"]
+        for name, seen in (("averages", monitoring["averages"]), ("peaks", monitoring["peaks"])):
+            rows.append(
+                (name, f"{seen['cpu_percent']:.1f} % CPU, {seen['memory_mb']:.1f} MB memory")
+            )
+        rows.append(("samples", str(monitoring["history_samples"])))
+    output.table("Used", ("", ""), rows, sys.stderr)

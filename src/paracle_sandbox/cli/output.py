@@ -1,0 +1,91 @@
+"""What the command line says: lines, tables and JSON, none of which a program can forge.
+
+Text that comes from inside a sandbox may hold terminal control sequences; everything shown to
+a person goes through ``printable``. rich is only imported when a person is looking.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+# C0 without tab and newline, DEL, C1, and the characters that reorder text on the screen.
+_FORBIDDEN = [*range(9), *range(11, 32), *range(127, 160), 0x200E, 0x200F, 0x2028, 0x2029,
+              *range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # fmt: skip
+_ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _FORBIDDEN}
+_ESCAPES[0x0D] = "\\r"
+
+
+def printable(text: str) -> str:
+    """Line feeds, tabs and letters of every script stay; what would steer a terminal does not."""
+    return text.replace("\r\n", "\n").translate(_ESCAPES)
+
+
+def say(text: str = "") -> None:
+    print(printable(text))
+
+
+def note(text: str) -> None:
+    """Beside the result, not part of it: to stderr."""
+    print(printable(text), file=sys.stderr)
+
+
+def complain(message: str) -> None:
+    note(f"Error: {' '.join(message.split())}")
+
+
+def say_json(document: object) -> None:
+    print(as_json(document))
+
+
+def as_json(document: object) -> str:
+    return json.dumps(document, indent=2)
+
+
+def tick(yes: bool) -> str:
+    return "✓" if yes else "✗"
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], file: TextIO | None = None
+) -> None:
+    """For eyes when there are eyes, else plain columns that cut and awk understand."""
+    out = sys.stdout if file is None else file
+    cells = [[_one_line(cell) for cell in row] for row in rows]
+    if out.isatty():
+        _rich_table(title, columns, cells, out)
+        return
+    if title:
+        print(title, file=out)
+    for line in plain_columns([list(columns), *cells] if any(columns) else cells):
+        print(line, file=out)
+
+
+def plain_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _one_line(cell: str) -> str:
+    return printable(" ".join(cell.split()))
+
+
+def _rich_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=title or None, show_header=any(columns), title_justify="left")
+    for number, column in enumerate(columns):
+        shown.add_column(column, no_wrap=number == 0)
+    for row in rows:
+        # Text, because rich would read [brackets] in a plain str as markup.
+        shown.add_row(*(Text(cell) for cell in row))
+    Console(file=out, highlight=False).print(shown)

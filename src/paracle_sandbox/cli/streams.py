@@ -1,0 +1,117 @@
+"""The program's own streams: its output to ours as it comes, our piped input to it.
+
+Nothing here may block the event loop, on which the deadline and Ctrl-C depend. A write that
+could wait (a pager that nobody scrolls) and a read that could (a pipe that nobody writes to)
+happen in daemon threads, which do not keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import select
+import stat
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from .output import printable
+
+if TYPE_CHECKING:
+    from ..command import Command
+
+_CHUNK = 1 << 16
+
+
+class Outlet:
+    """One stream of ours. Bytes pass unchanged, except to a terminal: that one is shown text
+    with every control sequence escaped, unless the user asked for them raw."""
+
+    def __init__(self, descriptor: int, raw: bool = False) -> None:
+        self._descriptor = descriptor
+        self._escape = not raw and os.isatty(descriptor)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self._last = b"\n"
+
+    def write(self, data: bytes) -> Awaitable[None] | None:
+        """Done when it returns None. Raises BrokenPipeError when nobody reads any more."""
+        self._last = data[-1:] or self._last
+        if self._escape:
+            data = printable(self._decoder.decode(data)).encode()
+        if self._is_file or self._takes(len(data)):
+            _write_all(self._descriptor, data)
+            return None
+        return _in_thread(lambda: _write_all(self._descriptor, data))
+
+    def end_line(self) -> None:
+        """On a terminal, what we say next begins on a line of its own."""
+        if self._last != b"\n" and os.isatty(self._descriptor):
+            _write_all(self._descriptor, b"\n")
+
+    def _takes(self, size: int) -> bool:
+        """Whether so much can be written without waiting: a writable pipe has room for this."""
+        if size > select.PIPE_BUF:
+            return False
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        return bool(poll.poll(0))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: OSError | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error = None
+        try:
+            work()
+        except OSError as raised:
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    await done
+
+
+def piped_stdin() -> int | None:
+    """Our stdin, when it is something other than a terminal."""
+    if sys.stdin is None or sys.stdin.closed:
+        return None
+    try:
+        descriptor = sys.stdin.fileno()
+    except OSError:
+        return None
+    return None if os.isatty(descriptor) else descriptor
+
+
+def feed(command: Command, descriptor: int) -> None:
+    """Pass on what comes, at the pace at which the program reads."""
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_feed, args=(loop, command, descriptor), daemon=True).start()
+
+
+def _feed(loop: asyncio.AbstractEventLoop, command: Command, descriptor: int) -> None:
+    try:
+        while chunk := os.read(descriptor, _CHUNK):
+            asyncio.run_coroutine_threadsafe(command.write_stdin(chunk), loop).result()
+        asyncio.run_coroutine_threadsafe(command.close_stdin(), loop).result()
+    except (OSError, RuntimeError, asyncio.CancelledError):
+        pass  # the program, or the loop, has ended: nobody wants the rest

@@ -1,0 +1,128 @@
+"""``paracle template``: the sets of packages that native sandboxes start with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import SandboxError
+from . import endings, output
+from .endings import UsageFault, ends_with_a_code
+from .options import settings_or_fault
+
+if TYPE_CHECKING:
+    from ..backends.native.templates import Template, Templates
+
+app = typer.Typer(
+    help="Sets of packages that native sandboxes start with.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Name = Annotated[str, typer.Argument(help="default, dev, ml or api.", metavar="NAME")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+IfMissing = Annotated[
+    bool,
+    typer.Option(
+        "--if-missing",
+        help="Do nothing when it is there; only warn when it cannot be built.",
+    ),
+]
+
+
+@app.command("list")
+@ends_with_a_code
+def list_templates(as_json: Json = False) -> int:
+    """Show the templates and whether they are built."""
+    templates = _templates()
+    found = [templates.get(name) for name in templates.names()]
+    if as_json:
+        output.say_json(
+            [{"name": t.name, "built": t.path is not None, "path": _text(t.path)} for t in found]
+        )
+    else:
+        rows = [(t.name, output.tick(t.path is not None), _text(t.path) or "-") for t in found]
+        output.table("", ("Template", "Built", "Directory"), rows)
+    return endings.SUCCESS
+
+
+@app.command()
+@ends_with_a_code
+def build(name: Name, if_missing: IfMissing = False, as_json: Json = False) -> int:
+    """Install the packages of a template, once for all sandboxes.
+
+    \b
+    Examples:
+      paracle template build default
+      paracle template build ml --if-missing
+    """
+    templates = _templates()
+    built = _known(templates, name).path is None or not if_missing
+    if built:
+        try:
+            with _progress(name, quiet=as_json) as progress:
+                templates.build(name, progress)
+        except SandboxError as error:
+            if not if_missing:
+                raise
+            output.note(f"Warning: {error}")
+            output.note("Until then sandboxes run with the standard library alone.")
+            built = False
+    path = templates.get(name).path
+    if as_json:
+        output.say_json({"name": name, "built": path is not None, "path": _text(path)})
+    elif path is not None:
+        output.say(f"✅ Template {name} {'built' if built else 'is there already'}: {path}")
+    return endings.SUCCESS
+
+
+@app.command()
+@ends_with_a_code
+def remove(name: Name, as_json: Json = False) -> int:
+    """Delete a template; sandboxes that use it now keep running."""
+    templates = _templates()
+    _known(templates, name)
+    removed = templates.remove(name)
+    if as_json:
+        output.say_json({"name": name, "removed": removed})
+    else:
+        output.say(f"✅ Template {name} removed" if removed else f"Template {name} is not built.")
+    return endings.SUCCESS
+
+
+def _templates() -> Templates:
+    from ..backends.catalog import templates
+
+    return templates(settings_or_fault())
+
+
+def _known(templates: Templates, name: str) -> Template:
+    if name not in templates.names():
+        raise UsageFault(f"There is no template {name!r}; known are {', '.join(templates.names())}")
+    return templates.get(name)
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else str(path)
+
+
+@contextmanager
+def _progress(name: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A moving line for a person, plain lines for a log."""
+    if quiet:
+        yield lambda line: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status(f"Building {name}") as status:
+            yield lambda line: status.update(escape(output.printable(line)[:120]))
+    else:
+        output.note(f"Building the {name} template")
+        yield output.note

@@ -1,0 +1,264 @@
+"""Files inside: read, write, list, move, remove, and no way out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
+from ...sandbox import Sandbox
+from .case import Case
+from .expect import contains, equal, expect, raises
+from .registry import check
+
+ODD_NAMES = (
+    "with space.txt", "it's", 'say "hi".md', "-rf", "$HOME", "a;b&c|d", "*", "[x]", "back\\slash",
+    "été €😀.txt", " lead", "trail ", "new\nline", "~", "%s", ".hidden", "EOF", "x" * 255,
+)  # fmt: skip
+
+
+async def _names(sandbox: Sandbox, path: str = ".") -> list[str]:
+    return sorted(entry["name"] for entry in await sandbox.list_files(path))
+
+
+@check(quick=True)
+async def write_then_read(case: Case) -> None:
+    """Text comes back as it was, and programs see it."""
+    sandbox = await case.sandbox()
+    text = "first\n\nEOF\n$HOME 'q' \"d\" `x`\nlast without newline é€😀"
+    await sandbox.write_file("notes.txt", text)
+    equal(await sandbox.read_file("notes.txt"), text)
+    equal(await sandbox.run_command("cat notes.txt"), text)
+    await sandbox.write_file("notes.txt", "")
+    equal(await sandbox.read_file("notes.txt"), "")
+
+
+@check()
+async def bytes_come_back(case: Case) -> None:
+    """Any bytes survive, and reading them as text never raises."""
+    sandbox = await case.sandbox()
+    data = bytes(range(256)) * 33 + b"\xff\xfe\0"
+    await sandbox.write_file("data.bin", data)
+    equal(await sandbox.read_bytes("data.bin"), data)
+    equal(await sandbox.read_file("data.bin", encoding=None), data)
+    equal(await sandbox.read_file("data.bin"), data.decode("utf-8", "replace"))
+
+
+@check()
+async def parents_are_made(case: Case) -> None:
+    """Writing makes the directories it needs."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("a/b/c/file.txt", "deep")
+    equal(await sandbox.read_file("a/b/c/file.txt"), "deep")
+    equal(await sandbox.run_command("cat a/b/c/file.txt"), "deep")
+
+
+@check()
+async def absolute_paths(case: Case) -> None:
+    """Absolute paths below the working directory and /tmp are the same places."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file(f"{sandbox.config.working_dir}/here", "here")
+    equal(await sandbox.read_file("here"), "here")
+    place = f"/tmp/paracle-{sandbox.sandbox_id}"
+    await sandbox.write_file(f"{place}/there", "there")
+    equal(await sandbox.run_command(["cat", f"{place}/there"]), "there")
+    await sandbox.remove(place, recursive=True)
+
+
+@check()
+async def any_name_is_a_name(case: Case) -> None:
+    """Spaces, quotes, shell characters, dashes and 255 bytes: all work everywhere."""
+    sandbox = await case.sandbox()
+    for name in ODD_NAMES:
+        await sandbox.write_file(f"dir/{name}", name)
+    equal(await _names(sandbox, "dir"), sorted(ODD_NAMES))
+    for name in ODD_NAMES:
+        equal(await sandbox.read_file(f"dir/{name}"), name)
+        await sandbox.move(f"dir/{name}", f"moved/{name}")
+        equal(await sandbox.run_command(["cat", "--", f"moved/{name}"]), name)
+        await sandbox.remove(f"moved/{name}")
+    equal(await _names(sandbox, "moved"), [])
+
+
+@check()
+async def missing_is_not_found(case: Case) -> None:
+    """Every operation on what is not there says "not found", as a FileNotFoundError."""
+    sandbox = await case.sandbox()
+    for begin in (
+        sandbox.read_file, sandbox.read_bytes, sandbox.stat, sandbox.list_files, sandbox.remove,
+        lambda path: sandbox.move(path, "x"),
+        lambda path: sandbox.copy_from(path, case.directory / "none"),
+    ):  # fmt: skip
+        await raises(SandboxFileNotFoundError, begin("no/dir/none"))
+        error = await raises(SandboxFileNotFoundError, begin("none"))
+        expect(isinstance(error, FileNotFoundError), "it is no FileNotFoundError")
+        contains(str(error).lower(), "not found")
+    equal(await sandbox.exists("none"), False)
+    expect(not (case.directory / "none").exists(), "copy_from() made a file")
+
+
+@check()
+async def names_are_exact(case: Case) -> None:
+    """A name is not a pattern, and not nearly a name: removing an inexact one fails."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("report.txt", "kept")
+    for name in ("report", "report.tx?", "*", "REPORT.TXT", "report.txt ", "eport.txt"):
+        await raises(SandboxFileNotFoundError, sandbox.remove(name))
+    equal(await _names(sandbox), ["report.txt"])
+
+
+@check()
+async def directories(case: Case) -> None:
+    """mkdir with and without parents; remove refuses a directory that is not empty."""
+    sandbox = await case.sandbox()
+    await sandbox.mkdir("one/two/three")
+    await sandbox.mkdir("one/two/three")
+    await raises(SandboxFileNotFoundError, sandbox.mkdir("four/five", parents=False))
+    await raises(SandboxFileError, sandbox.mkdir("one", parents=False))
+    await sandbox.write_file("one/two/file", "x")
+    await raises(SandboxFileError, sandbox.remove("one/two"))
+    equal(await sandbox.read_file("one/two/file"), "x")
+    await sandbox.remove("one/two/three")
+    await sandbox.remove("one", recursive=True)
+    equal(await _names(sandbox), [])
+
+
+@check()
+async def move_renames(case: Case) -> None:
+    """move() renames files and directories, makes the parents, and replaces a file."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("old.txt", "text")
+    await sandbox.move("old.txt", "new/place.txt")
+    equal(await sandbox.exists("old.txt"), False)
+    equal(await sandbox.read_file("new/place.txt"), "text")
+    await sandbox.move("new", "newer")
+    equal(await sandbox.read_file("newer/place.txt"), "text")
+    await sandbox.write_file("other", "other")
+    await sandbox.move("other", "newer/place.txt")
+    equal(await sandbox.read_file("newer/place.txt"), "other")
+
+
+@check()
+async def listing_and_stat(case: Case) -> None:
+    """Entries have name, kind, size, mode and time; recursive goes all the way down."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("dir/sub/file", "12345")
+    await sandbox.execute("chmod 640 dir/sub/file; ln -s dir link; mkdir empty")
+    kinds = {entry["name"]: entry["kind"] for entry in await sandbox.list_files()}
+    equal(kinds, {"dir": "directory", "link": "link", "empty": "directory"})
+    deep = {entry["path"].removeprefix(sandbox.config.working_dir).lstrip("/"): entry
+            for entry in await sandbox.list_files(".", recursive=True)}  # fmt: skip
+    expect(any(path.endswith("dir/sub/file") for path in deep), f"paths are {sorted(deep)}")
+    info = await sandbox.stat("dir/sub/file")
+    equal((info["name"], info["kind"], info["size"]), ("file", "file", 5))
+    equal(info["mode"] & 0o777, 0o640, "mode")
+    expect(info["modified"] > 1e9, f"modified is {info['modified']}")
+    equal((await sandbox.stat("link"))["kind"], "directory", "stat of a link")
+
+
+@check()
+async def a_directory_of_thousands(case: Case) -> None:
+    """A directory of 3000 files is listed whole."""
+    sandbox = await case.sandbox()
+    await sandbox.execute("mkdir many; cd many; for i in $(seq 3000); do : >$i; done")
+    equal(await _names(sandbox, "many"), sorted(str(n) for n in range(1, 3001)))
+    await sandbox.remove("many", recursive=True)
+
+
+@check()
+async def wrong_kinds_are_told(case: Case) -> None:
+    """Reading a directory, listing a file, writing onto a directory: SandboxFileError."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("dir/file", "x")
+    await raises(SandboxFileError, sandbox.read_file("dir"))
+    await raises(SandboxFileError, sandbox.write_file("dir", "x"))
+    await raises(SandboxFileError, sandbox.list_files("dir/file"))
+    await raises(SandboxFileError, sandbox.write_file("dir/file/below", "x"))
+    await raises(SandboxFileError, sandbox.write_file("y" * 256, "x"))
+    equal(await sandbox.read_file("dir/file"), "x")
+
+
+@check()
+async def special_files_do_not_hang(case: Case) -> None:
+    """Reading a FIFO answers with an error instead of waiting for a writer."""
+    sandbox = await case.sandbox()
+    await sandbox.execute("mkfifo pipe")
+    await raises(SandboxFileError, sandbox.read_file("pipe"))
+    await raises(SandboxFileError, sandbox.copy_from("pipe", case.directory / "pipe"))
+
+
+@check(quick=True)
+async def paths_that_leave_are_refused(case: Case) -> None:
+    """``..`` and absolute paths outside are a SandboxPathError, for every operation."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("ours", "x")
+    for path in ("..", "../x", "a/../../x", "/etc/passwd", "/", "/tmp/../etc/passwd",
+                 "/workspace2/x", "/proc/1/environ", "", "a\0b"):  # fmt: skip
+        for begin in (
+            sandbox.read_file, sandbox.list_files, sandbox.stat, sandbox.mkdir,
+            lambda path: sandbox.write_file(path, "x"),
+            lambda path: sandbox.remove(path, recursive=True),
+            lambda path: sandbox.move("ours", path),
+            lambda path: sandbox.copy_from(path, case.directory / "out"),
+        ):  # fmt: skip
+            error = await raises(SandboxPathError, begin(path))
+            expect(isinstance(error, ValueError), "it is no ValueError")
+    equal(await sandbox.read_file("ours"), "x")
+    equal(await sandbox.read_file("a/../ours"), "x", "a path that only looks like leaving")
+
+
+@check()
+async def links_that_leave_are_refused(case: Case) -> None:
+    """A link that leads out is not followed, be it a file, a directory or a chain."""
+    sandbox = await case.sandbox()
+    await sandbox.execute(
+        "ln -s /etc/passwd file; ln -s /etc dir; ln -s ../../etc up; ln -s dir chain;"
+        "ln -s / root; mkdir inside; ln -s inside good; echo fine >inside/x"
+    )
+    outside = ("file", "dir/passwd", "up/passwd", "chain/passwd", "root/etc/passwd")
+    for path in outside:
+        await raises(SandboxPathError, sandbox.read_file(path))
+        await raises(SandboxPathError, sandbox.copy_from(path, case.directory / "out"))
+    for path in ("dir/new", "chain/new", "root/new"):
+        await raises(SandboxPathError, sandbox.write_file(path, "x"))
+    equal(await sandbox.read_file("good/x"), "fine\n", "a link that stays inside")
+    await sandbox.remove("dir")
+    equal(await sandbox.exists("inside/x"), True)
+
+
+@check()
+async def removing_a_tree_follows_no_link(case: Case) -> None:
+    """Removing a directory removes the links in it, not what they lead to."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("kept/file", "x")
+    await sandbox.execute("mkdir doomed; ln -s ../kept doomed/link")
+    await sandbox.remove("doomed", recursive=True)
+    equal(await sandbox.read_file("kept/file"), "x")
+
+
+@check()
+async def a_write_is_whole_or_not_at_all(case: Case) -> None:
+    """A reader sees the old content or the new, never a part, while a file is replaced."""
+    sandbox = await case.sandbox()
+    size = 1 << 20
+    await sandbox.write_file("state", b"a" * size)
+    writes = asyncio.create_task(_write_often(sandbox, size))
+    while not writes.done():
+        data = await sandbox.read_bytes("state")
+        expect(data in (b"a" * size, b"b" * size), f"a torn file of {len(data)} bytes")
+    await writes
+
+
+async def _write_often(sandbox: Sandbox, size: int) -> None:
+    for number in range(10):
+        await sandbox.write_file("state", (b"b" if number % 2 else b"a") * size)
+
+
+@check()
+async def files_belong_to_the_user_inside(case: Case) -> None:
+    """What the host writes, programs inside may change and remove, and the other way round."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("dir/ours", "x")
+    await sandbox.run_code("open('dir/ours', 'a').write('y'); open('dir/theirs', 'w').write('z')")
+    equal(await sandbox.read_file("dir/ours"), "xy")
+    await sandbox.write_file("dir/theirs", "changed")
+    equal((await sandbox.execute("rm -r dir"))["exit_code"], 0)

@@ -1,0 +1,214 @@
+"""Stopping programs: deadlines, kills and cancellation take the whole tree, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from ...command import Command
+from ...errors import SandboxTimeoutError
+from ...sandbox import Sandbox
+from .case import Case
+from .expect import contains, equal, eventually, expect, fail, raises
+from .registry import check
+
+# Four ways to be hard to kill, each of which notes its pid: a plain child, one in a session of
+# its own, one that was orphaned by a double fork, and one that ignores what can be ignored.
+_TREE = """\
+import os, signal, time
+def note():
+    with open("pids", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+def child(prepare):
+    if os.fork() == 0:
+        prepare()
+        note()
+        while True:
+            time.sleep(1000)
+def orphan():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+def deaf():
+    for number in range(1, 65):
+        try:
+            signal.signal(number, signal.SIG_IGN)
+        except (OSError, ValueError):
+            pass
+for prepare in (lambda: None, os.setsid, orphan, deaf):
+    child(prepare)
+note()
+print("begun", flush=True)
+while True:
+    time.sleep(1000)
+"""
+_TREE_SIZE = 5
+_ALIVE = """\
+import os, sys
+for pid in open("pids").read().split():
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        continue
+    print(pid)
+"""
+
+
+async def _noted(sandbox: Sandbox) -> list[str]:
+    if not await sandbox.exists("pids"):
+        return []
+    return (await sandbox.read_file("pids")).split()
+
+
+async def _tree_is_up(sandbox: Sandbox) -> None:
+    async def complete() -> bool:
+        return len(await _noted(sandbox)) == _TREE_SIZE
+
+    await eventually(complete, "the tree of processes did not start")
+    alive = (await sandbox.run_code(_ALIVE))["stdout"].split()
+    equal(len(alive), _TREE_SIZE, "processes alive before the kill")
+
+
+async def _tree_is_gone(sandbox: Sandbox) -> None:
+    async def gone() -> bool:
+        return (await sandbox.run_code(_ALIVE))["stdout"] == ""
+
+    await eventually(gone, "processes survived", seconds=20)
+
+
+async def _timed_out_tree(sandbox: Sandbox) -> SandboxTimeoutError:
+    """Let a tree run into its deadline; a busy machine may need a later one to have it grown."""
+    for seconds in (1.0, 5.0, 25.0, 100.0):
+        await sandbox.write_file("pids", "")
+        error = await raises(SandboxTimeoutError, sandbox.run_code(_TREE, timeout=seconds))
+        equal(error.timeout_seconds, seconds)
+        if len(await _noted(sandbox)) == _TREE_SIZE:
+            break
+    else:
+        fail("the tree of processes did not start in time")
+    return error
+
+
+@check(quick=True)
+async def a_timeout_is_typed(case: Case) -> None:
+    """A program that does not end in time is a SandboxTimeoutError with what it had printed."""
+    sandbox = await case.sandbox()
+    for seconds in (1.0, 5.0, 25.0):
+        work = sandbox.execute("echo begun; echo why >&2; sleep 1000", timeout=seconds)
+        error = await raises(SandboxTimeoutError, work)
+        if error.stderr:
+            break
+    expect(isinstance(error, TimeoutError), "it is no TimeoutError")
+    contains(str(error), "timed out")
+    equal((error.stdout, error.stderr), ("begun\n", "why\n"), "what it had printed")
+    equal(error.timeout_seconds, seconds)
+    equal(error.sandbox_id, sandbox.sandbox_id)
+    equal(await sandbox.run_command("echo next"), "next\n")
+
+
+@check()
+async def a_timeout_kills_the_whole_tree(case: Case) -> None:
+    """Nothing that a program started survives its deadline, however it hides."""
+    sandbox = await case.sandbox()
+    error = await _timed_out_tree(sandbox)
+    equal(error.stdout, "begun\n", "what it had printed")
+    await _tree_is_gone(sandbox)
+
+
+@check()
+async def a_timeout_spares_other_commands(case: Case) -> None:
+    """Another command of the same sandbox goes on as if nothing had happened."""
+    sandbox = await case.sandbox()
+    async with await sandbox.start_command("cat", stdin=True) as other:
+        await raises(SandboxTimeoutError, sandbox.execute("sleep 1000", timeout=0.5))
+        equal(other.poll(), None, "exit code of the other")
+        await other.write_stdin("still here")
+        await other.close_stdin()
+        equal((await other.wait())["stdout"], "still here")
+
+
+@check()
+async def a_busy_loop_is_stopped(case: Case) -> None:
+    """Code that never sleeps and never looks is stopped too."""
+    sandbox = await case.sandbox()
+    await raises(SandboxTimeoutError, sandbox.run_code("while True: pass", timeout=1))
+    await raises(SandboxTimeoutError, sandbox.execute("yes >/dev/null", timeout=1))
+    equal((await sandbox.run_code("print('next')"))["stdout"], "next\n")
+
+
+@check()
+async def kill_takes_the_whole_tree(case: Case) -> None:
+    """kill() returns when the command and everything it started are gone."""
+    sandbox = await case.sandbox()
+    command = await sandbox.start_code(_TREE)
+    await _tree_is_up(sandbox)
+    await command.kill()
+    expect(command.poll(), "it is said to have succeeded")
+    await _tree_is_gone(sandbox)
+    equal((await command.wait())["exit_code"], -signal.SIGKILL)
+    await command.kill()
+
+
+@check()
+async def cancelling_kills_the_whole_tree(case: Case) -> None:
+    """A cancelled execute() leaves nothing running, and the sandbox usable."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("tree.py", _TREE)
+    task = asyncio.create_task(sandbox.execute(["python3", "tree.py"]))
+    await _tree_is_up(sandbox)
+    task.cancel()
+    await raises(asyncio.CancelledError, task)
+    await _tree_is_gone(sandbox)
+
+
+@check()
+async def leaving_the_block_kills(case: Case) -> None:
+    """``async with`` a command ends it on the way out."""
+    sandbox = await case.sandbox()
+    async with await sandbox.start_code(_TREE) as command:
+        await _tree_is_up(sandbox)
+    expect(command.poll() is not None, "it still runs")
+    await _tree_is_gone(sandbox)
+
+
+@check()
+async def background_commands(case: Case) -> None:
+    """poll() is None while it runs; wait(timeout) gives up on waiting, not on the command."""
+    sandbox = await case.sandbox()
+    command = await sandbox.start_command("read line; echo got $line; exit 7", stdin=True)
+    equal(command.poll(), None)
+    error = await raises(TimeoutError, command.wait(timeout=0.05))
+    expect(not isinstance(error, SandboxTimeoutError), "waiting stopped it")
+    equal(sandbox.in_use, 1, "operations under way")
+    await command.write_stdin("it\n")
+    result = await command.wait()
+    equal((result["exit_code"], result["stdout"]), (7, "got it\n"))
+    equal((await command.wait())["exit_code"], 7, "a second wait")
+    equal(command.poll(), 7)
+    equal(sandbox.in_use, 0, "operations under way")
+
+
+async def _begun(command: Command) -> None:
+    async for _ in command.output():
+        return
+
+
+@check()
+async def signals_reach_the_program(case: Case) -> None:
+    """send_signal() reaches the program, which may handle it."""
+    sandbox = await case.sandbox()
+    script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+    command = await sandbox.start_command(script)
+    await _begun(command)
+    await command.send_signal(signal.SIGTERM)
+    result = await command.wait()
+    equal((result["exit_code"], result["stdout"]), (5, "ready\ncaught\n"))
+
+
+@check()
+async def writing_to_the_dead_is_a_broken_pipe(case: Case) -> None:
+    """write_stdin() after the end is a BrokenPipeError."""
+    sandbox = await case.sandbox()
+    command = await sandbox.start_command("true", stdin=True)
+    await command.wait()
+    await raises(BrokenPipeError, command.write_stdin("late"))

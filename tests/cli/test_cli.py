@@ -1,0 +1,399 @@
+"""The command line above the seam: usage, exit codes, what it shows and where."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cli import SOURCE, Cli, end, wait_for
+
+from paracle_sandbox import __version__, job
+from paracle_sandbox.cli import program
+from paracle_sandbox.cli.inventory import id_width
+from paracle_sandbox.cli.output import plain_columns, printable
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path, SANDBOX_MODE="fake")
+
+
+# Usage
+
+
+def test_version(cli: Cli) -> None:
+    done = cli.run("--version")
+    assert (done.code, done.stdout) == (0, f"paracle {__version__}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["sandbox"], ["template"]])
+def test_help_names_every_command(cli: Cli, words: list[str]) -> None:
+    done = cli.run(*words, "--help")
+    names = {
+        "": ["sandbox", "template", "--version", "--install-completion", "Examples:"],
+        "sandbox": ["health", "test", "execute", "list", "cleanup"],
+        "template": ["list", "build", "remove"],
+    }["".join(words)]
+    assert done.code == 0
+    assert [name for name in names if name not in done.stdout] == []
+
+
+def test_help_of_execute_names_every_flag_exit_code_and_an_example(cli: Cli) -> None:
+    text = cli.run("sandbox", "execute", "--help").stdout
+    flags = "--cpu --memory --disk --timeout --network --inputs --monitor --no-monitor --output "
+    flags += "--verbose -v --json --backend --template --env --raw none|bridge|host"
+    wanted = [*flags.split(), "124", "130", "paracle sandbox execute agent.py"]
+    assert [word for word in wanted if word not in text] == []
+
+
+def test_completion_script_is_shown(cli: Cli) -> None:
+    cli.env["_PARACLE_COMPLETE"] = "source_bash"
+    assert "_PARACLE_COMPLETE" in cli.run().stdout
+
+
+def test_completion_knows_the_commands(cli: Cli) -> None:
+    cli.env.update(_PARACLE_COMPLETE="complete_bash", COMP_WORDS="paracle sandbox ", COMP_CWORD="2")
+    assert "execute" in cli.run().stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bogus"], "--bogus"),
+        (["--cpu", "many"], "--cpu"),
+        (["--cpu", "99"], "--cpu: "),
+        (["--memory", "1"], "--memory: "),
+        (["--disk", "1"], "--disk: "),
+        (["--timeout", "0"], "--timeout: "),
+        (["--network", "moon"], "--network"),
+        (["--env", "NAME"], "--env: write NAME=VALUE"),
+        (["--env", "1=2"], "--env: "),
+        (["--template", "nope"], "--template: there is no 'nope'"),
+        (["--backend", "nope"], "--backend: there is no 'nope'"),
+        (["--inputs", "missing.json"], "--inputs: file not found: missing.json"),
+        (["--output", "no/such/dir/out.json"], "--output: cannot write"),
+    ],
+)
+def test_wrong_usage_is_two_and_one_line(cli: Cli, words: list[str], message: str) -> None:
+    done = cli.run("sandbox", "execute", cli.program("print('ran')"), *words)
+    assert done.code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "\0", "[" * 100_000])
+def test_bad_inputs_are_two(cli: Cli, text: str) -> None:
+    (cli.home / "inputs.json").write_text(text)
+    done = cli.run("sandbox", "execute", cli.program(""), "--inputs", "inputs.json")
+    assert done.code == 2
+    assert done.stderr.startswith("Error: --inputs: inputs.json ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_file_and_a_directory_are_two(cli: Cli) -> None:
+    done = cli.run("sandbox", "execute", "missing.py")
+    assert (done.code, done.stderr) == (2, "Error: File not found: missing.py\n")
+    done = cli.run("sandbox", "execute", ".")
+    assert (done.code, done.stderr) == (2, "Error: File cannot be read: .: Is a directory\n")
+
+
+def test_a_wrong_setting_is_two(cli: Cli) -> None:
+    cli.env["PARACLE_STOCK"] = "many"
+    done = cli.run("sandbox", "list")
+    assert done.code == 2
+    assert "PARACLE_STOCK" in done.stderr
+
+
+def test_a_backend_that_is_not_there_is_three_with_a_remedy(cli: Cli) -> None:
+    done = cli.run("sandbox", "execute", cli.program(""), "--backend", "docker")
+    assert done.code == 3
+    assert "Docker" in done.stderr
+    assert "SANDBOX_MODE=native" in done.stderr
+
+
+# execute
+
+
+def test_streams_and_exit_code_of_a_success(cli: Cli) -> None:
+    source = "import sys; print('out'); print('err', file=sys.stderr)"
+    done = cli.run("sandbox", "execute", cli.program(source))
+    assert (done.code, done.stdout) == (0, "out\n")
+    assert done.stderr.startswith("err\n✅ Execution Successful\n")
+    assert "memory peak" in done.stderr
+
+
+def test_a_failing_program_is_one(cli: Cli) -> None:
+    done = cli.run("sandbox", "execute", cli.program("raise SystemExit(7)"))
+    assert done.code == 1
+    assert "❌ Execution Failed\nError: exit code 7\n" in done.stderr
+
+
+def test_json_is_the_whole_of_stdout_and_equals_the_output_file(cli: Cli) -> None:
+    source = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+    done = cli.run("sandbox", "execute", cli.program(source), "--json", "--output", "out.json")
+    assert (done.code, done.stderr) == (1, "")
+    result = done.json
+    assert result == json.loads((cli.home / "out.json").read_text())
+    assert result["success"] is False
+    assert result["error"] == "err\n"
+    assert result["result"]["stdout"] == "out\n"
+    assert result["result"]["exit_code"] == 3
+    assert result["stats"]["monitoring"]["history_samples"] >= 1
+
+
+def test_no_monitor_leaves_the_monitoring_out(cli: Cli) -> None:
+    done = cli.run("sandbox", "execute", cli.program(""), "--json", "--no-monitor")
+    assert "monitoring" not in done.json["stats"]
+
+
+def test_exact_bytes_come_out_of_a_pipe(cli: Cli) -> None:
+    source = "import os; os.write(1, bytes(range(256)) * 1000)"
+    done = cli.run("sandbox", "execute", cli.program(source))
+    assert done.stdout_bytes == bytes(range(256)) * 1000
+
+
+def test_inputs_arguments_and_variables_reach_the_program(cli: Cli) -> None:
+    (cli.home / "data.json").write_text('{"n": 41}')
+    source = (
+        "import json, os, sys\n"
+        "print(json.load(open('inputs.json'))['n'] + 1, sys.argv[1:], os.environ['WORD'])"
+    )
+    done = cli.run(
+        "sandbox", "execute", cli.program(source), "--inputs", "data.json", "--monitor",
+        "--verbose", "--env", "WORD=a=b", "--", "--cpu", "x y",
+    )  # fmt: skip
+    assert (done.code, done.stdout) == (0, "42 ['--cpu', 'x y'] a=b\n")
+    assert "Configuration" in done.stderr
+    assert "a=b" not in done.stderr, "a variable may hold a secret"
+
+
+def test_a_dash_reads_the_program_from_stdin(cli: Cli) -> None:
+    done = cli.run("sandbox", "execute", "-", stdin=b"print(6 * 7)\n")
+    assert (done.code, done.stdout) == (0, "42\n")
+
+
+def test_what_is_piped_in_reaches_the_program(cli: Cli) -> None:
+    source = "import sys; print(len(sys.stdin.buffer.read()))"
+    done = cli.run("sandbox", "execute", cli.program(source), stdin=b"x" * 3_000_000)
+    assert (done.code, done.stdout) == (0, "3000000\n")
+
+
+def test_an_idle_pipe_as_stdin_does_not_hold_the_command(cli: Cli) -> None:
+    reader, writer = os.pipe()
+    try:
+        process = cli.start("sandbox", "execute", cli.program("print(1)"), stdin=reader)
+        stdout, _ = process.communicate(timeout=60)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert (process.returncode, stdout) == (0, b"1\n")
+
+
+def test_a_program_and_its_user_can_talk(cli: Cli) -> None:
+    source = "print('name?', flush=True); print('hello', input(), flush=True); input()"
+    process = cli.start("sandbox", "execute", cli.program(source), stdin=subprocess.PIPE)
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"name?\n"
+        process.stdin.write(b"ada\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"hello ada\n", "output and input are live"
+        process.stdin.close()
+        assert process.wait(60) == 1
+    finally:
+        process.stdin = None
+        end(process)
+
+
+def test_stdout_that_is_closed_early_ends_the_command_quietly(cli: Cli) -> None:
+    source = "while True: print('y' * 1000)"
+    process = cli.start("sandbox", "execute", cli.program(source))
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(10_000)
+        process.stdout.close()
+        assert process.wait(60) == 128 + signal.SIGPIPE
+        assert b"Traceback" not in process.stderr.read()
+    finally:
+        process.stdout = None
+        end(process)
+
+
+def _on_a_terminal(cli: Cli, *words: str) -> bytes:
+    ours, theirs = pty.openpty()
+    process = cli.start(*words, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := _read(ours):
+            shown += chunk
+        process.wait(60)
+    finally:
+        os.close(ours)
+        end(process)
+    return shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:
+        return b""
+
+
+_HOSTILE = "\\x1b]52;c;ZXZpbA==\\x07\\x1b[2J\\x9b31m\\u202egnp.exe\\rX"
+
+
+def test_a_terminal_is_shown_control_sequences_escaped(cli: Cli) -> None:
+    source = f"import sys; print('é 漢字\\tok {_HOSTILE}'); sys.exit('{_HOSTILE}')"
+    shown = _on_a_terminal(cli, "sandbox", "execute", cli.program(source)).decode()
+    assert "é 漢字\tok \\x1b]52;c;ZXZpbA==\\x07\\x1b[2J" in shown
+    assert [c for c in "\x1b\x07\x9b\u202e" if c in shown] == []
+    assert "\rX" not in shown
+
+
+def test_raw_lets_them_through(cli: Cli) -> None:
+    shown = _on_a_terminal(cli, "sandbox", "execute", cli.program("print('\\x1b[1m')"), "--raw")
+    assert b"\x1b[1m" in shown
+
+
+def test_verbose_on_a_terminal_shows_tables(cli: Cli) -> None:
+    shown = _on_a_terminal(cli, "sandbox", "execute", cli.program(""), "-v").decode()
+    assert "memory peak" in shown
+    assert "averages" in shown
+
+
+# health, test, list, cleanup, template
+
+
+def test_health_of_a_backend_that_works(cli: Cli) -> None:
+    done = cli.run("sandbox", "health")
+    assert done.code == 0
+    assert "✅ Sandbox Available" in done.stdout
+
+
+def test_health_of_one_that_does_not(cli: Cli) -> None:
+    done = cli.run("sandbox", "health", "--backend", "docker", "-v")
+    assert done.code == 1
+    assert "❌ Sandbox Not Available" in done.stdout
+    assert "install Docker" in done.stdout
+    as_json = cli.run("sandbox", "health", "--backend", "docker", "--json")
+    assert as_json.code == 1
+    assert as_json.json["backends"][0]["backend"] == "docker"
+
+
+def test_list_and_cleanup_of_nothing(cli: Cli) -> None:
+    assert cli.run("sandbox", "list").stdout == "No active sandboxes\n"
+    assert cli.run("sandbox", "list", "--json").json == []
+    assert "Nothing to clean up" in cli.run("sandbox", "cleanup").stdout
+    done = cli.run("sandbox", "cleanup", "--all")
+    assert (done.code, done.stdout) == (0, "No active sandboxes\n")
+    assert cli.run("sandbox", "cleanup", "--all", "--force", "--json").json["removed"] == 0
+
+
+def _template_dir(cli: Cli) -> Path:
+    version = "{}.{}.{}".format(*sys.version_info[:3])
+    return cli.home / "data" / "templates" / f"default-CPython_{version}"
+
+
+def test_templates_are_listed_and_removed(cli: Cli) -> None:
+    assert [t["built"] for t in cli.run("template", "list", "--json").json] == [False] * 4
+    _template_dir(cli).mkdir(parents=True)
+    listed = {t["name"]: t["built"] for t in cli.run("template", "list", "--json").json}
+    assert listed["default"] is True
+    assert "is there already" in cli.run("template", "build", "default", "--if-missing").stdout
+    assert "removed" in cli.run("template", "remove", "default").stdout
+    assert cli.run("template", "remove", "default", "--json").json["removed"] is False
+    assert not _template_dir(cli).exists()
+
+
+def test_an_unknown_template_is_two(cli: Cli) -> None:
+    for verb in ("build", "remove"):
+        done = cli.run("template", verb, "nope")
+        assert (done.code, "known are default" in done.stderr) == (2, True)
+
+
+def test_a_build_without_an_index_warns_or_fails(cli: Cli) -> None:
+    cli.env.update(PIP_INDEX_URL="http://127.0.0.1:9/", PIP_RETRIES="0", PIP_CONFIG_FILE="/dev/null")
+    done = cli.run("template", "build", "default")
+    assert done.code == 3
+    assert "paracle template build default" in done.stderr
+    done = cli.run("template", "build", "default", "--if-missing")
+    assert done.code == 0
+    assert "standard library alone" in done.stderr
+
+
+# Parts
+
+
+@given(st.text())
+def test_printable_text_steers_no_terminal(text: str) -> None:
+    shown = printable(text)
+    assert not any(ord(c) < 32 and c not in "\n\t" or 127 <= ord(c) < 160 for c in shown)
+    assert printable(shown) == shown
+
+
+@given(st.lists(st.text("AB", min_size=1, max_size=12), min_size=1, unique=True))
+def test_shortened_ids_stay_distinct(ids: list[str]) -> None:
+    width = id_width(ids)
+    assert len({name[:width] for name in ids}) == len(ids)
+
+
+def test_plain_columns_line_up() -> None:
+    assert plain_columns([["a", "bb"], ["ccc", "d"]]) == ["a    bb", "ccc  d"]
+
+
+def test_files_inside_have_the_names_that_the_executor_gives_them() -> None:
+    assert (program.CODE_FILE, program.INPUTS_FILE) == (job.CODE_FILE, job.INPUTS_FILE)
+
+
+def test_the_command_line_names_no_backend() -> None:
+    for path in (SOURCE / "paracle_sandbox" / "cli").glob("*.py"):
+        for node in _runtime_imports(ast.parse(path.read_text())):
+            assert "native" not in node and "docker" not in node, path.name
+
+
+def _runtime_imports(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        return []
+    found = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    for child in ast.iter_child_nodes(node):
+        found += _runtime_imports(child)
+    return found
+
+
+def test_a_short_command_imports_no_rich(cli: Cli) -> None:
+    code = (
+        "import sys, paracle_sandbox.cli.nouns as m; m.run(['sandbox', 'execute', sys.argv[1]]);"
+        "print(sorted({'rich', 'paracle_sandbox.executor', 'paracle_sandbox.manager'} "
+        "& set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, cli.program("")],
+        env=cli.env, cwd=cli.home, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_sigterm_ends_with_143(cli: Cli) -> None:
+    source = "import time; print('up', flush=True); time.sleep(60)"
+    process = cli.start("sandbox", "execute", cli.program(source))
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGTERM)
+        assert wait_for(lambda: process.poll()) == 143
+    finally:
+        end(process)

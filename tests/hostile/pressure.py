@@ -1,0 +1,195 @@
+"""A scene for programs that use up what they can: their sandbox, a neighbour, and host witnesses.
+
+``async with Scene() as scene`` gives a manager with state of its own. When it ends, everything is
+closed and the machine must be Clean (faults/hoststate.py). ``scene.neighbour()`` runs a heartbeat
+in a second sandbox meanwhile; its 99th percentile is compared with a baseline taken just before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.manager import SandboxManager
+from paracle_sandbox.sandbox import Sandbox
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
+
+from hoststate import HostState, Place, clean_since, is_alive  # noqa: E402, F401
+
+MIB = 1 << 20
+BEAT_SECONDS = 0.05
+# Below this nobody notices, and a machine that runs other things too shows as much by itself.
+UNNOTICED_SECONDS = 0.25
+ANSWER_SECONDS = 1.0
+# What a loaded machine may add to any deadline.
+SLACK_SECONDS = 1.5
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="the host's witnesses read cgroups of native sandboxes: run as root"
+)
+
+
+class Scene:
+    """A manager on directories and uids of its own, and what the host sees of its sandboxes."""
+
+    def __init__(self, **settings: object) -> None:
+        self.place = Place(Path(tempfile.mkdtemp(prefix="paracle-scene-")))
+        self.backend = NativeBackend(self.place.settings(**settings))
+        self.manager = SandboxManager(16, backend=self.backend)
+
+    async def __aenter__(self) -> Scene:
+        # The first sandbox starts the spawner, whose descriptors stay until the end.
+        self.before = HostState.take(self.place)
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        try:
+            await self.manager.close()
+        finally:
+            await self.backend.close()
+        try:
+            if kind is None:
+                await clean_since(self.before, self.place)
+        finally:
+            self.place.remove()
+
+    async def sandbox(self, **config: object) -> Sandbox:
+        return await self.manager.create(SandboxConfig(**config))  # type: ignore[arg-type]
+
+    def processes(self, sandbox: Sandbox) -> list[int]:
+        """The processes of one sandbox, as the host counts them, zombies included."""
+        return [int(pid) for pid in self.figure(sandbox, "pids", "cgroup.procs").split()]
+
+    def programs(self, sandbox: Sandbox) -> list[str]:
+        """Those that are not ours: neither the guest nor its keepers, which block all signals."""
+        found = []
+        for pid in self.processes(sandbox):
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+                if not blocked & (1 << 14) and "State:\tZ" not in status:
+                    found.append(f"{pid} {status.splitlines()[0]}")
+        return found
+
+    def figure(self, sandbox: Sandbox, kind: str, name: str) -> str:
+        """One file of its cgroup: ``kind`` is the v1 controller."""
+        groups = self._groups(sandbox)
+        return Path(groups.get(kind) or groups["unified"], name).read_text()
+
+    def _groups(self, sandbox: Sandbox) -> dict[str, str]:
+        record = self.backend.records.find(sandbox.sandbox_id)
+        assert record is not None
+        return record.content["cgroups"]
+
+    def cpu_seconds(self, sandbox: Sandbox) -> float:
+        groups = self._groups(sandbox)
+        if "unified" in groups:
+            words = self.figure(sandbox, "cpu", "cpu.stat").split()
+            return int(words[words.index("usage_usec") + 1]) / 1e6
+        return int(self.figure(sandbox, "cpuacct", "cpuacct.usage")) / 1e9
+
+    def memory_peak(self, sandbox: Sandbox) -> int:
+        v2 = "unified" in self._groups(sandbox)
+        return int(
+            self.figure(sandbox, "memory", "memory.peak" if v2 else "memory.max_usage_in_bytes")
+        )
+
+    @contextlib.asynccontextmanager
+    async def watching_pids(self, sandbox: Sandbox) -> AsyncIterator[list[int]]:
+        """Samples of how many tasks it has, taken on the host all the while."""
+        samples: list[int] = []
+
+        async def sample() -> None:
+            while True:
+                with contextlib.suppress(OSError):
+                    samples.append(int(self.figure(sandbox, "pids", "pids.current")))
+                await asyncio.sleep(0.01)
+
+        task = asyncio.create_task(sample())
+        try:
+            yield samples
+        finally:
+            task.cancel()
+
+    @contextlib.asynccontextmanager
+    async def neighbour(self) -> AsyncIterator[None]:
+        """A second sandbox that must not notice what happens inside the block."""
+        other = await self.sandbox()
+        baseline, during = Heartbeat(self.manager, other), Heartbeat(self.manager, other)
+        async with baseline:
+            await asyncio.sleep(2.0)
+        async with during:
+            yield
+        during.compare(baseline)
+
+
+class Heartbeat:
+    """A program every 50 ms in a sandbox, and a question to the manager: how long each takes."""
+
+    def __init__(self, manager: SandboxManager, sandbox: Sandbox) -> None:
+        self._manager = manager
+        self._sandbox = sandbox
+        self._beats: list[float] = []
+        self._answers: list[float] = []
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            started = time.monotonic()
+            result = await self._sandbox.execute(["true"])
+            self._beats.append(time.monotonic() - started)
+            assert result["exit_code"] == 0
+            started = time.monotonic()
+            assert await self._manager.get(self._sandbox.sandbox_id) is self._sandbox
+            await self._sandbox.get_stats()
+            self._answers.append(time.monotonic() - started)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    @property
+    def p99(self) -> float:
+        return percentile(self._beats, 0.99)
+
+    def compare(self, baseline: Heartbeat) -> None:
+        """Raises AssertionError when the neighbour noticed."""
+        assert self._beats, "the neighbour's heart stood still"
+        allowed = max(5 * baseline.p99, UNNOTICED_SECONDS)
+        assert self.p99 < allowed, f"p99 {self.p99:.3f} s against {baseline.p99:.3f} s before"
+        slowest = percentile(self._answers, 0.99)
+        assert slowest < ANSWER_SECONDS, f"the manager answered after {slowest:.3f} s"
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+async def until(condition, seconds: float, what: str) -> float:
+    """Wait for a condition; how long it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started
+
+
+def resident_bytes() -> int:
+    """Of this process, which is the manager's."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,268 @@
+"""Processes and fork bombs (catalogue section A). Every bomb has a pids limit of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+import pytest
+from pressure import SLACK_SECONDS, Scene, is_alive, needs_root, until
+
+from paracle_sandbox.errors import ResourceLimitError, SandboxTimeoutError
+from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.testing.fake import FakeBackend
+
+pytestmark = needs_root
+
+LIMIT = 48
+SECONDS = 2.0
+
+FORK_BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+DEAF_FORK_BOMB = """
+import os, signal
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+    except OSError:
+        pass
+"""
+PLAIN_FORK_BOMB = "import os\nwhile True:\n    os.fork()\n"
+THREAD_BOMB = """
+import threading, time
+while True:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("bomb", [FORK_BOMB, DEAF_FORK_BOMB], ids=["A01", "A03"])
+async def test_a_fork_bomb_stays_below_its_limit_and_leaves_no_survivor(bomb):
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(max_processes=LIMIT)
+        async with scene.neighbour(), scene.watching_pids(sandbox) as samples:
+            started = time.monotonic()
+            with pytest.raises(SandboxTimeoutError):
+                await sandbox.run_code(bomb, timeout=SECONDS)
+            took = time.monotonic() - started
+            subprocess.run(["true"], check=True, timeout=5)  # the host can still fork
+        assert max(samples) <= LIMIT
+        assert max(samples) > LIMIT // 2, "the bomb did not go off: this test shows nothing"
+        assert took < SECONDS + 2 + SLACK_SECONDS
+        if sandbox.is_running:
+            assert scene.programs(sandbox) == []
+            assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
+
+
+async def test_A01_a_bomb_that_fails_is_told_its_limit():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(max_processes=LIMIT)
+        with pytest.raises(ResourceLimitError) as caught:
+            await sandbox.run_code(PLAIN_FORK_BOMB, timeout=20)
+        assert caught.value.resource_type == "pids"
+        assert caught.value.limit == LIMIT
+        assert 0 < caught.value.usage <= LIMIT
+        await scene.manager.destroy(sandbox.sandbox_id)
+        assert scene.place.processes() == {}
+
+
+async def test_A02_threads_count_as_processes():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(max_processes=LIMIT)
+        async with scene.neighbour(), scene.watching_pids(sandbox) as samples:
+            with pytest.raises(ResourceLimitError) as caught:
+                await sandbox.run_code(THREAD_BOMB + "    time.sleep(0.005)\n", timeout=20)
+        assert caught.value.resource_type == "pids"
+        assert "can't start new thread" in caught.value.stderr
+        assert LIMIT // 2 < max(samples) <= LIMIT
+        assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
+
+
+async def test_A04_an_exec_bomb_gets_its_share_of_a_processor_and_ends_in_time():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(cpu_cores=0.5)
+        await sandbox.write_file("again.sh", "exec sh again.sh\n")
+        before, started = scene.cpu_seconds(sandbox), time.monotonic()
+        with pytest.raises(SandboxTimeoutError):
+            await sandbox.execute("exec sh again.sh", timeout=3)
+        took = time.monotonic() - started
+        assert took < 3 + 1 + SLACK_SECONDS
+        used = scene.cpu_seconds(sandbox) - before
+        assert 0.3 < used < 0.5 * took * 1.05 + 0.1
+
+
+async def test_A05_orphans_are_reaped_while_their_ancestor_runs():
+    program = """
+import os
+for _ in range(1500):
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:
+            os._exit(0)
+        os._exit(0)
+    os.waitpid(child, 0)
+print("done")
+"""
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(max_processes=LIMIT)
+        async with scene.watching_pids(sandbox) as samples:
+            result = await sandbox.run_code(program, timeout=60)
+        assert result["stdout"] == "done\n", result["stderr"]
+        assert max(samples) < LIMIT
+        assert scene.programs(sandbox) == []
+
+
+async def test_A05_zombies_count_and_go_with_their_parent():
+    program = """
+import os, time
+try:
+    for _ in range(10000):
+        if os.fork() == 0:
+            os._exit(0)
+except OSError:
+    print("full", flush=True)
+    time.sleep(0.5)
+"""
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(max_processes=LIMIT)
+        async with scene.watching_pids(sandbox) as samples:
+            result = await sandbox.run_code(program, timeout=30)
+        assert result["stdout"] == "full\n"
+        assert max(samples) == LIMIT, "zombies were not counted: the limit was never met"
+        await until(lambda: len(scene.processes(sandbox)) < 6, 2, "the zombies are reaped")
+
+
+async def test_A06_killing_everything_visible_kills_only_the_own_command():
+    async with Scene() as scene:
+        sandbox, other = await scene.sandbox(), await scene.sandbox()
+        with subprocess.Popen(["sleep", "60"]) as marker:
+            try:
+                elsewhere = await other.start_command(["sleep", "60"])
+                result = await sandbox.run_code("import os\nos.kill(-1, 9)\nprint('alone')\n")
+                assert result["exit_code"] == -9, "killed, and never a success"
+                assert marker.poll() is None and elsewhere.poll() is None
+                await elsewhere.kill()
+                if sandbox.is_running:
+                    assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
+            finally:
+                marker.kill()
+
+
+SCAN = """
+import os, sys
+marker, top, numbers = int(sys.argv[1]), int(sys.argv[2]), [int(n) for n in sys.argv[3].split(",")]
+own, found = {os.getpid(), os.getppid()}, []
+for number in numbers:
+    for pid in range(1, top):
+        if number and pid in own:
+            continue
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            pass
+        found.append(pid)
+print(marker in found, len(found))
+"""
+
+
+async def test_A07_no_process_of_the_host_can_be_signalled():
+    with open("/proc/sys/kernel/pid_max") as file:
+        top = int(file.read()) + 1
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(cpu_cores=2)
+        with subprocess.Popen(["sleep", "600"]) as marker:
+            try:
+                args = [str(marker.pid), str(top), "0,9"]
+                result = await sandbox.run_code(SCAN, args, timeout=200)
+                seen, count = result["stdout"].split()
+                assert seen == "False" and int(count) < 16, result
+                assert marker.poll() is None
+            finally:
+                marker.kill()
+
+
+async def test_A07_the_scan_does_find_what_it_can_see():
+    backend = FakeBackend()
+    with subprocess.Popen(["sleep", "60"]) as marker:
+        try:
+            async with Sandbox(backend, "open") as sandbox:
+                args = [str(marker.pid), str(marker.pid + 1), "0"]
+                result = await sandbox.run_code(SCAN, args)
+            assert result["stdout"].split()[0] == "True"
+        finally:
+            marker.kill()
+
+
+@pytest.mark.parametrize("number", [9, 19, 15, 2], ids=["KILL", "STOP", "TERM", "INT"])
+async def test_A09_the_first_process_cannot_be_ended_or_stopped_from_inside(number):
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        init = scene.backend.init_pid(sandbox.sandbox_id)
+        result = await sandbox.run_code(f"import os\nfor _ in range(50): os.kill(1, {number})\n")
+        assert result["exit_code"] == 0
+        assert is_alive(init)
+        assert (await sandbox.execute("echo well", timeout=5))["stdout"] == "well\n"
+
+
+async def test_A09_a_guest_that_is_stopped_all_the_same_does_not_block_the_manager():
+    """From outside, which is the positive control: here the signal does arrive."""
+    async with Scene() as scene:
+        sandbox, other = await scene.sandbox(), await scene.sandbox()
+        os.kill(scene.backend.init_pid(sandbox.sandbox_id), 19)
+        started = time.monotonic()
+        with pytest.raises(SandboxTimeoutError):
+            await sandbox.execute("echo never", timeout=1)
+        assert time.monotonic() - started < 1 + 3 + 2 + SLACK_SECONDS
+        assert (await other.execute("echo well"))["stdout"] == "well\n"
+
+
+async def test_A10_priority_cannot_be_raised_and_buys_no_processor_time():
+    program = """
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+def tried(action):
+    try:
+        action()
+        return "got"
+    except OSError:
+        return "denied"
+def ioprio():
+    if libc.syscall(251, 1, 0, (1 << 13) | 0) < 0:
+        raise OSError(ctypes.get_errno(), "ioprio_set")
+print(tried(lambda: os.nice(-20)), os.getpriority(os.PRIO_PROCESS, 0) < 0,
+      tried(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99))),
+      os.sched_getscheduler(0) == os.SCHED_FIFO, tried(ioprio))
+try:
+    os.sched_setaffinity(0, range(os.cpu_count()))
+except OSError:
+    pass
+for _ in range(3):
+    os.fork()
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    pass
+os._exit(0)
+"""
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(cpu_cores=0.5)
+        before, started = scene.cpu_seconds(sandbox), time.monotonic()
+        result = await sandbox.run_code(program, timeout=30)
+        took = time.monotonic() - started
+        words = result["stdout"].splitlines()[0].split()
+        assert words[1] == "False" and words[2:4] == ["denied", "False"] and words[4] == "denied"
+        used = scene.cpu_seconds(sandbox) - before
+        assert 0.5 < used < 0.5 * took * 1.05 + 0.1

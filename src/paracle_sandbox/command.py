@@ -166,8 +166,10 @@ class Command:
             self._exit_code = self._checked_exit(await self._read())
         except SandboxError as error:
             lost = error
-        for cancellable in (*self._timers, *self._helpers):
-            cancellable.cancel()
+        for timer in self._timers:
+            timer.cancel()
+        for helper in self._helpers:
+            helper.cancel()
         try:
             self._error = (await self._ending(lost)).error()
         finally:
@@ -200,7 +202,7 @@ class Command:
             return
         try:
             await (consumers.deliver(name, payload) if name else consumers.finish())
-        except Exception as error:  # whatever the caller's own function raises is the caller's
+        except Exception as error:  # noqa: BLE001  a caller's own function may raise anything
             self._stop(Stop(error=error))
 
     # Stopping it.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Callable
 
-TextCallback = Callable[[str], Awaitable[None] | None]
-BytesCallback = Callable[[str, bytes], Awaitable[None] | None]
+# What a plain function returns does not matter; what an async one returns is awaited.
+TextCallback = Callable[[str], object]
+BytesCallback = Callable[[str, bytes], object]
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -27,7 +29,7 @@ class Consumers:
             if callback is not None
         }
         self._bytes = on_output_bytes
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Future[object] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._text) or self._bytes is not None
@@ -51,8 +53,8 @@ class Consumers:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    async def _settle(self, answer: Awaitable[None] | None) -> None:
-        if answer is None:
+    async def _settle(self, answer: object) -> None:
+        if not inspect.isawaitable(answer):
             return
         # A task of its own, so that give_up() can end it and not the one that delivers.
         self._waiting = asyncio.ensure_future(answer)

@@ -37,7 +37,7 @@ class Ending:
     stop: Stop | None = None
     lost: SandboxError | None = None
     usage: Usage | None = None
-    before: Counts = Counts()
+    before: Counts = field(default_factory=Counts)
     destroyed_because: str = ""
     output: Output = field(default_factory=lambda: Output(0))
 

@@ -87,7 +87,8 @@ def _surroundings(options: CommandOptions) -> Request:
         request["clear_env"] = True
     if (cwd := options.get("cwd")) is not None:
         request["cwd"] = _text(cwd, "cwd")
-    if pty := options.get("pty"):
+    pty = options.get("pty", False)
+    if pty is not False:
         rows, columns = _TERMINAL_SIZE if pty is True else pty
         request["pty"] = {"rows": rows, "columns": columns}
     return request

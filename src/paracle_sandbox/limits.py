@@ -53,13 +53,17 @@ class Breach:
 
 
 def memory_breach(usage: Usage, before: Counts, config: SandboxConfig) -> Breach | None:
-    """The kernel has killed something for want of memory since ``before``."""
-    if usage.oom_kills <= before.oom_kills:
+    """The kernel has killed something for want of memory since ``before``; or, where it keeps
+    no such limit, the sandbox was seen above it."""
+    limit = config.memory_mb * MIB
+    killed = usage.oom_kills > before.oom_kills
+    if not killed and usage.memory_bytes <= limit:
         return None
     return Breach(
-        f"Memory limit exceeded: the sandbox may use {config.memory_mb} MB (OOM killed)",
+        f"Memory limit exceeded: the sandbox may use {config.memory_mb} MB"
+        + (" (OOM killed)" if killed else ""),
         "memory",
-        limit=config.memory_mb * MIB,
+        limit=limit,
         usage=max(usage.memory_peak_bytes, usage.memory_bytes),
     )
 

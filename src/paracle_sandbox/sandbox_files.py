@@ -7,7 +7,7 @@ import os
 import posixpath
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from .channel.frames import CHUNK, DATA, EVENT
 from .channel.stream import Stream
@@ -17,11 +17,17 @@ from .limits import MIB
 from .results import FileInfo
 from .sandbox_life import SandboxLife
 
+# What untrusted content may take of the host's memory and disk, unless the caller says more.
 MAX_ENTRIES = 100_000
+MAX_READ = 256 * MIB
+MAX_LISTING = 64 * MIB
 # Disk work is done in threads, in pieces large enough to pay for the way there.
 _PIECE = 1 << 20
 _HUGE = 1e18
 _KINDS = {"file": "file", "directory": "directory", "symlink": "link", "link": "link"}
+
+
+T = TypeVar("T")
 
 
 class _Sink(Protocol):
@@ -43,16 +49,21 @@ class SandboxFiles(SandboxLife):
         content = await self.read_bytes(path)
         return content if encoding is None else content.decode(encoding, "replace")
 
-    async def read_bytes(self, path: str) -> bytes:
+    async def read_bytes(self, path: str, *, max_bytes: int = MAX_READ) -> bytes:
+        """The content, which must fit into memory: use copy_from for what is larger."""
         content = bytearray()
-        limit = self.config.disk_mb * MIB
         request = {"op": "read", "path": self._checked(path)}
         async with self._operation() as connection:
             with connection.open(request) as stream:
                 async for kind, payload in stream:
-                    if kind != DATA or len(content) > limit:
+                    if kind != DATA:
                         raise stream.refuse("file content that cannot be")
                     content += payload
+                    if len(content) > max_bytes:
+                        raise SandboxFileError(
+                            f"{path} is larger than {max_bytes} bytes: use copy_from",
+                            self.sandbox_id,
+                        )
         return bytes(content)
 
     async def write_file(self, path: str, content: str | bytes) -> None:
@@ -68,8 +79,10 @@ class SandboxFiles(SandboxLife):
                 await stream.finish()
 
     async def list_files(self, path: str = ".", recursive: bool = False) -> list[FileInfo]:
+        """What is in a directory, and below it with ``recursive``, in no particular order."""
         request = {"op": "list", "path": self._checked(path), "recursive": recursive}
         entries: list[FileInfo] = []
+        room = MAX_LISTING
         async with self._operation() as connection:
             with connection.open(request) as stream:
                 async for kind, payload in stream:
@@ -77,6 +90,11 @@ class SandboxFiles(SandboxLife):
                     if not isinstance(batch, list):
                         raise stream.refuse("a listing that is none")
                     entries += [_file_info(stream, entry) for entry in batch]
+                    room -= len(payload)
+                    if len(entries) > MAX_ENTRIES or room < 0:
+                        raise SandboxFileError(
+                            f"{path} holds too many files to list at once", self.sandbox_id
+                        )
         return entries
 
     async def stat(self, path: str) -> FileInfo:
@@ -118,13 +136,14 @@ class SandboxFiles(SandboxLife):
         local = Path(source)
         target = self._checked(posixpath.join(path, local.name) if path.endswith("/") else path)
         if await asyncio.to_thread(local.is_dir):
-            pieces, request = pack(local), {"op": "put_tree", "path": target}
+            pieces = pack(local)
+            request: dict[str, Any] = {"op": "put_tree", "path": target}
         else:
             mode, pieces = await asyncio.to_thread(_open_file, local)
             request = {"op": "write", "path": target, "mode": mode}
         async with self._operation() as connection:
             with connection.open(request) as stream:
-                while piece := await asyncio.to_thread(_joined, pieces):
+                while piece := await _in_thread(_joined, pieces):
                     if not await stream.write(piece):
                         break
                 stream.end()
@@ -161,9 +180,19 @@ class SandboxFiles(SandboxLife):
             try:
                 with connection.open(request) as stream:
                     await _drain(stream, sink)
-                    await asyncio.to_thread(finish, stream.result)
+                    await _in_thread(finish, stream.result)
             finally:
-                await asyncio.to_thread(sink.abort)
+                await _in_thread(sink.abort)
+
+
+async def _in_thread(work: Callable[..., T], *args: object) -> T:
+    """As asyncio.to_thread, but when cancelled it ends only after the thread has."""
+    thread = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.gather(thread, return_exceptions=True)
+        raise
 
 
 async def _drain(stream: Stream, sink: _Sink) -> None:
@@ -175,9 +204,14 @@ async def _drain(stream: Stream, sink: _Sink) -> None:
         held.append(payload)
         size += len(payload)
         if size >= _PIECE:
-            await asyncio.to_thread(sink.feed, b"".join(held))
+            await _in_thread(_feed, sink, held)
             held, size = [], 0
-    await asyncio.to_thread(sink.feed, b"".join(held))
+    await _in_thread(_feed, sink, held or [b""])
+
+
+def _feed(sink: _Sink, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        sink.feed(piece)
 
 
 def _finish(sink: FileSink, result: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -100,10 +100,9 @@ class SandboxLife:
         self._touch()
 
     async def _undo_start(self) -> None:
-        try:
+        # Why it did not start matters more; the next sweep removes the rest.
+        with suppress(SandboxError):
             await self.stop()
-        except SandboxError:
-            pass  # why it did not start matters more; the next sweep removes the rest
 
     async def stop(self) -> None:
         """Remove it with everything in it. Idempotent. Raises SandboxCleanupError when
@@ -212,7 +211,6 @@ class SandboxLife:
         audit.security_event("condemned", sandbox_id=self._sandbox_id, reason=reason)
         if self._connection is not None:
             await self._connection.close(reason)
-        try:
+        # The caller learns that its command was stopped; stop() can be tried again.
+        with suppress(SandboxError):
             await self.stop()
-        except SandboxError:
-            pass  # the caller learns that its command was stopped; stop() can be tried again

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -25,10 +26,7 @@ from .sandbox_commands import text_of
 # What the shell is started with: $1 is the directory of the state, $2 the command (or empty
 # when it is in the file "command"), $3 the prelude below. One line and one group, so that the
 # shell counts the command's lines from 1 and has parsed the rest before it meets its errors.
-_START = (
-    'eval "$3"; set --; '
-    '{ eval "$_paracle_command"; { _paracle_save $?; } 2>/dev/null; }'
-)
+_START = 'eval "$3"; set --; { eval "$_paracle_command"; { _paracle_save $?; } 2>/dev/null; }'
 
 # Restores the state, and prepares to save it. It is replaced by renaming: a shell that dies
 # while saving leaves the old one whole. Saving first switches off every option that could
@@ -163,10 +161,8 @@ class Terminal:
             return
         self._shell = ""
         if self._sandbox.is_running:
-            try:
+            with suppress(SandboxError):  # else it goes with the sandbox
                 await self._sandbox.remove(self.directory, recursive=True)
-            except SandboxError:
-                pass  # it goes with the sandbox
 
     async def __aenter__(self) -> Self:
         await self.init()

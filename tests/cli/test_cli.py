@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cli import SOURCE, Cli, end, wait_for
+from paracle_cli import SOURCE, Cli, end, wait_for
 
 from paracle_sandbox import __version__, job
 from paracle_sandbox.cli import program
@@ -326,7 +324,9 @@ def test_an_unknown_template_is_two(cli: Cli) -> None:
 
 
 def test_a_build_without_an_index_warns_or_fails(cli: Cli) -> None:
-    cli.env.update(PIP_INDEX_URL="http://127.0.0.1:9/", PIP_RETRIES="0", PIP_CONFIG_FILE="/dev/null")
+    cli.env.update(
+        PIP_INDEX_URL="http://127.0.0.1:9/", PIP_RETRIES="0", PIP_CONFIG_FILE="/dev/null"
+    )
     done = cli.run("template", "build", "default")
     assert done.code == 3
     assert "paracle template build default" in done.stderr

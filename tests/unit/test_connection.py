@@ -203,7 +203,7 @@ async def test_credit_comes_back_as_data_is_consumed(ends: Ends) -> None:
                 assert (kind, number) == (frames.CREDIT, stream.number)
                 room += frames.decode_credit(payload)
                 continue
-            await guest.send(frames.encode(frames.DATA, number := stream.number, b"x" * frames.CHUNK))
+            await guest.send(frames.encode(frames.DATA, stream.number, b"x" * frames.CHUNK))
             sent += frames.CHUNK
             room -= frames.CHUNK
         await guest.result(stream.number, {})
@@ -302,7 +302,12 @@ async def test_a_request_that_fits_no_frame(ends: Ends) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [b"", _raw(frames.HELLO, 0, b"{}"), _raw(frames.HELLO, 0, b'{"protocol":99}'), b"GET / HTTP/1.1\r\n"],
+    [
+        b"",
+        _raw(frames.HELLO, 0, b"{}"),
+        _raw(frames.HELLO, 0, b'{"protocol":99}'),
+        b"GET / HTTP/1.1\r\n",
+    ],
 )
 async def test_a_guest_that_does_not_greet_is_no_guest(first: bytes) -> None:
     host, inside = socket.socketpair()

@@ -268,7 +268,9 @@ async def test_cancelling_kills_the_tree(sandbox: Sandbox) -> None:
 
 
 async def test_a_background_command(sandbox: Sandbox) -> None:
-    command = await sandbox.start_command("read line; echo got $line; read line; exit 4", stdin=True)
+    command = await sandbox.start_command(
+        "read line; echo got $line; read line; exit 4", stdin=True
+    )
     assert command.poll() is None and sandbox.in_use == 1
     with pytest.raises(TimeoutError, match="still runs"):
         await command.wait(timeout=0.05)
@@ -472,8 +474,8 @@ async def test_a_sandbox_that_dies_of_memory_says_so(
 
 
 async def test_files_round_trip(sandbox: Sandbox) -> None:
-    await sandbox.write_file("new dir/it's \"here\".txt", "text é\nEOF\n")
-    assert await sandbox.read_file("new dir/it's \"here\".txt") == "text é\nEOF\n"
+    await sandbox.write_file('new dir/it\'s "here".txt', "text é\nEOF\n")
+    assert await sandbox.read_file('new dir/it\'s "here".txt') == "text é\nEOF\n"
     await sandbox.write_file("/workspace/raw", b"\xff\x00")
     assert await sandbox.read_bytes("raw") == b"\xff\x00"
     assert await sandbox.read_file("raw", encoding=None) == b"\xff\x00"
@@ -518,7 +520,8 @@ async def test_a_missing_file_is_not_found(sandbox: Sandbox, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "path", ["../x", "a/../../x", "/etc/passwd", "/workspace/../etc/x", "", "a\0b", "/workspace2/x", 7]
+    "path",
+    ["../x", "a/../../x", "/etc/passwd", "/workspace/../etc/x", "", "a\0b", "/workspace2/x", 7],
 )
 async def test_paths_that_leave_are_refused_and_recorded(
     sandbox: Sandbox, path: str, caplog: pytest.LogCaptureFixture

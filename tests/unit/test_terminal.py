@@ -38,7 +38,7 @@ async def bash(sandbox: Sandbox) -> AsyncIterator[Terminal]:
 
 async def test_directory_and_variables_are_kept(terminal: Terminal) -> None:
     await terminal.run("mkdir -p 'sub dir' && cd 'sub dir'; plain=5; export Y=\"it's\n2\"")
-    assert (await terminal.run_command("basename \"$PWD\"; pwd")).count("sub dir\n") == 2
+    assert (await terminal.run_command('basename "$PWD"; pwd')).count("sub dir\n") == 2
     assert await terminal.run_command('echo $GIVEN $plain "$Y"') == "a b 5 it's\n2\n"
     assert await terminal.run_command("sh -c 'echo [$plain] $GIVEN'") == "[] a b\n"
     await terminal.run("cd ..")
@@ -65,9 +65,7 @@ async def test_output_is_exact(terminal: Terminal) -> None:
     ("command", "code"),
     [("exit 3", 3), ("(exit 4)", 4), ("false", 1), ("no-such-program", 127), ("echo 'open", 2)],
 )
-async def test_the_exit_code_is_the_shells_own(
-    terminal: Terminal, command: str, code: int
-) -> None:
+async def test_the_exit_code_is_the_shells_own(terminal: Terminal, command: str, code: int) -> None:
     await terminal.run("kept=yes")
     result = await terminal.run(command)
     assert result["exit_code"] == code and "_paracle" not in result["stderr"]

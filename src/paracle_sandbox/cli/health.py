@@ -41,9 +41,7 @@ def health(backend: str | None, verbose: bool, as_json: bool) -> int:
 
 def _show(found: Sequence[Health], verbose: bool) -> None:
     output.say("🔍 Sandbox Health Check")
-    rows = [
-        (one.backend, output.tick(one.available), one.detail, _remedy(one)) for one in found
-    ]
+    rows = [(one.backend, output.tick(one.available), one.detail, _remedy(one)) for one in found]
     output.table("", ("Backend", "Works", "Detail", "Remedy"), rows)
     for one in found:
         layers = [

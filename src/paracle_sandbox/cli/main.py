@@ -15,7 +15,6 @@ def main() -> None:
         from .endings import leave
         from .nouns import run
 
-        code = run()
+        leave(run())
     except KeyboardInterrupt:
         os._exit(130)
-    leave(code)

@@ -35,20 +35,31 @@ class Outlet:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._last = b"\n"
+        self._given_up = False
 
     def write(self, data: bytes) -> Awaitable[None] | None:
         """Done when it returns None. Raises BrokenPipeError when nobody reads any more."""
+        if self._given_up:
+            return None
         self._last = data[-1:] or self._last
         if self._escape:
             data = printable(self._decoder.decode(data)).encode()
         if self._is_file or self._takes(len(data)):
             _write_all(self._descriptor, data)
             return None
-        return _in_thread(lambda: _write_all(self._descriptor, data))
+        return self._write_slowly(data)
+
+    async def _write_slowly(self, data: bytes) -> None:
+        try:
+            await _in_thread(lambda: _write_all(self._descriptor, data))
+        except asyncio.CancelledError:
+            # The program is being stopped while nobody reads: the rest would wait here too.
+            self._given_up = True
+            raise
 
     def end_line(self) -> None:
         """On a terminal, what we say next begins on a line of its own."""
-        if self._last != b"\n" and os.isatty(self._descriptor):
+        if self._last != b"\n" and not self._given_up and os.isatty(self._descriptor):
             _write_all(self._descriptor, b"\n")
 
     def _takes(self, size: int) -> bool:

@@ -47,7 +47,7 @@ def become_program(spec: Dict[str, Any]) -> NoReturn:
     code = _prepare(spec)
     if code is None:
         _start_interpreter(spec)
-    ending = Ending(frozenset(sys.modules))
+    ending = Ending()
     module = _main_module(_absolute(spec["path"]))
     state.hide_guest(module)
     scopes = [vars(module)]

@@ -14,7 +14,7 @@ import os
 import sys
 import weakref
 from types import ModuleType
-from typing import Any, Dict, FrozenSet, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 from .program_stack import flush_c_streams, make_struct
 
@@ -26,10 +26,9 @@ _DROPPED_FROM_SYS = (
 
 
 class Ending:
-    """How one program ends. `modules` are the names of those the parent had imported."""
+    """How one program ends."""
 
-    def __init__(self, modules: FrozenSet[str]) -> None:
-        self._modules = modules
+    def __init__(self) -> None:
         self._status = 0
         self._interrupted = False
 
@@ -49,7 +48,7 @@ class Ending:
         _restore_signals()
         if gc.isenabled():
             gc.collect()
-        _clear_modules(self._modules)
+        _clear_modules()
         # What `__del__` printed is written if possible; failing to changes nothing any more.
         _flush_quietly("stdout")
         _flush_quietly("stderr")
@@ -186,7 +185,7 @@ def _restore_signals() -> None:
             _signal.signal(number, _signal.SIG_DFL)
 
 
-def _clear_modules(before: FrozenSet[str]) -> None:
+def _clear_modules() -> None:
     scope = vars(sys)
     for name in _DROPPED_FROM_SYS:
         if name in scope:
@@ -199,7 +198,9 @@ def _clear_modules(before: FrozenSet[str]) -> None:
         # The interpreter stops daemon threads here. Ours run on for a moment, into a world
         # without modules: nobody shall hear of it.
         vars(threading)["excepthook"] = lambda _: None
-    kept, remaining = _drop_modules(before)
+    # Without modules the interpreter cannot read the source for tracebacks any more.
+    kept = sys.modules.pop("io", None)
+    remaining = _drop_modules()
     gc.collect()
     for reference in reversed(remaining):
         module = reference()
@@ -208,19 +209,16 @@ def _clear_modules(before: FrozenSet[str]) -> None:
     del kept
 
 
-def _drop_modules(
-    before: FrozenSet[str],
-) -> Tuple[List[ModuleType], List["weakref.ref[ModuleType]"]]:
-    """Empty sys.modules; those of the parent, and references to the program's own."""
-    kept, references = [], []
-    for name, module in sys.modules.items():
-        if name in before and name != "__main__":
-            kept.append(module)
-        elif isinstance(module, ModuleType):
-            references.append(weakref.ref(module))
-    del module
-    sys.modules.clear()
-    return kept, references
+def _drop_modules() -> List["weakref.ref[ModuleType]"]:
+    """Take `__main__` and what was imported after it out of sys.modules."""
+    names: List[str] = []
+    if "__main__" in sys.modules:
+        for name in reversed(sys.modules):
+            names.insert(0, name)
+            if name == "__main__":
+                break
+    modules = [sys.modules.pop(name) for name in names]
+    return [weakref.ref(module) for module in modules if isinstance(module, ModuleType)]
 
 
 def _empty(scope: Dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ import _signal  # type: ignore[import-not-found]
 import builtins
 import faulthandler
 import gc
-import importlib
 import itertools
 import os
 import site
@@ -22,6 +21,7 @@ from .program_stack import make_struct, struct_fields
 
 _GC_THRESHOLD = gc.get_threshold()
 _PACKAGE = __name__.partition(".")[0]
+_guest_modules: List[str] = []
 _HIDDEN_IF_LOADED = ("last_type", "last_value", "last_traceback", "last_exc", "tracebacklimit")
 
 
@@ -52,12 +52,9 @@ def reset_sys(spec: Dict[str, Any], env: Dict[str, str], utf8_mode: bool) -> Non
     if sys.version_info >= (3, 10):
         sys.orig_argv = [python, *sys.argv]
     sys.executable = python
-    sys._base_executable = os.path.realpath(python)  # type: ignore[attr-defined]
     _reset_prefix(python)
     sys.path[:] = _search_path(spec, env)
-    for entry in set(sys.path_importer_cache) - set(sys.path[1:]):
-        del sys.path_importer_cache[entry]
-    importlib.invalidate_caches()
+    sys.path_importer_cache.pop(sys.path[0], None)
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     sys.pycache_prefix = env.get("PYTHONPYCACHEPREFIX") or None
     sys.flags = _flags(env, utf8_mode)
@@ -88,12 +85,21 @@ def _search_path(spec: Dict[str, Any], env: Dict[str, str]) -> List[str]:
 
 
 def _flags(env: Dict[str, str], utf8_mode: bool) -> Any:
+    no_user_site = bool(env.get("PYTHONNOUSERSITE"))
+    changed = (no_user_site, utf8_mode, sys.dont_write_bytecode)
+    return _make_flags(*changed) if any(changed) else _USUAL_FLAGS
+
+
+def _make_flags(no_user_site: bool, utf8_mode: bool, dont_write_bytecode: bool) -> Any:
     kind = type(sys.flags)
     values = {name: getattr(sys.flags, name) for name in struct_fields(kind)}
     values.update(isolated=0, ignore_environment=0, no_site=0, safe_path=False)
-    values.update(no_user_site=int(bool(env.get("PYTHONNOUSERSITE"))), utf8_mode=int(utf8_mode))
-    values.update(dont_write_bytecode=int(sys.dont_write_bytecode))
+    values.update(no_user_site=int(no_user_site), utf8_mode=int(utf8_mode))
+    values.update(dont_write_bytecode=int(dont_write_bytecode))
     return make_struct(kind, values)
+
+
+_USUAL_FLAGS = _make_flags(False, False, False)
 
 
 def _reset_hooks() -> None:
@@ -142,9 +148,9 @@ def _set_if_loaded(module: str, **values: Any) -> None:
 def _reset_logging(logging: Any) -> None:
     if logging is None:
         return
-    logging.root.handlers.clear()
-    logging.root.setLevel(logging.WARNING)
-    logging.disable(logging.NOTSET)
+    if logging.root.handlers or logging.root.level != logging.WARNING:
+        logging.root.handlers.clear()
+        logging.root.setLevel(logging.WARNING)  # empties the caches of all loggers: not for free
     nanoseconds = isinstance(logging._startTime, int)
     logging._startTime = time.time_ns() if nanoseconds else time.time()
 
@@ -187,15 +193,27 @@ def apply_warning_options(env: Dict[str, str]) -> None:
         warnings._processoptions(options)  # type: ignore[attr-defined]
 
 
-def hide_guest(scope_module: ModuleType) -> None:
+def hide_guest(main: ModuleType) -> None:
     """Leave no module of ours to be found, and make the given one `__main__`."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] == _PACKAGE:
-            del sys.modules[name]
-    sys.modules["__main__"] = scope_module
-    ours = [finder for finder in sys.meta_path if _is_ours(finder)]
-    for finder in ours:
+    for name in _guest_modules or _find_guest_modules():
+        sys.modules.pop(name, None)
+    # As the last entry, it divides what the parent imported from what the program will.
+    sys.modules.pop("__main__", None)
+    sys.modules["__main__"] = main
+    for finder in [finder for finder in sys.meta_path if _is_ours(finder)]:
         sys.meta_path.remove(finder)
+
+
+def remember_guest_modules() -> None:
+    """May be called in the parent when it has imported all it will, to save time in each fork.
+
+    Looking at every module there copies hundreds of pages, for their reference counts.
+    """
+    _guest_modules[:] = _find_guest_modules()
+
+
+def _find_guest_modules() -> List[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]
 
 
 def _is_ours(finder: Any) -> bool:

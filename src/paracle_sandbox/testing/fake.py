@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, Channel, Health, SandboxInfo, Usage
@@ -116,8 +118,14 @@ class FakeBackend(Backend):
     # What a test may do to it.
 
     def kill_guest(self, sandbox_id: str) -> None:
-        """As if the sandbox's first process had been killed."""
-        self._place(sandbox_id).process.kill()
+        """As if the sandbox's first process had been killed; with it goes all it has started,
+        which in a real sandbox the kernel sees to."""
+        process = self._place(sandbox_id).process
+        started = _descendants(process.pid)
+        process.kill()
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def freeze_guest(self, sandbox_id: str) -> None:
         """The guest hears nothing and answers nothing any more."""
@@ -178,6 +186,14 @@ def _make_place(config: SandboxConfig, labels: Mapping[str, str]) -> _Place:
         )
     directory = os.path.realpath(tempfile.mkdtemp(prefix="paracle-fake-"))
     return _Place(config, dict(labels), directory, process, host_end)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [found for child in map(int, children) for found in (child, *_descendants(child))]
 
 
 def _base_env(directory: str) -> dict[str, str]:

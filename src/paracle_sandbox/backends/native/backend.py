@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -122,6 +123,7 @@ class NativeBackend(Backend):
 
     async def _start_spawner(self, template: Template) -> Spawner:
         settings = self.settings
+        require_own_directory(Path(settings.state_dir))
         if not self._swept:
             self._swept = True
             self.records.sweep()
@@ -243,6 +245,22 @@ def require_linux() -> None:
         raise BackendUnavailableError(
             f"Native sandboxes need Linux, and this is {sys.platform}. Use Docker "
             "(SANDBOX_MODE=docker) or a remote service (SANDBOX_MODE=remote)."
+        )
+
+
+def require_own_directory(path: Path) -> None:
+    """Records decide what gets killed: their directory may be nobody else's, nor a link."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"The state directory cannot be used: {error}. Set PARACLE_STATE_DIR to another."
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise BackendUnavailableError(
+            f"The state directory {path} is not this user's alone. Remove it, or set "
+            "PARACLE_STATE_DIR to another."
         )
 
 

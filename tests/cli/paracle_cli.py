@@ -62,11 +62,11 @@ class Cli:
         return sorted(p for p in self.state.glob("*.json"))
 
     def remains(self) -> list[str]:
-        """What a sandbox of this state directory has left: records, processes, cgroups."""
-        found = [str(path) for path in self.records()]
-        found += _processes_naming(str(self.state))
-        found += [str(path) for path in self.state.glob("root-*")]
-        return found
+        """What a sandbox of this state directory has left: records, processes, directories."""
+        return [*self.live_remains(), *(str(path) for path in self.state.glob("root-*"))]
+
+    def live_remains(self) -> list[str]:
+        return [*(str(path) for path in self.records()), *_processes_naming(str(self.state))]
 
 
 class Done:

@@ -1,0 +1,184 @@
+"""Measure everything, print the tables, and with --write put them into the README."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from paracle_sandbox.backends.native.spawner import default_python
+
+from . import ours, peers
+from .measure import PACE_SECONDS, Times, per_second, timed_command
+
+_README = Path(__file__).resolve().parent.parent / "README.md"
+_BEGIN, _END = "<!-- bench:begin -->", "<!-- bench:end -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the budget: a figure, and the bound it must keep."""
+
+    what: str
+    measured: str
+    ratio: float | None
+    budget: str
+    kept: bool
+
+
+class Bench:
+    """One run. ``python`` is the interpreter that both sides use."""
+
+    def __init__(self, count: int, idle: int, megabytes: int) -> None:
+        self.count = count
+        self.idle = idle
+        self.megabytes = megabytes
+        self.python = ours.settings().python or default_python()
+        self.hello = [self.python, "-I", "-c", "print('hello')"]
+        self.times: list[tuple[Times, str]] = []
+        self.rows: list[Row] = []
+
+    def note(self, times: Times, about: str = "") -> Times:
+        self.times.append((times, about))
+        print(f"  {times.name:44} {times.p50:8.2f} {times.p95:8.2f} {times.p99:8.2f}  {about}", flush=True)
+        return times
+
+    def row(self, what: str, measured: str, ratio: float, most: float, budget: str) -> None:
+        self.rows.append(Row(what, measured, ratio, budget, ratio <= most))
+
+    def floor(self, what: str, measured: str, value: float, least: float, budget: str) -> None:
+        self.rows.append(Row(what, measured, None, budget, value >= least))
+
+    async def run(self) -> None:
+        print(machine())
+        print(f"  {'milliseconds':44} {'p50':>8} {'p95':>8} {'p99':>8}", flush=True)
+        await self._fresh()
+        await self._live()
+        await self._peers()
+        await self._throughput()
+        await self._pandas()
+        await self._cli()
+        await self._idle()
+        await self._bulk()
+
+    async def _fresh(self) -> None:
+        for label, pause in (("back to back", 0.0), ("one every 100 ms", PACE_SECONDS)):
+            bare = self.note(await timed_command(f"bare python3 -I -c, {label}", self.hello, self.count, pause))
+            fresh = self.note(
+                await ours.fresh_times(f"native fresh + hello, {label}", None, self.count, pause),
+                "full posture, all limits; stock of parked children",
+            )
+            cold = self.note(
+                await ours.fresh_times(f"native fresh + hello, no stock, {label}", 0, self.count, pause),
+                "full posture, all limits; nothing ahead of need",
+            )
+            what = f"native: create + hello + destroy, {label}"
+            self.row(f"{what}, p50", f"{fresh.p50:.1f} ms (no stock: {cold.p50:.1f})", fresh.p50 / bare.p50, 0.5, "<= 0.5x bare Python")
+            self.row(f"{what}, p99", f"{fresh.p99:.1f} ms (no stock: {cold.p99:.1f})", fresh.p99 / bare.p50, 2.0, "<= 2x bare Python")
+
+    async def _live(self) -> None:
+        for label, pause in (("back to back", 0.0), ("one every 100 ms", PACE_SECONDS)):
+            bare = await timed_command("", self.hello, self.count, pause)
+            sh = self.note(await timed_command(f"bare sh -c true, {label}", ["sh", "-c", "true"], self.count, pause))
+            hello, true = await ours.live_times(self.count, pause)
+            self.note(Times(f"native hello in a live sandbox, {label}", hello.values))
+            self.note(Times(f"native sh true in a live sandbox, {label}", true.values))
+            self.row(f"native: hello in a live sandbox, {label}, p50", f"{hello.p50:.2f} ms", hello.p50 / bare.p50, 0.25, "<= 0.25x bare Python")
+            self.row(f"native: sh true in a live sandbox, {label}, p50", f"{true.p50:.2f} ms", true.p50 / sh.p50, 4.0, "<= 4x bare sh")
+
+    async def _peers(self) -> None:
+        peers.install()
+        for peer in peers.PEERS:
+            try:
+                self.note(await timed_command(peer.name, peer.command(self.python), self.count // 2), peer.guarantees)
+            except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+                print(f"  {peer.name}: left out: {str(error).strip().splitlines()[-1][:120]}")
+
+    async def _throughput(self) -> None:
+        async def bare(_: int) -> None:
+            process = await asyncio.create_subprocess_exec(*self.hello, stdout=asyncio.subprocess.DEVNULL)
+            await process.wait()
+
+        theirs = await per_second(bare, 8, 5.0)
+        mine = await ours.throughput(8, 5.0)
+        print(f"  fresh per second, 8 at a time: native {mine:.0f}, bare Python {theirs:.0f}")
+        self.floor("native: fresh sandboxes per second, 8 at a time", f"{mine:.0f}/s = {mine / theirs:.1f}x of {theirs:.0f}/s", mine / theirs, 2.5, ">= 2.5x bare Python")
+
+    async def _pandas(self) -> None:
+        fresh = await ours.pandas_times(max(5, self.count // 10))
+        if fresh is None:
+            print("  import pandas: the ml template is not built (paracle template build ml)")
+            return
+        packages = ours.NativeBackend(ours.settings()).templates.get("ml").path
+        code = f"import sys; sys.path.append({str(packages)!r}); import pandas"
+        bare = self.note(await timed_command("bare import pandas", [self.python, "-I", "-c", code], 5))
+        self.note(fresh, "ml template")
+        self.row("native, ml: create + import pandas + destroy, p50", f"{fresh.p50:.0f} ms", fresh.p50 / bare.p50, 0.1, "<= 0.1x bare import pandas")
+
+    async def _cli(self) -> None:
+        bare = await timed_command("", self.hello, 10)
+        whole = self.note(await timed_command("paracle sandbox execute hello.py", ours.cli_command(), max(5, self.count // 10)))
+        self.row("paracle sandbox execute, whole command, p50", f"{whole.p50:.0f} ms", whole.p50 / bare.p50, 15.0, "<= 15x bare Python")
+
+    async def _idle(self) -> None:
+        pss, first, last = await ours.many_idle(self.idle)
+        self.row(f"{self.idle} idle sandboxes: memory of each", f"{pss:.2f} MiB PSS", pss, 2.0, "<= 2 MiB PSS")
+        self.rows[-1] = Row(self.rows[-1].what, self.rows[-1].measured, None, self.rows[-1].budget, pss <= 2.0)
+        self.row(f"create number {self.idle} against the first", f"{last:.1f} / {first:.1f} ms", last / first, 1.5, "<= 1.5x")
+
+    async def _bulk(self) -> None:
+        speed, growth = await ours.stream_speed(self.megabytes)
+        self.floor("stdout streamed to a callback", f"{speed:.0f} MB/s, host memory +{growth:.0f} MiB", speed, 300, ">= 300 MB/s")
+        into, out, growth = await ours.copy_speed(self.megabytes)
+        self.floor(f"copy in, a file of {self.megabytes} MiB", f"{into:.0f} MB/s, host memory +{growth:.0f} MiB", into, 200, ">= 200 MB/s")
+        self.floor(f"copy out, a file of {self.megabytes} MiB", f"{out:.0f} MB/s", out, 200, ">= 200 MB/s")
+
+    def table(self) -> str:
+        lines = ["| what | measured | ratio | budget | |", "|---|---|---|---|---|"]
+        for row in self.rows:
+            ratio = f"{row.ratio:.2f}x" if row.ratio is not None else ""
+            lines.append(f"| {row.what} | {row.measured} | {ratio} | {row.budget} | {'kept' if row.kept else 'missed'} |")
+        lines += ["", "| fresh or live, milliseconds | p50 | p95 | p99 | what it guarantees |", "|---|---|---|---|---|"]
+        lines += [f"| {t.name} | {t.p50:.1f} | {t.p95:.1f} | {t.p99:.1f} | {about} |" for t, about in self.times]
+        return "\n".join(lines)
+
+
+def machine() -> str:
+    kernel = platform.release().split("-")[0]
+    return (
+        f"Python {platform.python_version()}, Linux {kernel}, {os.cpu_count()} cores, "
+        f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30} GiB, "
+        f"{'root' if os.geteuid() == 0 else 'an ordinary user'}"
+    )
+
+
+def write_readme(text: str) -> None:
+    readme = _README.read_text()
+    before, _, rest = readme.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    _README.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--count", type=int, default=100, help="runs of each short measurement")
+    parser.add_argument("--idle", type=int, default=1000, help="idle sandboxes at once")
+    parser.add_argument("--megabytes", type=int, default=1024, help="size of the bulk transfers")
+    parser.add_argument("--write", action="store_true", help="put the tables into README.md")
+    options = parser.parse_args()
+    bench = Bench(options.count, options.idle, options.megabytes)
+    asyncio.run(bench.run())
+    text = f"One run of `make bench` on: {machine()}.\n\n{bench.table()}"
+    print("\n" + text)
+    if options.write:
+        write_readme(text)
+    return 0 if all(row.kept for row in bench.rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

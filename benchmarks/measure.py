@@ -1,0 +1,85 @@
+"""Timing: many short runs, told as percentiles."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+PACE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Times:
+    """Durations of one thing done many times, in milliseconds."""
+
+    name: str
+    values: tuple[float, ...]
+
+    def percentile(self, percent: float) -> float:
+        ordered = sorted(self.values)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+    @property
+    def p50(self) -> float:
+        return self.percentile(50)
+
+    @property
+    def p95(self) -> float:
+        return self.percentile(95)
+
+    @property
+    def p99(self) -> float:
+        return self.percentile(99)
+
+
+async def timed(
+    name: str, action: Callable[[], Awaitable[object]], count: int, pause_seconds: float = 0.0
+) -> Times:
+    """One run is thrown away first; the pause between runs is not counted."""
+    await action()
+    values = []
+    for _ in range(count):
+        if pause_seconds:
+            await asyncio.sleep(pause_seconds)
+        start = time.perf_counter()
+        await action()
+        values.append((time.perf_counter() - start) * 1e3)
+    return Times(name, tuple(values))
+
+
+async def timed_command(
+    name: str, command: Sequence[str], count: int, pause_seconds: float = 0.0
+) -> Times:
+    """A program started from here with nothing between: no event loop's child watcher."""
+
+    async def action() -> None:
+        run_command(command)
+
+    return await timed(name, action, count, pause_seconds)
+
+
+def run_command(command: Sequence[str]) -> None:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]}: {done.stderr.decode(errors='replace')[-300:]}")
+
+
+async def per_second(action: Callable[[int], Awaitable[object]], at_once: int, seconds: float) -> float:
+    """How many are finished each second when ``at_once`` are always under way."""
+    finished = 0
+    end = time.perf_counter() + seconds
+
+    async def worker(number: int) -> None:
+        nonlocal finished
+        while time.perf_counter() < end:
+            await action(number)
+            finished += 1
+
+    start = time.perf_counter()
+    await asyncio.gather(*(worker(number) for number in range(at_once)))
+    return finished / (time.perf_counter() - start)

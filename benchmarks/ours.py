@@ -1,0 +1,179 @@
+"""What is measured of our own: every row of the budget."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from paracle_sandbox import Sandbox, SandboxConfig
+from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.ids import new_sandbox_id
+from paracle_sandbox.settings import Settings, load_settings
+
+from .measure import Times, per_second, timed
+
+_MIB = 1 << 20
+_HELLO = "print('hello')"
+_STOCK_SETTLES_SECONDS = 2.0
+
+
+@asynccontextmanager
+async def backend(*, stock: int | None = None) -> AsyncIterator[NativeBackend]:
+    settings = load_settings()
+    if stock is not None:
+        settings = replace(settings, stock=stock)
+    native = NativeBackend(settings)
+    try:
+        yield native
+    finally:
+        await native.close()
+
+
+def sandbox(native: NativeBackend, **options: object) -> Sandbox:
+    return Sandbox(native, new_sandbox_id(), SandboxConfig.model_validate(options))
+
+
+async def fresh_hello(native: NativeBackend, code: str = _HELLO, **options: object) -> None:
+    """Create, run, destroy: nothing is left over from one to the next."""
+    async with sandbox(native, **options) as place:
+        result = await place.run_code(code)
+        if result["exit_code"] != 0:
+            raise RuntimeError(result["stderr"])
+
+
+async def warm(native: NativeBackend) -> None:
+    await fresh_hello(native)
+    await asyncio.sleep(_STOCK_SETTLES_SECONDS)
+
+
+async def fresh_times(name: str, stock: int | None, count: int, pause: float) -> Times:
+    async with backend(stock=stock) as native:
+        await warm(native)
+        return await timed(name, lambda: fresh_hello(native), count, pause)
+
+
+async def live_times(count: int, pause: float) -> tuple[Times, Times]:
+    """Python hello and shell true in a sandbox that is there."""
+    async with backend() as native, sandbox(native) as place:
+        hello = await timed("hello, live", lambda: place.run_code(_HELLO), count, pause)
+        true = await timed("sh true, live", lambda: place.execute("true"), count, pause)
+    return hello, true
+
+
+async def throughput(at_once: int, seconds: float) -> float:
+    async with backend() as native:
+        await warm(native)
+        return await per_second(lambda _: fresh_hello(native), at_once, seconds)
+
+
+async def pandas_times(count: int) -> Times | None:
+    """Create + import pandas + destroy, in the ml template; None where it is not built."""
+    async with backend() as native:
+        if native.templates.get("ml").path is None:
+            return None
+        image = {"base_image": "paracle/sandbox:ml"}
+        await fresh_hello(native, **image)
+        await asyncio.sleep(_STOCK_SETTLES_SECONDS)
+        action = lambda: fresh_hello(native, "import pandas", **image)  # noqa: E731
+        return await timed("import pandas, fresh", action, count)
+
+
+async def many_idle(count: int) -> tuple[float, float, float]:
+    """MiB of PSS for each of many idle sandboxes, and create times (ms): first and last 50."""
+    async with backend() as native:
+        await warm(native)
+        places, times = [], []
+        for _ in range(count):
+            place = sandbox(native)
+            start = time.perf_counter()
+            await place.start()
+            times.append((time.perf_counter() - start) * 1e3)
+            places.append(place)
+        await asyncio.sleep(3)
+        pss = sum(_pss(native.init_pid(place.sandbox_id)) for place in places) / count / _MIB
+        await asyncio.gather(*(place.stop() for place in places))
+    some = min(50, count // 4)
+    return pss, _median(times[:some]), _median(times[-some:])
+
+
+def _pss(init_pid: int) -> int:
+    """Of every process of the sandbox, in bytes."""
+    from paracle_sandbox.backends.native.posture import processes
+
+    total = 0
+    for pid in processes(init_pid):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+async def stream_speed(megabytes: int) -> tuple[float, float]:
+    """MB/s of standard output to a callback, and how much the host's memory grew (MiB)."""
+    seen = 0
+
+    def on_bytes(_name: str, chunk: bytes) -> None:
+        nonlocal seen
+        seen += len(chunk)
+
+    async with backend() as native, sandbox(native, cpu_cores=2) as place:
+        before = _peak_memory()
+        start = time.perf_counter()
+        await place.execute(
+            ["head", "-c", f"{megabytes}M", "/dev/zero"], on_output_bytes=on_bytes
+        )
+        seconds = time.perf_counter() - start
+    assert seen == megabytes * _MIB
+    return seen / seconds / 1e6, _peak_memory() - before
+
+
+async def copy_speed(megabytes: int) -> tuple[float, float, float]:
+    """MB/s in and out for one large file, and how much the host's memory grew (MiB)."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "in"), Path(folder, "out")
+        block = os.urandom(_MIB)
+        with source.open("wb") as file:
+            for _ in range(megabytes):
+                file.write(block)
+        async with backend() as native, sandbox(native, disk_mb=4096, cpu_cores=2) as place:
+            before = _peak_memory()
+            start = time.perf_counter()
+            await place.copy_to(source, "big")
+            middle = time.perf_counter()
+            await place.copy_from("big", target)
+            end = time.perf_counter()
+        if _digest(source) != _digest(target):
+            raise RuntimeError("what came back is not what went in")
+    size = megabytes * _MIB / 1e6
+    return size / (middle - start), size / (end - middle), _peak_memory() - before
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def cli_command() -> list[str]:
+    example = Path(__file__).resolve().parent.parent / "examples" / "hello.py"
+    return [sys.executable, "-m", "paracle_sandbox", "sandbox", "execute", str(example)]
+
+
+def settings() -> Settings:
+    return load_settings()

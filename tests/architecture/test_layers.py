@@ -1,0 +1,266 @@
+"""The picture in ARCHITECTURE.md, held to: layers, stdlib-only folders, size, light imports."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+
+import pytest
+from imports import ROOT, Import, files, foreign_imports, own_imports, tree
+
+from paracle_sandbox import errors
+
+# A module may import those of its own layer and of the layers below. New modules go here.
+LAYERS = {
+    0: "errors results config",
+    1: "settings audit sandbox_settings ids",
+    2: "backends channel",
+    3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
+    " launch limits paths terminal monitor",
+    4: "manager manager_stats executor client oneshot job slots idle",
+    5: "cli __main__",
+}
+LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
+
+# The folders that stand beside the layers, and the modules of ours that each may import.
+ASIDE = {
+    "guest": ("guest", "channel.frames"),
+    "jail": ("jail", "guest", "channel.frames"),
+}
+BESIDE_LAYERS = {*ASIDE, "testing", "__init__"}
+
+# There is one extractor, and the guest has it: the host uses it on its own disk.
+EXTRACTOR = ("guest.descent", "guest.staging", "guest.trees")
+
+# What may know a concrete backend by name. Everybody else asks these.
+ASSEMBLERS = ("backends.registry", "backends.catalog")
+SEAM = ("backends", "backends.base", *ASSEMBLERS)
+
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "core", "misc"}
+# Reading these back would run, or half trust, what was written by somebody else.
+UNSAFE_FORMATS = {"pickle", "marshal", "shelve", "yaml"}
+# Where the environment is read: settings by their job; the others run inside, or in tests.
+READS_ENVIRONMENT = ("settings", "guest", "jail", "testing")
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+LONG_FUNCTIONS = {
+    ("cli.sandbox", "execute"): "one parameter a flag, and the help text that shows them",
+}
+
+# Public classes in errors.py that are not exported, and why.
+NOT_EXPORTED = {"StoppedError": "what three errors share; users catch those, or SandboxError"}
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def is_below(name: str, place: str) -> bool:
+    return name == place or name.startswith(place + ".")
+
+
+def host_modules() -> list[str]:
+    """Those that run with the user's rights: neither inside a sandbox nor tests."""
+    return [name for name in files() if top(name) not in (*ASIDE, "testing")]
+
+
+def complaints(found: list[Import]) -> str:
+    return "\n".join(map(str, found))
+
+
+def test_every_module_has_a_layer() -> None:
+    homeless = {top(name) for name in files()} - set(LAYER_OF) - BESIDE_LAYERS
+    assert not homeless, f"give them a layer in LAYERS: {sorted(homeless)}"
+    gone = set(LAYER_OF) - {top(name) for name in files()}
+    assert not gone, f"no longer there: {sorted(gone)}"
+
+
+def test_imports_point_down() -> None:
+    wrong = [
+        entry
+        for entry in own_imports()
+        if top(entry.importer) in LAYER_OF
+        and top(entry.imported) in LAYER_OF
+        and LAYER_OF[top(entry.imported)] > LAYER_OF[top(entry.importer)]
+    ]
+    assert not wrong, complaints(wrong)
+
+
+@pytest.mark.parametrize("folder", ASIDE)
+def test_stdlib_folders_import_little_of_ours(folder: str) -> None:
+    wrong = [
+        entry
+        for entry in own_imports()
+        if is_below(entry.importer, folder)
+        and not any(is_below(entry.imported, place) for place in ASIDE[folder])
+    ]
+    assert not wrong, complaints(wrong)
+
+
+@pytest.mark.parametrize("folder", [*ASIDE, "channel"])
+def test_stdlib_folders_need_nothing_installed(folder: str) -> None:
+    for name in files():
+        if is_below(name, folder):
+            assert foreign_imports(name) <= set(sys.stdlib_module_names), name
+
+
+def test_nobody_imports_the_jail() -> None:
+    """It is a privileged program: started, never loaded into the user's process."""
+    wrong = [
+        entry
+        for entry in own_imports()
+        if is_below(entry.imported, "jail") and not is_below(entry.importer, "jail")
+    ]
+    assert not wrong, complaints(wrong)
+
+
+def test_only_the_jail_and_the_extractor_import_the_guest() -> None:
+    wrong = [
+        entry
+        for entry in own_imports()
+        if is_below(entry.imported, "guest")
+        and top(entry.importer) not in ASIDE
+        and not (entry.importer == "channel.tree" and entry.imported in EXTRACTOR)
+    ]
+    assert not wrong, complaints(wrong)
+
+
+def test_testing_imports_nothing_above_it_and_nobody_imports_testing() -> None:
+    wrong = [
+        entry
+        for entry in own_imports()
+        if (is_below(entry.importer, "testing") and is_below(entry.imported, "cli"))
+        or (is_below(entry.imported, "testing") and not is_below(entry.importer, "testing"))
+    ]
+    assert not wrong, complaints(wrong)
+
+
+def test_only_the_assemblers_name_a_backend() -> None:
+    """No backend imports another, and what lies above asks the registry or the catalogue.
+    That holds for types as well: a name in an annotation ties the two together."""
+
+    def family(name: str) -> str | None:
+        is_concrete = is_below(name, "backends") and name not in SEAM
+        return name.split(".")[1] if is_concrete else None
+
+    wrong = [
+        entry
+        for entry in own_imports()
+        if family(entry.imported)
+        and family(entry.imported) != family(entry.importer)
+        and entry.importer not in ASSEMBLERS
+        and not is_below(entry.importer, "testing")
+    ]
+    assert not wrong, complaints(wrong)
+
+
+def test_there_are_no_cycles() -> None:
+    """Imports inside functions count: two modules that need each other are one module."""
+    edges: dict[str, set[str]] = {name: set() for name in files()}
+    for entry in own_imports():
+        if not entry.types_only and entry.importer != entry.imported:
+            edges[entry.importer].add(entry.imported)
+    while leaves := {name for name, below in edges.items() if not below}:
+        edges = {name: below - leaves for name, below in edges.items() if name not in leaves}
+    assert not edges, f"in or above a cycle: { {n: sorted(b) for n, b in edges.items()} }"
+
+
+def test_no_module_is_a_drawer() -> None:
+    wrong = [name for name in files() if FORBIDDEN_NAMES & set(name.split("."))]
+    assert not wrong, f"name them by what they hold: {wrong}"
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    wrong = [
+        f"{name}:{line}"
+        for name in files()
+        if top(name) not in READS_ENVIRONMENT
+        for line in environment_reads(tree(name))
+    ]
+    assert not wrong, f"make it a setting: {wrong}"
+
+
+def environment_reads(module: ast.Module) -> list[int]:
+    """Lines that use os.environ or os.getenv, except to set a variable."""
+    writes = {
+        id(node.func.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "setdefault"
+    }
+    return [
+        node.lineno
+        for node in ast.walk(module)
+        if id(node) not in writes
+        and ast.unparse(node) in ("os.environ", "os.environb", "os.getenv", "os.getenvb")
+    ] + [
+        node.lineno
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "os"
+        and {alias.name for alias in node.names} & {"environ", "environb", "getenv", "getenvb"}
+    ]
+
+
+def test_the_host_reads_no_unsafe_format() -> None:
+    wrong = {name: foreign_imports(name) & UNSAFE_FORMATS for name in host_modules()}
+    wrong = {name: formats for name, formats in wrong.items() if formats}
+    assert not wrong, wrong
+
+
+def test_the_guest_is_written_for_python_3_8() -> None:
+    for name, path in files().items():
+        if is_below(name, "guest") or name == "channel.frames":
+            ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 8))
+
+
+def test_files_are_short() -> None:
+    long = {n: len(p.read_text(encoding="utf-8").splitlines()) for n, p in files().items()}
+    long = {name: lines for name, lines in long.items() if lines > MAX_FILE_LINES}
+    assert not long, f"more than {MAX_FILE_LINES} lines: {long}"
+
+
+def test_functions_are_short() -> None:
+    long = {}
+    for name in files():
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    long[name, node.name] = lines
+    unexpected = {where: lines for where, lines in long.items() if where not in LONG_FUNCTIONS}
+    assert not unexpected, f"more than {MAX_FUNCTION_LINES} lines: {unexpected}"
+    assert set(LONG_FUNCTIONS) <= set(long), "an exception that is no longer needed"
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    program = "import sys, paracle_sandbox; print(*sys.modules)"
+    path = str(ROOT.parent)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {path!r}); {program}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    heavy = {"pydantic", "asyncio", "typer", "rich", "subprocess", "socket"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_all_is_complete() -> None:
+    package = importlib.import_module("paracle_sandbox")
+    typed = {
+        alias.name
+        for node in ast.walk(tree("__init__"))
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+    assert typed | {"__version__"} == set(package.__all__)
+    assert package.__all__ == sorted(package.__all__), "sorted, so that two edits meet"
+    for name in package.__all__:
+        assert getattr(package, name) is not None, name
+    own = {n for n, value in vars(errors).items() if isinstance(value, type)}
+    assert own - set(NOT_EXPORTED) <= set(package.__all__)
+    with pytest.raises(AttributeError):
+        package.no_such_name  # noqa: B018

@@ -1,0 +1,214 @@
+"""Processor time and evading the clock (catalogue section C)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+
+import pytest
+from pressure import SLACK_SECONDS, Scene, needs_root
+
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.errors import SandboxTimeoutError
+
+pytestmark = needs_root
+
+DEAF_LOOP = """
+import signal
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_IGN)
+print("spinning", flush=True)
+while True:
+    pass
+"""
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True:
+            time.sleep(0.01)
+    os._exit(0)
+os.wait()
+print("gone", flush=True)
+"""
+
+
+async def stopped_in_time(run, seconds: float) -> SandboxTimeoutError:
+    started = time.monotonic()
+    with pytest.raises(SandboxTimeoutError) as caught:
+        await run
+    took = time.monotonic() - started
+    assert seconds * 0.95 < took < seconds + 1 + SLACK_SECONDS, f"it took {took:.2f} s"
+    assert caught.value.timeout_seconds == seconds
+    return caught.value
+
+
+async def test_C01_a_loop_that_ignores_signals_ends_at_its_deadline():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        async with scene.neighbour():
+            error = await stopped_in_time(sandbox.run_code(DEAF_LOOP, timeout=1.5), 1.5)
+        assert error.stdout == "spinning\n"
+        assert scene.programs(sandbox) == []
+
+
+async def test_C02_a_daemon_does_not_hold_its_command_up_and_ends_with_the_sandbox():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        started = time.monotonic()
+        result = await sandbox.run_code(DAEMON, timeout=30)
+        assert result["stdout"] == "gone\n" and time.monotonic() - started < 5
+        assert len(scene.programs(sandbox)) == 1, "the daemon must live, or nothing is shown here"
+        await scene.manager.destroy(sandbox.sandbox_id)
+        assert scene.place.processes() == {}
+
+
+async def test_C02_a_daemon_ends_with_its_command_when_that_is_stopped():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        forever = DAEMON + "time.sleep(1000)\n"
+        await stopped_in_time(sandbox.run_code(forever, timeout=1.0), 1.0)
+        assert scene.programs(sandbox) == []
+
+
+@pytest.mark.parametrize("target", ["os.getpid()", "0"], ids=["self", "group"])
+async def test_C04_stopped_programs_meet_their_deadline(target):
+    program = f"""
+import os, signal, time
+for _ in range(3):
+    if os.fork() == 0:
+        time.sleep(1000)
+print("stopping", flush=True)
+os.kill({target}, signal.SIGSTOP)
+time.sleep(1000)
+"""
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        error = await stopped_in_time(sandbox.run_code(program, timeout=1.0), 1.0)
+        assert error.stdout == "stopping\n"
+        assert scene.programs(sandbox) == []
+
+
+async def test_C05_children_born_while_the_tree_is_killed_die_too():
+    program = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def breed():
+    while True:
+        try:
+            if os.fork():
+                time.sleep(0.001)
+                os._exit(0)
+            os.setsid()
+        except OSError:
+            time.sleep(0.001)
+for _ in range(8):
+    if os.fork() == 0:
+        breed()
+while True:
+    time.sleep(1)
+"""
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(max_processes=64)
+        for _ in range(5):
+            if not sandbox.is_running:
+                break  # it was destroyed because they could not be overtaken: allowed
+            await stopped_in_time(sandbox.run_code(program, timeout=0.5), 0.5)
+            assert not sandbox.is_running or scene.programs(sandbox) == []
+
+
+async def test_C06_a_parent_that_waits_uninterruptibly_is_killed():
+    """vfork keeps its parent in an uninterruptible wait until the child is gone."""
+    program = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+pid = libc.syscall(58)  # vfork
+while True:
+    libc.pause()
+"""
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        with contextlib.suppress(SandboxTimeoutError):
+            await sandbox.run_code(program, timeout=1.0)
+        assert scene.programs(sandbox) == []
+        assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
+
+
+async def test_C07_sixty_four_busy_processes_share_one_quota():
+    program = "import os\nfor _ in range(6): os.fork()\nwhile True: pass\n"
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(cpu_cores=1.0, max_processes=100)
+        async with scene.neighbour():
+            before, started = scene.cpu_seconds(sandbox), time.monotonic()
+            with pytest.raises(SandboxTimeoutError):
+                await sandbox.run_code(program, timeout=4)
+            used, took = scene.cpu_seconds(sandbox) - before, time.monotonic() - started
+        assert 1.0 < used < 1.0 * took * 1.05 + 0.15, f"{used:.2f} s of processor in {took:.2f} s"
+
+
+async def test_C08_the_clock_cannot_be_changed():
+    program = """
+import ctypes, errno, time
+libc = ctypes.CDLL(None, use_errno=True)
+class Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+moment = Timespec(int(time.time()) + 3600, 0)
+libc.clock_settime(0, ctypes.byref(moment))
+print(errno.errorcode[ctypes.get_errno()])
+buffer = ctypes.create_string_buffer(512)
+buffer[0:4] = (0x4000).to_bytes(4, "little")
+ctypes.set_errno(0)
+print(libc.adjtimex(buffer) < 0, errno.errorcode.get(ctypes.get_errno()))
+print(libc.unshare(0x80), errno.errorcode[ctypes.get_errno()])
+print(int(time.time()))
+"""
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        drift = time.time() - time.monotonic()
+        result = await sandbox.run_code(program, timeout=20)
+        first, second, third, now = result["stdout"].splitlines()
+        assert first in ("EPERM", "ENOSYS")
+        assert second.split()[0] == "True" and second.split()[1] in ("EPERM", "ENOSYS")
+        assert third.split()[0] == "-1" and third.split()[1] in ("EPERM", "ENOSYS")
+        assert abs(int(now) - time.time()) < 30
+        assert abs((time.time() - time.monotonic()) - drift) < 1
+
+
+async def test_C10_sleeping_is_limited_too_and_no_limit_is_not_a_choice():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        await stopped_in_time(sandbox.run_code("import time\ntime.sleep(10**9)\n", timeout=1), 1)
+        for timeout in (0, -1, float("inf"), float("nan")):
+            with pytest.raises(ValueError, match="timeout"):
+                await sandbox.execute("true", timeout=timeout)
+    assert SandboxConfig().timeout_seconds <= 3600
+    for seconds in (0, -1, 10**9):
+        with pytest.raises(ValueError, match="timeout_seconds"):
+            SandboxConfig(timeout_seconds=seconds)
+
+
+async def test_C11_a_program_that_ends_at_its_deadline_has_exactly_one_outcome():
+    """Never a lost exit status, never a hang, whichever side is first."""
+    rounds = int(os.environ.get("PARACLE_JITTER_ROUNDS", "120"))
+    outcomes = {"ended": 0, "timed out": 0}
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(cpu_cores=2)
+
+        async def once(number: int) -> None:
+            seconds = 0.2 + (number % 11 - 5) / 1000
+            try:
+                program = ["sh", "-c", f"sleep {seconds}; exit 7"]
+                result = await sandbox.execute(program, timeout=0.205)
+                assert result["exit_code"] == 7 and not result["timed_out"]
+                outcomes["ended"] += 1
+            except SandboxTimeoutError:
+                outcomes["timed out"] += 1
+
+        async with asyncio.timeout(rounds * 2):
+            for start in range(0, rounds, 4):
+                await asyncio.gather(*(once(start + turn) for turn in range(4)))
+        assert sum(outcomes.values()) == rounds
+        assert (await sandbox.execute("exit 7"))["exit_code"] == 7

@@ -1,4 +1,4 @@
-"""Output as it comes, input as it is needed, and a program that is stopped when it has said enough."""
+"""Output as it comes, input as it is needed, and a program that is stopped in the middle."""
 
 import asyncio
 

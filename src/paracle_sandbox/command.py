@@ -22,7 +22,7 @@ from .channel.stream import Stream
 from .config import SandboxConfig
 from .consumers import Consumers
 from .ending import Ending, Stop
-from .errors import SandboxError
+from .errors import ResourceLimitError, SandboxError
 from .limits import Counts, memory_breach, output_breach
 from .output import Output
 from .results import CommandResult
@@ -44,6 +44,9 @@ class Place(Protocol):
     def config(self) -> SandboxConfig: ...
     async def look(self) -> Usage | None:
         """What the sandbox uses now; None when nobody can say."""
+
+    async def kill_leftovers(self) -> None:
+        """End what commands that have ended left running."""
 
     async def condemn(self, reason: str) -> None:
         """Destroy the sandbox: it does not do what it is told. Never raises SandboxError."""
@@ -172,6 +175,9 @@ class Command:
             helper.cancel()
         try:
             self._error = (await self._ending(lost)).error()
+            if isinstance(self._error, ResourceLimitError) and not self._killed:
+                # It ended by itself, at a limit that what it left running would stay at.
+                await self._place.kill_leftovers()
         finally:
             if self._exit_code is None:
                 self._exit_code = _KILLED

@@ -12,6 +12,7 @@ from typing import Self
 from . import audit
 from .backends.base import Backend, Usage
 from .channel.connection import Connection
+from .command import CONFIRM_SECONDS
 from .config import SandboxConfig
 from .errors import (
     ResourceLimitError,
@@ -205,6 +206,20 @@ class SandboxLife:
             return None
         self._seen = self._seen.raised_to(usage)
         return usage
+
+    async def kill_leftovers(self) -> None:
+        """End what ended commands left behind; a sandbox in which that fails is destroyed."""
+        if self._connection is None or not self._connection.is_open:
+            return
+        try:
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                survivors = (await self._connection.call({"op": "kill_leftovers"})).get("survivors")
+        except TimeoutError:
+            survivors = True
+        except SandboxError:
+            return
+        if survivors:
+            await self.condemn("something in it could not be killed")
 
     async def condemn(self, reason: str) -> None:
         """Destroy it: it does not do what it is told."""

@@ -47,6 +47,9 @@ def ends_with_a_code(command: Callable[P, int]) -> Callable[P, None]:
 
 
 def _code_of(command: Callable[[], int]) -> int:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # From here on there may be something to clean up.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return command()
     except UsageFault as error:

@@ -7,14 +7,15 @@ def main() -> None:
     """The command ``paracle``."""
     import gc
     import os
+    import signal
 
+    # Until a command begins there is nothing to clean up. One that is ignored stays ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     # Most of a short command is imports, and they leave no garbage worth looking for.
     gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-    try:
-        from .endings import leave
-        from .nouns import run
+    from .endings import leave
+    from .nouns import run
 
-        leave(run())
-    except KeyboardInterrupt:
-        os._exit(130)
+    leave(run())

@@ -8,7 +8,7 @@ import array
 import marshal
 import os
 import socket
-from typing import Dict, Generic, Optional, TypeVar
+from typing import Dict, Generic, List, Optional, TypeVar
 
 from .keeper import STATUS_FD, Fds, fork_into, keep, start_keeper
 from .kernel import close_from
@@ -38,6 +38,11 @@ class Keepers(Generic[Owner]):
         """Whether no other keeper has anything to keep."""
         spare = self._spare.pid if self._spare is not None else None
         return all(other in (pid, spare) for other in self._owners)
+
+    def idle(self) -> List[int]:
+        """Keepers whose command has ended, but not what it started."""
+        spare = self._spare.pid if self._spare is not None else None
+        return [pid for pid, owner in self._owners.items() if owner is None and pid != spare]
 
     def start(self, launch: Launch, fds: Fds, owner: Owner) -> int:
         """The pid of a keeper for this command. Raises OSError."""

@@ -19,6 +19,7 @@ from .files import OPS
 from .keepers import Keepers
 from .kill import TreeKill, kill_everything
 from .launch import Invalid, parse_exec, parse_python
+from .leftovers import Leftovers
 from .loop import READ, Loop
 from .wire import Channel, ChannelClosed, Wire
 
@@ -175,6 +176,10 @@ class Guest:
             command = Command(launch, wire, self._loop, self._keepers, self._buffer)
             command.start()
             return command
+        if op == "kill_leftovers":
+            leftovers = Leftovers(self._loop, self._keepers, wire)
+            leftovers.start()
+            return leftovers
         if not isinstance(op, str) or op not in OPS:
             wire.error("unknown_op", "no such operation: %.100r" % (op,))
             return None

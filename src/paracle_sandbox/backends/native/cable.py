@@ -73,10 +73,16 @@ def make(namespace: int) -> Link:
     raise SandboxCreationError(f"All {_LINKS} networks are in use.", step="network link")
 
 
-def connect(link: Link, namespace: int) -> None:
-    """Give both ends their addresses and bring them up."""
+def forward(link: Link) -> None:
+    """Let the host pass packets on, and from this link, if it does not. One at a time: of two
+    that switch it on at once, the kernel may heed neither and yet say that it is on."""
     with step("network forwarding"):
         _switch_on(_SYSCTL / "ipv4/ip_forward")
+        _switch_on(_SYSCTL / "ipv4/conf" / link.name / "forwarding")
+
+
+def connect(link: Link, namespace: int) -> None:
+    """Give both ends their addresses and bring them up."""
     with step("network address"):
         _refuse_ipv6(link.name)
         _configure(link.index, link.gateway)

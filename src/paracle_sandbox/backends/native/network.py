@@ -31,7 +31,8 @@ from . import cable, firewall
 from .cable import Link
 
 _OURS = re.compile(cable.PREFIX + r"[0-9]+\Z")
-_LOCK = "/run/paracle-sandbox-network.lock"
+_TABLE_LOCK = "/run/paracle-sandbox-network.lock"
+_FORWARDING_LOCK = "/run/paracle-sandbox-forwarding.lock"
 _LOCK_SECONDS = 30.0
 
 
@@ -82,7 +83,7 @@ def _attach(init_pid: int) -> Link:
         )
     with cable.namespace_of(init_pid) as namespace:
         try:
-            with _lock(fcntl.LOCK_SH):
+            with _lock(_TABLE_LOCK, fcntl.LOCK_SH):
                 return _make_and_connect(namespace)
         except BaseException:
             with contextlib.suppress(SandboxCleanupError):  # why it failed matters more
@@ -94,6 +95,8 @@ def _make_and_connect(namespace: int) -> Link:
     link = cable.make(namespace)
     try:
         firewall.load(cable.PREFIX, cable.SANDBOXES)
+        with _lock(_FORWARDING_LOCK, fcntl.LOCK_EX):
+            cable.forward(link)
         cable.connect(link, namespace)
     except BaseException:
         cable.remove(link)
@@ -113,7 +116,7 @@ def _sweep() -> None:
     if missing():
         return  # what could not be made is not there
     try:
-        with _lock(fcntl.LOCK_EX):
+        with _lock(_TABLE_LOCK, fcntl.LOCK_EX):
             if not any(_OURS.match(name) for _, name in socket.if_nameindex()):
                 firewall.remove()
     except SandboxCreationError as error:
@@ -121,10 +124,10 @@ def _sweep() -> None:
 
 
 @contextlib.contextmanager
-def _lock(kind: int) -> Iterator[None]:
+def _lock(path: str, kind: int) -> Iterator[None]:
     """Between the processes of this machine. Root's own file: nobody else can hold it."""
     with cable.step("network lock"):
-        file = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with cable.step("network lock"):
             _wait_for_lock(file, kind)

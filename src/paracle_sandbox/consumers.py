@@ -30,11 +30,14 @@ class Consumers:
         }
         self._bytes = on_output_bytes
         self._waiting: asyncio.Future[object] | None = None
+        self._given_up = False
 
     def __bool__(self) -> bool:
         return bool(self._text) or self._bytes is not None
 
     async def deliver(self, name: str, chunk: bytes) -> None:
+        if self._given_up:
+            return
         if self._bytes is not None:
             await self._settle(self._bytes(name, chunk))
         if name in self._text:
@@ -44,12 +47,16 @@ class Consumers:
 
     async def finish(self) -> None:
         """Hand over what a last, incomplete character left behind."""
+        if self._given_up:
+            return
         for callback, decoder in self._text.values():
             if text := decoder.decode(b"", final=True):
                 await self._settle(callback(text))
 
     def give_up(self) -> None:
-        """Cancel an async callback that is still at work: its command has been stopped."""
+        """Cancel an async callback that is still at work, and call none again: the command has
+        been stopped, and what is left of its output may be a thousand calls more."""
+        self._given_up = True
         if self._waiting is not None:
             self._waiting.cancel()
 

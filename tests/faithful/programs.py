@@ -329,6 +329,7 @@ PROGRAMS: list[Program] = [
             print(type(e).__name__, e)
         f(0)
         """,
+        needs=(3, 9),
     ),
     _program(
         "deep_recursion",

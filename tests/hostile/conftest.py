@@ -66,7 +66,7 @@ def _own_instance(state: Path) -> Iterator[None]:
     number that test runs beside this one do not have."""
     (state / "instances").mkdir(parents=True)
     taken = []
-    for number in range(1 + os.getpid() % 300):
+    for number in range(1 + os.getpid() % 100):
         taken.append(os.open(state / "instances" / str(number), os.O_RDWR | os.O_CREAT))
         fcntl.flock(taken[-1], fcntl.LOCK_EX)
     try:

@@ -25,7 +25,8 @@ print("written")
 MANY_FILES = """
 import os, sys
 for number in range(int(sys.argv[1])):
-    os.close(os.open("%s/%07d" % (sys.argv[2], number), os.O_CREAT | os.O_WRONLY))
+    # Long names, because a file costs what is stored of it, and time is short.
+    os.close(os.open("%s/%0250d" % (sys.argv[2], number), os.O_CREAT | os.O_WRONLY))
 print("made")
 """
 
@@ -158,15 +159,9 @@ async def test_D06_deep_directories_can_be_listed_and_removed(tmp_path):
         sandbox = await scene.sandbox(cpu_cores=2)
         result = await sandbox.run_code(TOWER, ["3000"], timeout=100)
         assert result["stdout"] == "built\n", result["stderr"][-500:]
-        try:
-            listed = await sandbox.list_files("tower", recursive=True)
-            assert len(listed) >= 2900
-        except SandboxError as error:
-            assert "long" in str(error).lower() or "deep" in str(error).lower(), error
-        try:
-            await sandbox.copy_from("tower", tmp_path / "copy")
-        except SandboxError as error:
-            assert "long" in str(error).lower() or "deep" in str(error).lower(), error
+        # As far down as a path can name; below that nothing is visited.
+        assert 500 < len(await sandbox.list_files("tower", recursive=True)) <= 3000
+        await sandbox.copy_from("tower", tmp_path / "copy")
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
         await sandbox.remove("tower", recursive=True)
         assert not await sandbox.exists("tower")

@@ -152,8 +152,13 @@ async def test_the_memory_scanner_can_fail(sandbox: Sandbox) -> None:
 
 
 def _memory_has(pid: int, needle: bytes) -> bool:
-    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
-        for line in maps:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        memory = open(f"/proc/{pid}/mem", "rb", 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended meanwhile
+    with memory:
+        for line in lines:
             fields = line.split()
             if "r" not in fields[1] or "[v" in line:
                 continue

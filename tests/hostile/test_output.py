@@ -79,9 +79,10 @@ async def test_E01_a_flood_that_is_consumed_flows_without_filling_memory():
         assert seen > 50 * MIB and peak.growth < 32 * MIB
 
 
-async def test_E01_a_slow_reader_stalls_the_writer_and_the_deadline_still_holds():
+@pytest.mark.parametrize("pause", [0.2, 30])
+async def test_E01_a_slow_reader_stalls_the_writer_and_the_deadline_still_holds(pause):
     async def slowly(name: str, data: bytes) -> None:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(pause)
 
     async with Scene() as scene:
         sandbox = await scene.sandbox(max_output_mb=1)

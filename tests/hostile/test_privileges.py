@@ -89,14 +89,12 @@ async def test_posture_of_every_thread(native: NativeBackend, sandbox: Sandbox) 
     assert _check_posture(native, sandbox) >= 1  # the guest alone
     first = await _background(sandbox, THREADS)
     assert _check_posture(native, sandbox) >= 50 + 6
-    second = await _background(sandbox, THREADS, pty=True, stdin=True) if False else None
     await sandbox.execute("true")
     await sandbox.execute("true")
     shell = await sandbox.start_command("echo ready; sleep 60", stdin=True)
     assert _check_posture(native, sandbox) >= 50 + 7
     await shell.kill()
     await first.kill()
-    assert second is None
     assert _check_posture(native, sandbox) >= 1
 
 
@@ -342,7 +340,7 @@ async def test_nobody_changes_who_they_are(sandbox: Sandbox, weak: Weak) -> None
     maps = """
 import json
 answers = {}
-for name in ("uid_map", "gid_map", "setgroups", "projid_map"):
+for name in ("uid_map", "gid_map", "setgroups"):
     try:
         with open("/proc/self/" + name, "w") as file:
             file.write("allow" if name == "setgroups" else "0 0 1")
@@ -431,10 +429,12 @@ async def test_cgroups_are_out_of_reach(native: NativeBackend, sandbox: Sandbox)
     assert not found
     # The namespace hides where it is, and the names of its neighbours.
     assert all(line.split(":", 2)[2] == "/" for line in shown.splitlines()), shown
-    pids = set(posture.processes(native.init_pid(sandbox.sandbox_id)))
+    init = native.init_pid(sandbox.sandbox_id)
     for path in record["cgroups"].values():
-        members = {int(pid) for pid in (Path(path) / "cgroup.procs").read_text().split()}
-        assert pids == members, path
+        group = Path(path) / "cgroup.procs"
+        assert oracles.wait_until(
+            lambda group=group: set(posture.processes(init)) == set(map(int, group.read_text().split()))
+        ), path
     assert agents == {p: p.read_text() for p in Path("/sys/fs/cgroup").glob("*/release_agent")}
     await running.kill()
 

@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ipaddress import IPv4Address
 from multiprocessing import get_context
 from pathlib import Path
@@ -150,7 +150,7 @@ def run(command: str, text: str | None = None) -> str:
 
 
 def _pass_over_instances(directory: Path, count: int) -> None:
-    """Instance numbers give uids and cgroups their place, and are counted in each state directory
+    """Instance numbers give the uids of sandboxes, and are counted in each state directory
     anew: hold the first of ours, so as not to meet a sandbox of this machine. One lock holds all,
     as they are one file; it is kept until this process ends."""
     directory.mkdir(parents=True, mode=0o700)
@@ -349,6 +349,22 @@ def test_eight_at_once_have_a_network_each(tmp_path: Path) -> None:
         await asyncio.gather(*(sandbox.stop() for sandbox in sandboxes))
         await backend.close()
         await eventually(lambda: not links())
+
+    in_world(tmp_path, test)
+
+
+def test_forwarding_is_on_for_all_when_many_switch_it_on_at_once(tmp_path: Path) -> None:
+    """Of two that wrote it at once, the kernel sometimes heeded neither, and said it was on."""
+
+    async def test(world: World) -> None:
+        with ExitStack() as processes:
+            pids = [processes.enter_context(idle_process()) for _ in range(8)]
+            for _ in range(20):
+                run("sysctl -qw net.ipv4.ip_forward=0")
+                made = await asyncio.gather(*(network.attach(pid) for pid in pids))
+                settings = Path("/proc/sys/net/ipv4/conf").glob("*/forwarding")
+                assert [path for path in settings if path.read_text() != "1\n"] == []
+                await network.detach(*made)
 
     in_world(tmp_path, test)
 

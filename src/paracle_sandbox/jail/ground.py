@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from typing import Any
 
+from ..guest.program_state import remember_guest_modules
 from . import kernel, root, seccomp
 from .cgroups import Cgroups, CgroupsUnavailable
 from .child import Child
@@ -155,5 +156,6 @@ def _try_import(name: str) -> bool:
 
 def _freeze() -> None:
     # Collected objects would be written to in every child, and their pages copied.
+    remember_guest_modules()
     gc.collect()
     gc.freeze()

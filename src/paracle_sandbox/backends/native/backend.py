@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...channel.socket_channel import SocketChannel
 from ...config import SandboxConfig
@@ -32,6 +32,9 @@ from .records import Record, RecordStore, kill_process
 from .spawner import Spawner, default_python
 from .templates import Template, Templates
 from .usage import read_usage
+
+if TYPE_CHECKING:
+    from .cable import Link
 
 _MB = 1 << 20
 _FOREIGN_SECONDS = 15.0
@@ -83,7 +86,7 @@ class NativeBackend(Backend):
         from . import network
 
         try:
-            await network.attach(owned.init_pid)
+            owned.link = await network.attach(owned.init_pid)
         except BaseException:
             await self.destroy(sandbox_id)
             raise
@@ -164,6 +167,7 @@ class NativeBackend(Backend):
             return
         finally:
             owned.close()
+            await _take_network([owned])
         if answer.get("left"):
             raise SandboxCleanupError(
                 f"Sandbox {sandbox_id} could not be removed: {answer['left']}", sandbox_id
@@ -214,10 +218,12 @@ class NativeBackend(Backend):
     async def close(self) -> None:
         spawners = [s for s in self._spawners.values() if isinstance(s, Spawner)]
         self._spawners.clear()
-        for owned in self._owned.values():
+        ended = list(self._owned.values())
+        for owned in ended:
             owned.close()
         self._owned.clear()
         await asyncio.gather(*(spawner.close() for spawner in spawners))
+        await _take_network(ended)
 
 
 class _Owned:
@@ -230,6 +236,7 @@ class _Owned:
         self.pidfd = pidfd
         self.init_pid = init_pid
         self.record = record
+        self.link: Link | None = None
 
     def close(self) -> None:
         if self.channel is not None:
@@ -238,6 +245,15 @@ class _Owned:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+async def _take_network(ended: list[_Owned]) -> None:
+    """What would go with the namespaces, a little later, and the rules with the last of them."""
+    links = [owned.link for owned in ended if owned.link is not None]
+    if links:
+        from . import network
+
+        await network.detach(*links)
 
 
 def require_linux() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
+
 from typing import TYPE_CHECKING, Any
 
 from ...channel.connection import Connection
@@ -73,7 +72,7 @@ async def _measure(backend: NativeBackend) -> Any:
             *_isolation(read_posture(backend.init_pid(sandbox_id)), answer),
             *_limits(spawner.posture, await backend.usage(sandbox_id)),
             _landlock(),
-            _bridge(spawner.posture["rootless"]),
+            _bridge(),
         ):
             yield layer
     finally:
@@ -141,13 +140,9 @@ def _landlock_answers() -> bool:
     return int(libc.syscall(create_ruleset, 0, 0, version_flag)) >= 2
 
 
-def _bridge(rootless: bool) -> Layer:
-    missing = []
-    if rootless:
-        missing.append("root")
-    if shutil.which("nft") is None:
-        missing.append("the nft program (apt install nftables)")
-    if find_spec("pyroute2") is None:
-        missing.append("pyroute2 (pip install 'paracle-sandbox[network]')")
+def _bridge() -> Layer:
+    from . import network
+
+    missing = network.missing()
     remedy = f"network_mode=bridge needs {', '.join(missing)}." if missing else ""
     return Layer("bridge network available", not missing, "", remedy)

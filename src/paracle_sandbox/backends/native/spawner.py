@@ -46,8 +46,9 @@ class Spawner:
         program = _PROGRAM.format(path=_PACKAGE_PATH, fd=theirs.fileno())
         with theirs:
             process = subprocess.Popen(
-                [python, "-I", "-S", "-E", "-X", "utf8", "-c", program],
-                env={},
+                [python, "-I", "-S", "-E", "-c", program],
+                # The locale that programs will have; nothing else of ours.
+                env={"LANG": "C.UTF-8"},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,0 +1,72 @@
+"""The same programs in a real sandbox: `python3 file.py` in its shell against our way of running."""
+
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from paracle_sandbox import Sandbox, SandboxConfig
+from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.backends.native.spawner import default_python
+from paracle_sandbox.command import Command
+from paracle_sandbox.ids import new_sandbox_id
+from paracle_sandbox.settings import Settings
+
+from .programs import FILE, PROGRAMS, Program
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sandbox]:
+    folder = tmp_path_factory.mktemp("native")
+    settings = Settings(
+        state_dir=str(folder / "state"), data_dir=str(folder / "data"), template_build=False, stock=0
+    )
+    backend = NativeBackend(settings)
+    async with Sandbox(backend, new_sandbox_id(), SandboxConfig(cpu_cores=2)) as sandbox:
+        yield sandbox
+    await backend.close()
+
+
+async def lay_out(place: Sandbox, program: Program, folder: str) -> None:
+    await place.write_file(f"{folder}/{FILE}", program.source)
+    for name, content in program.files.items():
+        await place.write_file(f"{folder}/{name}", content)
+
+
+async def outcome(command: Command, folder: str) -> tuple[int, bytes, bytes]:
+    result = await command.wait()
+    # Folder names have the same length: text that is wrapped is wrapped the same.
+    texts = (
+        ADDRESS.sub(b"0x", text.replace(os.fsencode(folder), b"FOLDER"))
+        for text in (command.stdout_bytes, command.stderr_bytes)
+    )
+    return (result["exit_code"], *texts)  # type: ignore[return-value]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+async def test_same_outcome(program: Program, place: Sandbox) -> None:
+    plain, ours = f"/workspace/{program.name}/a", f"/workspace/{program.name}/b"
+    await lay_out(place, program, plain)
+    await lay_out(place, program, ours)
+    # A shell's way, with an interpreter that starts; the environment is the same for both.
+    env = {"PYTHONUNBUFFERED": "", **program.env}
+    python = default_python()
+    expected = await outcome(
+        await place.start_command(
+            [python, f"{plain}/{FILE}", *program.argv], cwd=plain, env=env, stdin=program.stdin
+        ),
+        plain,
+    )
+    got = await outcome(
+        await place.start_file(f"{ours}/{FILE}", program.argv, cwd=ours, env=env, stdin=program.stdin),
+        ours,
+    )
+    assert got == expected
+    await place.remove(f"/workspace/{Path(plain).parts[2]}", recursive=True)

@@ -1,0 +1,84 @@
+"""A process that owns sandboxes, for tests that end it. Run as: owner_program.py <what> [count]
+
+It prints one JSON line a time; what it may do is in TASKS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.errors import SandboxError
+from paracle_sandbox.manager import SandboxManager
+
+LOOP = "while True: pass\n"
+
+
+def say(**message: object) -> None:
+    print(json.dumps(message), flush=True)
+
+
+async def loops(count: int) -> None:
+    """Sandboxes that compute for ever."""
+    async with SandboxManager(count, backend=NativeBackend()) as manager:
+        sandboxes = [await manager.create() for _ in range(count)]
+        commands = [await sandbox.start_code(LOOP, timeout=600) for sandbox in sandboxes]
+        while any(command.pid is None for command in commands):
+            await asyncio.sleep(0.01)
+        say(ready=[sandbox.sandbox_id for sandbox in sandboxes])
+        await asyncio.sleep(600)
+
+
+async def create(_: int) -> None:
+    """One sandbox, made and used; then gone."""
+    backend = NativeBackend()
+    try:
+        async with SandboxManager(1, backend=backend) as manager:
+            say(starting=os.getpid())
+            sandbox = await manager.create()
+            say(created=sandbox.sandbox_id)
+            say(output=(await sandbox.run_code("print('user code ran')"))["stdout"])
+    except SandboxError as error:
+        say(error=type(error).__name__, step=getattr(error, "step", None), message=str(error))
+    finally:
+        await backend.close()
+
+
+async def polite(count: int) -> None:
+    """Executions under way, and a SIGTERM that closes the manager, as a service would do it."""
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    backend = NativeBackend()
+    manager = SandboxManager(count, backend=backend)
+
+    async def client(number: int) -> str:
+        sandbox = await manager.create()
+        started = await sandbox.start_code(LOOP, timeout=600)
+        while started.pid is None:
+            await asyncio.sleep(0.01)
+        running.append(number)
+        try:
+            await started.wait()
+        except SandboxError as error:
+            return type(error).__name__
+        return "no error"
+
+    running: list[int] = []
+    clients = [asyncio.create_task(client(number)) for number in range(count)]
+    while len(running) < count:
+        await asyncio.sleep(0.01)
+    say(ready=count)
+    await told.wait()
+    await manager.close()
+    await backend.close()
+    say(outcomes=await asyncio.gather(*clients))
+
+
+TASKS = {"loops": loops, "create": create, "polite": polite}
+
+if __name__ == "__main__":
+    asyncio.run(TASKS[sys.argv[1]](int(sys.argv[2]) if len(sys.argv) > 2 else 1))

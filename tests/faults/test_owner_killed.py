@@ -1,0 +1,74 @@
+"""R01: the owner is killed, and everything goes with it, without anybody's help."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from hoststate import HostState, clean_since, is_alive
+from owners import usable
+
+COUNT = 20
+DEAD_SECONDS = 2.0
+
+
+async def all_dead(place, seconds):
+    """How long it takes until no process of a sandbox is left."""
+    started = time.monotonic()
+    while place.processes():
+        assert time.monotonic() - started < seconds + 5, place.processes()
+    return time.monotonic() - started
+
+
+async def test_sandboxes_die_with_a_killed_owner(place, owner):
+    before = HostState.take(place)
+    async with owner("loops", str(COUNT)) as process:
+        await process.hear("ready")
+        running = place.processes()
+        assert len(running) >= 2 * COUNT, "they did not run: nothing is shown here"
+        process.process.kill()
+        took = await all_dead(place, DEAD_SECONDS)
+        assert took <= DEAD_SECONDS, f"{took:.2f} s"
+    await clean_since(before, place)  # with no new start: its spawner cleaned up
+    await usable(place)
+
+
+@pytest.mark.parametrize("part", ["launcher", "spawner"])
+async def test_sandboxes_die_with_the_part_that_holds_them(place, owner, part):
+    before = HostState.take(place)
+    async with owner("loops", str(COUNT)) as process:
+        await process.hear("ready")
+        os.kill(getattr(process, part), signal.SIGKILL)
+        assert await all_dead(place, DEAD_SECONDS) <= DEAD_SECONDS
+        assert is_alive(process.process.pid), "the owner goes on"
+    # What the dead spawner could not remove is swept by the next start.
+    await usable(place)
+    await clean_since(before, place)
+
+
+async def test_owner_and_spawner_killed_at_once_leave_only_what_the_next_start_sweeps(place, owner):
+    before = HostState.take(place)
+    async with owner("loops", str(COUNT)) as process:
+        await process.hear("ready")
+        for pid in (process.spawner, process.launcher, process.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert await all_dead(place, DEAD_SECONDS) <= DEAD_SECONDS
+    assert HostState.take(place).left_since(before), "records are left to be swept"
+    await usable(place)
+    await clean_since(before, place)
+
+
+async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
+    """It cannot see the owner's end while it is stopped; going on, it must."""
+    before = HostState.take(place)
+    async with owner("loops", "2") as process:
+        await process.hear("ready")
+        spawner = process.spawner
+        os.kill(spawner, signal.SIGSTOP)
+        process.process.kill()
+        await process.process.wait()
+        os.kill(spawner, signal.SIGCONT)
+        assert await all_dead(place, DEAD_SECONDS) <= DEAD_SECONDS
+    await clean_since(before, place)

@@ -1,0 +1,375 @@
+"""K. Terminals, IPC, signals, core dumps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracles
+import pytest
+from conftest import Make, Weak
+from probes import report
+from syscall_probe import BAD_POINTER, PRELUDE, program, refused
+
+from paracle_sandbox.backends.native import posture
+from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.errors import SandboxError
+from paracle_sandbox.sandbox import Sandbox
+
+TERMINAL_IOCTLS = (
+    PRELUDE
+    + """
+answers = {}
+targets = {"0": 0, "1": 1, "2": 2}
+try:
+    targets["tty"] = os.open("/dev/tty", os.O_RDWR)
+except OSError as error:
+    answers["open tty"] = errno.errorcode[error.errno]
+letter = ctypes.create_string_buffer(b"X")
+number = ctypes.create_string_buffer(b"\\x05\\0\\0\\0")
+for name, fd in targets.items():
+    for request, argument in ((0x5412, letter), (0x541C, letter), (0x5423, number), (0x541D, letter)):
+        for high in (0, 1 << 32, 1 << 40):
+            answers["%s %#x %#x" % (name, request, high)] = call(16, fd, request | high, ctypes.addressof(argument))
+print(json.dumps(answers))
+"""
+)
+
+
+@pytest.mark.case("K01")
+@pytest.mark.parametrize("pty", [False, True])
+async def test_nothing_is_typed_into_a_terminal(pty: bool, sandbox: Sandbox) -> None:
+    answers = await report(sandbox, TERMINAL_IOCTLS, pty=pty)
+    opened = answers.pop("open tty", None)
+    assert opened == (None if pty else "ENXIO")
+    assert set(answers.values()) <= {"EPERM", "ENOTTY"}, answers
+
+
+@pytest.mark.case("K01")
+def test_the_terminal_probe_can_fail() -> None:
+    """On a terminal of the host, without the filter, the letter arrives (or the kernel's own
+    setting refuses it with EIO, which is not our doing)."""
+    import pty
+
+    master, slave = pty.openpty()
+    code = TERMINAL_IOCTLS.replace("0x5423, number), (", "").replace("(0x541D, letter))", ")")
+    code = TERMINAL_IOCTLS.replace(
+        "((0x5412, letter), (0x541C, letter), (0x5423, number), (0x541D, letter))", "((0x5412, letter),)"
+    )
+    with open(os.devnull) as null:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=slave, stdout=subprocess.PIPE, stderr=null,
+            start_new_session=True, text=True, check=True, timeout=30,
+        )  # fmt: skip
+    os.close(slave)
+    os.close(master)
+    assert '"0 0x5412 0x0": "OK"' in done.stdout or '"0 0x5412 0x0": "EIO"' in done.stdout
+
+
+@pytest.mark.case("K01", "K02")
+async def test_a_terminal_of_the_host_is_never_theirs(make: Make, native: NativeBackend) -> None:
+    """Even a manager that was started from a terminal hands none of it on."""
+    sandbox = await make()
+    await sandbox.execute("true")
+    for pid in posture.processes(native.init_pid(sandbox.sandbox_id)):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        assert int(fields[4]) == 0, "it has a controlling terminal"
+        assert not [d for d in oracles.descriptors(pid).values() if "tty" in d or "pts" in d]
+
+
+@pytest.mark.case("K02")
+async def test_there_is_no_controlling_terminal(sandbox: Sandbox) -> None:
+    code = f"""{PRELUDE}
+import stat, termios, fcntl
+def attempt(action):
+    try:
+        return str(action())
+    except OSError as error:
+        return errno.errorcode[error.errno]
+print(json.dumps({{
+    "open": attempt(lambda: os.open("/dev/tty", os.O_RDWR)),
+    "console": attempt(lambda: os.open("/dev/console", os.O_RDWR)),
+    "tcgetpgrp": attempt(lambda: os.tcgetpgrp(0)),
+    "tcsetpgrp": attempt(lambda: os.tcsetpgrp(1, 1)),
+    "sctty": attempt(lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 1)),
+    "leader": str(os.getsid(0) == os.getpid()),
+    "kinds": [stat.S_IFMT(os.fstat(n).st_mode) for n in range(3)],
+    "pts": os.listdir("/dev/pts"),
+}}))
+"""
+    found = await report(sandbox, code)
+    assert found["open"] == "ENXIO" and found["console"] in ("ENOENT", "EACCES")
+    assert found["tcgetpgrp"] == found["tcsetpgrp"] == found["sctty"] == "ENOTTY"
+    assert found["leader"] == "True" and found["pts"] == ["ptmx"]
+    assert found["kinds"][1:] == [0o010000, 0o010000]  # pipes
+
+
+@pytest.mark.case("K02", "M13")
+async def test_terminals_are_private_to_a_sandbox(make: Make) -> None:
+    first, second = await make(), await make()
+    host = set(os.listdir("/dev/pts"))
+    shown = asyncio.Event()
+    running = await first.start_command(
+        "tty; sleep 60", pty=True, on_stdout=lambda text: shown.set()
+    )
+    await asyncio.wait_for(shown.wait(), 20)
+    assert (await second.execute("ls /dev/pts"))["stdout"].split() == ["ptmx"]
+    assert set(os.listdir("/dev/pts")) == host
+    await running.kill()
+
+
+@pytest.mark.case("K03")
+async def test_abstract_sockets_of_the_host(sandbox: Sandbox, weak: Weak) -> None:
+    name = f"canary-{secrets.token_hex(6)}"
+    code = """
+import json, socket, sys
+name = %r
+answers = []
+for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+    with socket.socket(socket.AF_UNIX, kind) as s:
+        try:
+            s.connect("\\0" + name)
+            answers.append("OK")
+        except OSError as error:
+            answers.append(error.errno)
+shown = open("/proc/net/unix").read()
+print(json.dumps([answers, [line.split()[-1] for line in shown.splitlines() if "@" in line]]))
+"""
+    with oracles.listening((socket.AF_UNIX, socket.SOCK_STREAM, f"\0{name}")) as (listener,):
+        answers, shown = await report(sandbox, code % name)
+        assert "OK" not in answers and shown == []
+        assert not oracles.wait_until(lambda: listener.hits, 0.3)
+        subprocess.run([sys.executable, "-c", code % name], check=True, capture_output=True)
+        assert oracles.wait_until(lambda: listener.hits)
+
+
+@pytest.mark.case("K04")
+async def test_descriptors_cannot_be_passed_out_or_in(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A socket file on the host, and the spawner's own sockets, are not to be reached."""
+    path = tmp_path / "docker.sock"
+    with oracles.listening((socket.AF_UNIX, socket.SOCK_STREAM, str(path))) as (listener,):
+        path.chmod(0o777)
+        code = f"""
+import json, socket
+answers = []
+for path in ({str(path)!r}, "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/dbus/system_bus_socket"):
+    with socket.socket(socket.AF_UNIX) as s:
+        try:
+            s.connect(path)
+            answers.append("OK")
+        except OSError as error:
+            answers.append(error.errno)
+print(json.dumps(answers))
+"""
+        assert "OK" not in await report(sandbox, code)
+        assert listener.hits == 0
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        assert oracles.wait_until(lambda: listener.hits)
+
+
+SYSV = {
+    "shmget": (0x1234, 4096, 0o1666), "semget": (0x1234, 1, 0o1666), "msgget": (0x1234, 0o1666),
+    "shmat": (0, 0, 0), "shmctl": (0, 2, BAD_POINTER), "mq_open": ("/hostile", 0o102, 0o600, 0),
+    "mq_unlink": ("/hostile",),
+}  # fmt: skip
+
+
+@pytest.mark.case("K05")
+async def test_ipc_is_not_shared(make: Make) -> None:
+    name = f"hostile-{secrets.token_hex(6)}"
+    before = [Path(f"/proc/sysvipc/{kind}").read_text() for kind in ("msg", "sem", "shm")]
+    first, second = await make(), await make()
+    assert not refused(await report(first, program(SYSV)))
+    write = f"open('/dev/shm/{name}', 'w').write('x'); print('null')"
+    await report(first, write)
+    look = "import json, os; print(json.dumps(os.listdir('/dev/shm')))"
+    assert name in await report(first, look)
+    assert name not in await report(second, look)
+    assert name not in os.listdir("/dev/shm")
+    after = [Path(f"/proc/sysvipc/{kind}").read_text() for kind in ("msg", "sem", "shm")]
+    assert "4660" not in "".join(after).replace("".join(before), "")
+    assert len({oracles.namespaces_of(p)["ipc"] for p in
+                [os.getpid()]}) == 1  # fmt: skip
+
+
+@contextlib.contextmanager
+def _core_pattern(pattern: str) -> Iterator[None]:
+    path = Path("/proc/sys/kernel/core_pattern")
+    before = path.read_text()
+    path.write_text(pattern)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+CRASHES = """
+import ctypes, json, os, resource, signal
+outcome = []
+def lower():
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def raise_():
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    for wanted in (1 << 20, resource.RLIM_INFINITY):
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (wanted, wanted))
+            outcome.append("raised")
+        except (ValueError, OSError):
+            pass
+for prepare in (None, lower, raise_):
+    pid = os.fork()
+    if not pid:
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+        if prepare:
+            prepare()
+        if outcome:
+            os._exit(99)
+        os.kill(os.getpid(), signal.SIGSEGV)
+        ctypes.string_at(0)
+    _, status = os.waitpid(pid, 0)
+    outcome.append([os.WTERMSIG(status), os.WCOREDUMP(status)] if os.WIFSIGNALED(status) else "exit")
+cores = [os.path.join(d, n) for top in ("/workspace", "/tmp", "/dev/shm") for d, _, ns in os.walk(top)
+         for n in ns if n.startswith("core")]
+print(json.dumps([outcome, cores]))
+"""
+
+
+@pytest.mark.case("K06")
+async def test_a_crash_leaves_no_core_file(sandbox: Sandbox, tmp_path: Path) -> None:
+    for pattern in ("core.%p", str(tmp_path / "core.%p")):
+        with _core_pattern(pattern):
+            outcome, cores = await report(sandbox, CRASHES)
+        assert outcome == [[11, False]] * 3
+        assert cores == [] and list(tmp_path.iterdir()) == []
+    # Unconfined the same crash leaves one.
+    (tmp_path / "control").mkdir()
+    with _core_pattern(str(tmp_path / "control" / "core.%p")):
+        subprocess.run(
+            [sys.executable, "-c",
+             "import os, resource as r; h = r.getrlimit(4)[1]; r.setrlimit(4, (h, h)); os.abort()"],
+            capture_output=True, check=False,
+        )  # fmt: skip
+    assert list((tmp_path / "control").iterdir())
+
+
+@pytest.mark.case("K06")
+async def test_a_crash_does_not_start_the_hosts_core_handler(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """A limit of 0 does not keep the kernel from piping the dump into a program of the host,
+    as systemd-coredump and apport have it: hostile bytes, read by root."""
+    handler, log = tmp_path / "handler", tmp_path / "log"
+    handler.write_text(f"#!/bin/sh\necho \"$1\" >> {log}\ncat > /dev/null\n")
+    handler.chmod(0o755)
+    with _core_pattern(f"|{handler} %h"):
+        subprocess.run([sys.executable, "-c", "import os; os.abort()"], check=False)
+        if not oracles.wait_until(log.exists, 5):
+            pytest.skip("the kernel runs core handlers outside of this machine's file system")
+        outcome, _ = await report(sandbox, CRASHES)
+        time.sleep(0.5)
+    assert "sandbox" not in log.read_text().split(), outcome
+
+
+SIGNALS = """
+import os, signal, sys, json
+pids = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]
+for number in range(1, 65):
+    if number in %r:
+        continue
+    for pid in pids:
+        for _ in range(20):
+            try:
+                os.kill(pid, number)
+            except OSError:
+                pass
+print(json.dumps(len(pids)))
+"""
+
+
+@pytest.mark.case("K07", "A06")
+async def test_storms_of_signals_at_guest_and_keepers(sandbox: Sandbox) -> None:
+    for _ in range(3):
+        await sandbox.execute("true")
+    # Everything but KILL and STOP: nobody notices.
+    assert await report(sandbox, SIGNALS % [9, 19]) >= 2
+    assert (await sandbox.execute("exit 7"))["exit_code"] == 7
+    # With KILL: keepers die, ours among them. It may not look like a success.
+    result = await sandbox.run_code(SIGNALS % [19])
+    assert result["exit_code"] != 0
+    assert (await sandbox.execute("exit 7"))["exit_code"] == 7
+    # KILL to all: the command ends as killed, the sandbox goes on.
+    result = await sandbox.execute("kill -9 -1; exit 0")
+    assert result["exit_code"] == -9
+    assert (await sandbox.execute(["echo", "ok"]))["stdout"] == "ok\n"
+
+
+@pytest.mark.case("K07", "A09")
+async def test_stopped_keepers_end_in_a_timeout(make: Make) -> None:
+    sandbox = await make(SandboxConfig(timeout_seconds=10))
+    for _ in range(3):
+        await sandbox.execute("true")
+    stop = """
+import os
+for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    if pid not in (1, os.getpid()):
+        os.kill(pid, 19)
+os.kill(1, 19)
+"""
+    for _ in range(2):
+        try:
+            result = await sandbox.run_code(stop, timeout=2)
+            assert result["exit_code"] != 0
+        except SandboxError as error:
+            assert "time" in str(error).lower() or "sandbox" in str(error).lower()
+    try:
+        assert (await sandbox.execute("exit 7", timeout=5))["exit_code"] == 7
+    except SandboxError:
+        pass  # a definite class
+
+
+LIMITS = """
+import json, resource
+answers = []
+for kind in (%s):
+    try:
+        resource.prlimit(1, kind, (%s, %s))
+        answers.append("OK")
+    except (OSError, ValueError, PermissionError) as error:
+        answers.append(repr(error))
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.case("K07", "M05")
+@pytest.mark.parametrize("kind", ["NOFILE", "NPROC", "FSIZE", "AS", "DATA", "CPU", "STACK", "SIGPENDING"])
+async def test_limits_put_on_the_guest_never_look_like_success(kind: str, make: Make) -> None:
+    """prlimit asks for the same user only, so programs may starve the guest: their own loss,
+    but the host gets a typed error or the truth, and in time."""
+    sandbox, neighbour = await make(SandboxConfig(timeout_seconds=10)), await make()
+    try:
+        await sandbox.run_code(LIMITS % (f"resource.RLIMIT_{kind},", 0, 0), timeout=5)
+    except SandboxError:
+        pass
+    for _ in range(3):
+        try:
+            async with asyncio.timeout(20):
+                assert (await sandbox.execute("exit 7", timeout=5))["exit_code"] in (7, -9, 126, 127)
+        except SandboxError:
+            pass
+        try:
+            async with asyncio.timeout(20):
+                await sandbox.write_file("x", b"content")
+                assert await sandbox.read_bytes("x") == b"content"
+        except SandboxError:
+            pass
+    assert (await neighbour.execute("exit 7"))["exit_code"] == 7

@@ -61,7 +61,6 @@ def test_the_terminal_probe_can_fail() -> None:
     import pty
 
     master, slave = pty.openpty()
-    code = TERMINAL_IOCTLS.replace("0x5423, number), (", "").replace("(0x541D, letter))", ")")
     code = TERMINAL_IOCTLS.replace(
         "((0x5412, letter), (0x541C, letter), (0x5423, number), (0x541D, letter))", "((0x5412, letter),)"
     )
@@ -197,8 +196,6 @@ async def test_ipc_is_not_shared(make: Make) -> None:
     assert name not in os.listdir("/dev/shm")
     after = [Path(f"/proc/sysvipc/{kind}").read_text() for kind in ("msg", "sem", "shm")]
     assert "4660" not in "".join(after).replace("".join(before), "")
-    assert len({oracles.namespaces_of(p)["ipc"] for p in
-                [os.getpid()]}) == 1  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -212,45 +209,43 @@ def _core_pattern(pattern: str) -> Iterator[None]:
         path.write_text(before)
 
 
-CRASHES = """
+CRASH = """
 import ctypes, json, os, resource, signal
-outcome = []
-def lower():
+def as_started():
+    pass
+def limit_lowered():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-def raise_():
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+def limit_raised():
     for wanted in (1 << 20, resource.RLIM_INFINITY):
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (wanted, wanted))
-            outcome.append("raised")
         except (ValueError, OSError):
-            pass
-for prepare in (None, lower, raise_):
-    pid = os.fork()
-    if not pid:
-        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
-        if prepare:
-            prepare()
-        if outcome:
-            os._exit(99)
-        os.kill(os.getpid(), signal.SIGSEGV)
-        ctypes.string_at(0)
-    _, status = os.waitpid(pid, 0)
-    outcome.append([os.WTERMSIG(status), os.WCOREDUMP(status)] if os.WIFSIGNALED(status) else "exit")
+            continue
+        os._exit(99)
+pid = os.fork()
+if not pid:
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+    try:
+        %s()
+    except OSError:
+        pass
+    ctypes.string_at(0)
+_, status = os.waitpid(pid, 0)
+outcome = os.WTERMSIG(status) if os.WIFSIGNALED(status) else "exit %%d" %% os.WEXITSTATUS(status)
 cores = [os.path.join(d, n) for top in ("/workspace", "/tmp", "/dev/shm") for d, _, ns in os.walk(top)
          for n in ns if n.startswith("core")]
 print(json.dumps([outcome, cores]))
 """
+WAYS_TO_CRASH = ("as_started", "limit_lowered", "limit_raised")
 
 
 @pytest.mark.case("K06")
-async def test_a_crash_leaves_no_core_file(sandbox: Sandbox, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS_TO_CRASH)
+async def test_a_crash_leaves_no_core_file(way: str, sandbox: Sandbox, tmp_path: Path) -> None:
     for pattern in ("core.%p", str(tmp_path / "core.%p")):
         with _core_pattern(pattern):
-            outcome, cores = await report(sandbox, CRASHES)
-        assert outcome == [[11, False]] * 3
-        assert cores == [] and list(tmp_path.iterdir()) == []
+            assert await report(sandbox, CRASH % way) == [11, []]
+        assert list(tmp_path.iterdir()) == []
     # Unconfined the same crash leaves one.
     (tmp_path / "control").mkdir()
     with _core_pattern(str(tmp_path / "control" / "core.%p")):
@@ -263,8 +258,9 @@ async def test_a_crash_leaves_no_core_file(sandbox: Sandbox, tmp_path: Path) -> 
 
 
 @pytest.mark.case("K06")
+@pytest.mark.parametrize("way", WAYS_TO_CRASH)
 async def test_a_crash_does_not_start_the_hosts_core_handler(
-    sandbox: Sandbox, tmp_path: Path
+    way: str, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     """A limit of 0 does not keep the kernel from piping the dump into a program of the host,
     as systemd-coredump and apport have it: hostile bytes, read by root."""
@@ -275,9 +271,9 @@ async def test_a_crash_does_not_start_the_hosts_core_handler(
         subprocess.run([sys.executable, "-c", "import os; os.abort()"], check=False)
         if not oracles.wait_until(log.exists, 5):
             pytest.skip("the kernel runs core handlers outside of this machine's file system")
-        outcome, _ = await report(sandbox, CRASHES)
-        time.sleep(0.5)
-    assert "sandbox" not in log.read_text().split(), outcome
+        assert (await report(sandbox, CRASH % way))[0] == 11
+        time.sleep(0.5)  # it would be started before the process is reaped
+    assert "sandbox" not in log.read_text().split()
 
 
 SIGNALS = """
@@ -300,8 +296,8 @@ print(json.dumps(len(pids)))
 async def test_storms_of_signals_at_guest_and_keepers(sandbox: Sandbox) -> None:
     for _ in range(3):
         await sandbox.execute("true")
-    # Everything but KILL and STOP: nobody notices.
-    assert await report(sandbox, SIGNALS % [9, 19]) >= 2
+    # Everything but KILL and STOP, and the two that the C library lets nobody block: no effect.
+    assert await report(sandbox, SIGNALS % [9, 19, 32, 33]) >= 2
     assert (await sandbox.execute("exit 7"))["exit_code"] == 7
     # With KILL: keepers die, ours among them. It may not look like a success.
     result = await sandbox.run_code(SIGNALS % [19])
@@ -363,7 +359,7 @@ async def test_limits_put_on_the_guest_never_look_like_success(kind: str, make: 
     for _ in range(3):
         try:
             async with asyncio.timeout(20):
-                assert (await sandbox.execute("exit 7", timeout=5))["exit_code"] in (7, -9, 126, 127)
+                assert (await sandbox.execute("exit 7", timeout=5))["exit_code"] != 0
         except SandboxError:
             pass
         try:

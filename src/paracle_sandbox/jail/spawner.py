@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -159,15 +160,15 @@ class Spawner:
             with self._steps.step("fork"):
                 fork(child, ground.own_pidns, self._failpoints, self._setup_for(shape), ground.program)
             self._children[child.slot] = child
+            assert child.status is not None
             self._watch(child.pidfd, lambda: self._on_exit(child))
+            self._watch(child.status.fileno(), lambda: self._on_status(child))
             with self._steps.step("cgroup attach"):
                 if ground.cgroups:
                     ground.cgroups.attach(child.slot, child.pid)
         except StepFailed:
             self._abandon(child)
             raise
-        assert child.status is not None
-        self._watch(child.status.fileno(), lambda: self._on_status(child))
         child.status.send(b"go")
         return child
 
@@ -209,6 +210,8 @@ class Spawner:
         child.status = None
         if packet != b"ok":
             child.failure = json.loads(packet) if packet else {"step": "start", "message": "died"}
+            if child.request is None:
+                self._stock_size = 0  # the next request meets the same step and reports it
             self._kill(child)
             return
         child.record.update(state="parked", init=self._ground.process_of(child.pidfd))
@@ -330,7 +333,10 @@ class Spawner:
                 self._stock_size = 0  # the next request meets the same step and reports it
 
     def _at_failpoint(self, step: str) -> None:
-        signal.pidfd_send_signal(self._owner_fd, signal.SIGKILL)
+        """Have the owner die here. From this pid namespace it cannot be signalled, so it is asked
+        to end itself; nothing goes on before it has."""
+        self._control.send(json.dumps({"event": "die", "step": step}).encode())
+        select.select([self._owner_fd], [], [], _BUSY_PATIENCE_SECONDS)
 
     def _end(self) -> None:
         """The owner is gone: remove everything, then ourselves."""

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -119,7 +120,11 @@ class Spawner:
         if event == "ready" and self._ready is not None:
             self._ready.set_result(message)
         elif event == "failed" and self._ready is not None:
-            self._ready.set_exception(explain_failure(message))
+            # Later than that, the end of the connection says it all.
+            if not self._ready.done():
+                self._ready.set_exception(explain_failure(message))
+        elif event == "die":  # only with a failpoint: see jail/spawner.py
+            os.kill(os.getpid(), signal.SIGKILL)
         else:
             future = self._answers.pop(message.get("request", 0), None)
             if future is not None and not future.done():

@@ -148,6 +148,8 @@ class SandboxCommands(SandboxFiles):
             consumers=consumers_of(options),
             on_end=lambda: self._command_ended(script),
         )
+        if self._config.env_vars and not request.get("clear_env"):
+            request["env"] = {**self._config.env_vars, **request.get("env", {})}
         stream = self._live().open(request)
         self._touch(+1)
         command = Command(self, stream, terms)

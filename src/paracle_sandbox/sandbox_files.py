@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
@@ -141,13 +142,14 @@ class SandboxFiles(SandboxLife):
         else:
             mode, pieces = await asyncio.to_thread(_open_file, local)
             request = {"op": "write", "path": target, "mode": mode}
-        async with self._operation() as connection:
-            with connection.open(request) as stream:
-                while piece := await _in_thread(_joined, pieces):
-                    if not await stream.write(piece):
-                        break
-                stream.end()
-                await stream.finish()
+        with closing(pieces):
+            async with self._operation() as connection:
+                with connection.open(request) as stream:
+                    while piece := await _in_thread(_joined, pieces):
+                        if not await stream.write(piece):
+                            break
+                    stream.end()
+                    await stream.finish()
 
     async def copy_from(
         self,
@@ -219,7 +221,7 @@ def _finish(sink: FileSink, result: dict[str, Any]) -> None:
     sink.finish(mode if isinstance(mode, int) else 0o644)
 
 
-def _open_file(path: Path) -> tuple[int, Iterator[bytes]]:
+def _open_file(path: Path) -> tuple[int, Generator[bytes, None, None]]:
     """The mode of a local file and its content, piece by piece."""
     try:
         file = path.open("rb", buffering=0)
@@ -228,7 +230,7 @@ def _open_file(path: Path) -> tuple[int, Iterator[bytes]]:
     except OSError as error:
         raise SandboxFileError(f"Cannot copy {path}: {error.strerror}") from error
 
-    def pieces() -> Iterator[bytes]:
+    def pieces() -> Generator[bytes, None, None]:
         with file:
             while piece := file.read(_PIECE):
                 yield piece

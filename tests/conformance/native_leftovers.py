@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from paracle_sandbox.backends.native.backend import NativeBackend
@@ -12,12 +13,11 @@ PATIENCE_SECONDS = 20.0
 
 
 class Leftovers:
-    """Built while no sandbox lives; the processes of that moment are the spawner's."""
+    """Our child is the launcher, its child the spawner, and below that is one process per slot."""
 
     def __init__(self, backend: NativeBackend) -> None:
         self._backend = backend
         self._groups: set[Path] = set()
-        self._spawner = set(_descendants(os.getpid())) - self._look()[1]
 
     async def check(self) -> None:
         """The stock is refilled at the spawner's leisure, so look until all is in order."""
@@ -27,29 +27,25 @@ class Leftovers:
             await asyncio.sleep(0.05)
 
     def _find(self) -> list[str]:
-        slots, parked = self._look()
-        left = [
-            f"record {r.sandbox_id}"
-            for r in self._backend.records.all()
-            if r.path.stem not in slots
-        ]
-        for group in self._groups:
-            left += [f"cgroup {path}" for path in _directories(group) if path.name not in slots]
-        strays = set(_descendants(os.getpid())) - parked - self._spawner
-        return left + [f"process {pid}: {_command_line(pid)}" for pid in strays]
-
-    def _look(self) -> tuple[set[str], set[int]]:
-        """The slots in stock, and their processes."""
-        slots: set[str] = set()
-        parked: set[int] = set()
-        for record in self._backend.records.all():
+        records = list(self._backend.records.all())
+        for record in records:
             groups = record.content.get("cgroups", {})
             self._groups |= {Path(path).parent for path in groups.values()}
-            if record.path.stem.startswith("slot-"):
-                slots.add(record.path.stem)
-                pid = record.content.get("init", {}).get("pid")
-                parked |= {pid, *_descendants(pid)} if pid else set()
-        return slots, parked
+        slots = {record.path.stem for record in records if record.path.stem.startswith("slot-")}
+        left = [f"record {r.sandbox_id}" for r in records if r.path.stem not in slots]
+        for group in self._groups:
+            left += [f"cgroup {path}" for path in _directories(group) if path.name not in slots]
+        if len(slots) > self._backend.settings.stock:
+            left.append(f"more in stock than {self._backend.settings.stock}: {sorted(slots)}")
+        return left + self._strays(len(slots))
+
+    def _strays(self, in_stock: int) -> list[str]:
+        spawners = _children(_children([os.getpid()]))
+        parked = _children(spawners)
+        strays = _children(parked)
+        if len(parked) > in_stock:
+            strays += parked
+        return [f"process {pid}: {_read(f'/proc/{pid}/cmdline')[:100]!r}" for pid in strays]
 
 
 def _directories(path: Path) -> list[Path]:
@@ -59,15 +55,13 @@ def _directories(path: Path) -> list[Path]:
         return []
 
 
-def _descendants(root: int) -> list[int]:
-    found, waiting = [], [root]
-    while waiting:
-        pid = waiting.pop()
-        for thread in _listdir(f"/proc/{pid}/task"):
-            children = [int(word) for word in _read(f"/proc/{pid}/task/{thread}/children").split()]
-            found += children
-            waiting += children
-    return found
+def _children(parents: Iterable[int]) -> list[int]:
+    return [
+        int(child)
+        for parent in parents
+        for thread in _listdir(f"/proc/{parent}/task")
+        for child in _read(f"/proc/{parent}/task/{thread}/children").split()
+    ]
 
 
 def _listdir(path: str) -> list[str]:
@@ -82,7 +76,3 @@ def _read(path: str) -> str:
         return Path(path).read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _command_line(pid: int) -> str:
-    return _read(f"/proc/{pid}/cmdline").replace("\0", " ")[:100]

@@ -11,6 +11,7 @@ from native_leftovers import Leftovers
 
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.errors import SandboxCreationError
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.testing.conformance import Check, all_checks, run_check, run_quick
 
@@ -35,11 +36,14 @@ class Native:
 async def native() -> AsyncIterator[Native]:
     backend = NativeBackend()
     health = await backend.health()
-    if not health.available:
-        pytest.skip(f"native sandboxes are not available: {health.detail} {health.remedy}")
     sandbox_id = new_sandbox_id()
-    await backend.create(sandbox_id, SandboxConfig(), {})
+    try:
+        await backend.create(sandbox_id, SandboxConfig(), {})
+    except SandboxCreationError as error:
+        assert not health.available, f"health says {health.detail}, but {error}"
+        pytest.skip(f"native sandboxes are not available: {health.detail} {health.remedy}")
     await backend.destroy(sandbox_id)
+    assert health.available, f"a sandbox can be made, but health says: {health.detail}"
     posture = (await backend.spawner(backend.templates.get("default"))).posture
     features = ALWAYS
     features |= WITH_CGROUPS if posture["cgroup_version"] else frozenset()

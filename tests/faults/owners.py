@@ -1,4 +1,4 @@
-"""Who owns the sandboxes of a fault test: a process that can be killed, or a manager in this one."""
+"""Who owns the sandboxes of a fault test: a process to be killed, or a manager in this one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Fixtures of the hostile tests.
 
-    sandbox   a started sandbox of the native backend; what it leaves behind is an error
-    weak      the same programs without confinement, in namespaces that are thrown away: every
-              probe has to report a breach there, or it proves nothing
-    fake      a sandbox of the FakeBackend, which isolates nothing
-    lying     sandboxes whose guest is a script of the test
+sandbox   a started sandbox of the native backend; what it leaves behind is an error
+weak      the same programs without confinement, in namespaces that are thrown away: every
+          probe has to report a breach there, or it proves nothing
+fake      a sandbox of the FakeBackend, which isolates nothing
+lying     sandboxes whose guest is a script of the test
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.fake import FakeBackend
-
 
 Make = Callable[..., Awaitable[Sandbox]]
 

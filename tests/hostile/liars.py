@@ -1,4 +1,4 @@
-"""Guests that are a script of the test: what a host must bear from a sandbox gone over to the enemy."""
+"""Guests that are a script of the test: what a host must bear from a hostile inside."""
 
 from __future__ import annotations
 
@@ -61,5 +61,3 @@ class LyingBackend(Backend):
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         return []
-
-

@@ -155,9 +155,13 @@ def _uids(pid: int) -> tuple[int, ...]:
 
 
 def descriptors(pid: int) -> dict[int, str]:
-    """What each descriptor of a process is."""
-    found = {}
-    for name in os.listdir(f"/proc/{pid}/fd"):
+    """What each descriptor of a process is; nothing when it has ended."""
+    found: dict[int, str] = {}
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    for name in names:
         try:
             found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
         except FileNotFoundError:

@@ -1,5 +1,6 @@
 """M. Inherited descriptors, the launcher, and the channel: everything inside may lie."""
 
+# ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
 
 import ast
@@ -9,7 +10,6 @@ import os
 import secrets
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import oracles
-import paracle_sandbox
 import pytest
 from conftest import Make
 from hypothesis import HealthCheck, given
@@ -26,11 +25,12 @@ from hypothesis import strategies as st
 from liars import HELLO, LyingBackend, LyingChannel, Script
 from probes import report
 
+import paracle_sandbox
 from paracle_sandbox.backends.native import posture
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.channel import frames
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.errors import SandboxError, SandboxExecutionError, StoppedError
+from paracle_sandbox.errors import SandboxError, StoppedError
 from paracle_sandbox.sandbox import Sandbox
 
 Lying = Callable[..., Awaitable[Sandbox]]
@@ -45,7 +45,7 @@ for name in os.listdir("/proc/self/fd"):
         pass  # the one that listed them
 print(json.dumps(found))
 """
-SHELL_DESCRIPTORS = "for f in /proc/$$/fd/*; do echo ${f##*/}; done"
+SHELL_DESCRIPTORS = "ls /proc/$$/fd; true"
 
 
 @pytest.mark.case("M01", "E07")
@@ -87,7 +87,9 @@ os._exit(9)
 
 
 @pytest.mark.case("M02")
-async def test_descriptors_of_the_manager_do_not_leak(native: NativeBackend, tmp_path: Path) -> None:
+async def test_descriptors_of_the_manager_do_not_leak(
+    native: NativeBackend, tmp_path: Path
+) -> None:
     """Inheritable descriptors, opened while threads start programs and sandboxes are made."""
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -140,7 +142,9 @@ def test_the_leak_oracle_can_fail(tmp_path: Path) -> None:
         os.set_inheritable(file.fileno(), True)
         child = subprocess.Popen(["sleep", "30"], close_fds=False)
         try:
-            assert oracles.wait_until(lambda: str(secret) in oracles.descriptors(child.pid).values())
+            assert oracles.wait_until(
+                lambda: str(secret) in oracles.descriptors(child.pid).values()
+            )
         finally:
             child.kill()
             child.wait()
@@ -158,7 +162,10 @@ def _ancestors(pid: int) -> list[int]:
 FRAMES = b"".join(
     [
         *(frames.encode_json(frames.RESULT, n, {"exit_code": 0}) for n in range(8)),
-        *(frames.encode_json(frames.ERROR, n, {"code": "internal", "message": "x"}) for n in range(4)),
+        *(
+            frames.encode_json(frames.ERROR, n, {"code": "internal", "message": "x"})
+            for n in range(4)
+        ),
         *(frames.encode_json(frames.EVENT, n, {"pid": 1}) for n in range(4)),
         frames.encode(frames.DATA, 1, b"forged"),
         frames.encode_credit(1, 1 << 31),
@@ -229,6 +236,7 @@ import os, struct
 forged = struct.pack("<ci", b"s", 0)
 newest = os.getpid()
 print("ready", flush=True)
+os.fork()
 while True:
     for pid in range(newest + 1, newest + 12):
         for number in (3, 4):
@@ -237,7 +245,9 @@ while True:
             except OSError:
                 continue
             try:
-                os.write(fd, forged)
+                # Files of programs are theirs to spoil; a pipe at this place is a keeper's.
+                if os.readlink("/proc/self/fd/%d" % fd).startswith("pipe:"):
+                    os.write(fd, forged)
             except OSError:
                 pass
             os.close(fd)
@@ -248,45 +258,39 @@ while True:
 @pytest.mark.case("M04", "K07")
 async def test_no_program_forges_the_end_of_another(make: Make) -> None:
     sandbox = await make(SandboxConfig(cpu_cores=2, timeout_seconds=120))
-    attackers = []
-    for _ in range(2):
-        ready = asyncio.Event()
-        attackers.append(await sandbox.start_command(
-            ["python3", "-c", FORGE], on_stdout=lambda _, e=ready: e.set()))  # fmt: skip
-        await asyncio.wait_for(ready.wait(), 20)
+    ready = asyncio.Event()
+    attacker = await sandbox.start_command(
+        ["python3", "-c", FORGE], on_stdout=lambda _: ready.set()
+    )
+    await asyncio.wait_for(ready.wait(), 20)
     end = time.monotonic() + 10
     codes: dict[int, int] = {}
     while time.monotonic() < end:
         for result in (await sandbox.execute(["sh", "-c", "exit 7"]),
                        await sandbox.run_code("raise SystemExit(7)")):  # fmt: skip
             codes[result["exit_code"]] = codes.get(result["exit_code"], 0) + 1
-    for attacker in attackers:
-        await attacker.kill()
+    await attacker.kill()
     assert set(codes) == {7}, codes
 
 
 WRITE_MEMORY = """
 import os
-# The memory of a keeper or of a waiting program would do as well.
 newest = os.getpid()
 print("ready", flush=True)
-held = {}
 while True:
     for pid in range(newest + 1, newest + 12):
-        if pid in held:
+        try:
+            fd = os.open("/proc/%d/mem" % pid, os.O_RDWR)
+        except OSError:
             continue
         try:
-            held[pid] = os.open("/proc/%d/mem" % pid, os.O_RDWR)
-            with open("/proc/%d/comm" % pid) as comm, open("/proc/%d/status" % pid) as status:
-                blocked = next(l for l in status if l.startswith("SigBlk"))
-                # Only keepers block all signals.
-                if "fffffffe" in blocked:
-                    os.write(1, b"KEEPER %d %s" % (pid, comm.read().encode()))
+            with open("/proc/%d/stat" % pid) as stat:
+                parent = stat.read().rpartition(")")[2].split()[1]
+            if parent == "1":  # the guest starts keepers, keepers start programs
+                os.write(1, b"KEEPER %d " % pid)
         except OSError:
             pass
-    for pid in list(held):
-        if pid < newest - 50:
-            os.close(held.pop(pid))
+        os.close(fd)
     newest = max(newest, max(int(p) for p in os.listdir("/proc") if p.isdigit()) - 3)
 """
 
@@ -363,7 +367,16 @@ async def test_limits_hold_with_a_guest_that_says_nothing(lying: Lying) -> None:
 @pytest.mark.case("M06")
 def test_no_host_module_reads_code_from_data() -> None:
     package = Path(paracle_sandbox.__file__).parent
-    forbidden = {"pickle", "cPickle", "marshal", "yaml", "dill", "cloudpickle", "shelve", "jsonpickle"}
+    forbidden = {
+        "pickle",
+        "cPickle",
+        "marshal",
+        "yaml",
+        "dill",
+        "cloudpickle",
+        "shelve",
+        "jsonpickle",
+    }
     for path in package.rglob("*.py"):
         if path.is_relative_to(package / "guest"):
             continue  # runs inside, and hears the host only
@@ -426,7 +439,9 @@ LIES: dict[str, Callable[[int], bytes]] = {
     "a list": lambda n: frames.encode(frames.RESULT, n, b"[]"),
     "deep": lambda n: frames.encode(frames.RESULT, n, b'{"a":' * 5000 + b"1" + b"}" * 5000),
     "very deep": lambda n: frames.encode(frames.RESULT, n, b"[" * 500000),
-    "huge number": lambda n: frames.encode(frames.RESULT, n, b'{"exit_code":' + b"9" * 100000 + b"}"),
+    "huge number": lambda n: frames.encode(
+        frames.RESULT, n, b'{"exit_code":' + b"9" * 100000 + b"}"
+    ),
     "no exit code": lambda n: _result(n),
     "text for a code": lambda n: _result(n, exit_code="0"),
     "true for a code": lambda n: _result(n, exit_code=True),
@@ -537,6 +552,7 @@ async def test_a_listing_of_lies(lying: Lying) -> None:
         {"entries": [{**entry, "size": 1e308 * 10}]}, {"entries": [{**entry, "mode": [1]}]},
     ]  # fmt: skip
     for lie in lies:
+
         async def script(
             channel: LyingChannel, kind: int, stream: int, payload: bytes, lie: Any = lie
         ) -> None:
@@ -668,20 +684,16 @@ async def test_a_terminal_under_a_storm(sandbox: Sandbox) -> None:
     def keep(_: str, data: bytes) -> None:
         seen.extend(data[: 1 << 20])
 
-    answerback = r"printf '\033[c\033[5n\033]52;c;?\007'; stty raw -echo; head -c 2000000 | wc -c; exit 7"
+    answerback = (
+        r"stty raw -echo; printf '\033[c\033[5n\033]52;c;?\007RAW'; head -c 2000000 | wc -c; exit 7"
+    )
     running = await sandbox.start_command(answerback, pty=True, stdin=True, on_output_bytes=keep)
+    async with asyncio.timeout(20):
+        while b"RAW" not in seen:
+            await asyncio.sleep(0.01)
     for number in range(300):
-        await _maybe(running.resize(24 + number % 50, 80))
+        await running.resize(24 + number % 50, 80)
     for _ in range(20):
         await running.write_stdin(b"x" * 100_000)
     result = await running.wait()
     assert result["exit_code"] == 7 and b"2000000" in seen
-
-
-async def _maybe(value: Any) -> None:
-    if asyncio.iscoroutine(value):
-        await value
-
-
-def test_this_file_uses_the_real_interpreter() -> None:
-    assert sys.executable and SandboxExecutionError.__mro__

@@ -43,7 +43,8 @@ def assert_disk_error(error: ResourceLimitError) -> None:
 
 
 @pytest.mark.parametrize("path", ["/workspace/fill", "/tmp/fill"])
-async def test_D01_one_large_file_ends_at_the_limit(path):
+@pytest.mark.case("D01")
+async def test_one_large_file_ends_at_the_limit(path):
     async with Scene() as scene:
         sandbox, peer = await scene.sandbox(disk_mb=DISK_MB), await scene.sandbox(disk_mb=DISK_MB)
         before = free_bytes(scene.place.data)
@@ -63,14 +64,16 @@ async def test_D01_one_large_file_ends_at_the_limit(path):
         assert (await sandbox.execute("echo well > small && cat small"))["stdout"] == "well\n"
 
 
-async def test_D01_below_the_limit_all_is_well():
+@pytest.mark.case("D01")
+async def test_below_the_limit_all_is_well():
     async with Scene() as scene:
         sandbox = await scene.sandbox(disk_mb=DISK_MB)
         result = await sandbox.run_code(FILL, ["/workspace/fill", "200"], timeout=120)
         assert result["stdout"] == "written\n"
 
 
-async def test_D01_the_host_s_own_writing_into_a_full_workspace_is_refused_as_such():
+@pytest.mark.case("D01")
+async def test_the_host_s_own_writing_into_a_full_workspace_is_refused_as_such():
     async with Scene() as scene:
         sandbox = await scene.sandbox(disk_mb=DISK_MB)
         with pytest.raises(ResourceLimitError):
@@ -81,7 +84,8 @@ async def test_D01_the_host_s_own_writing_into_a_full_workspace_is_refused_as_su
         assert not await sandbox.exists("more")
 
 
-async def test_D02_empty_files_are_bounded_and_quickly_removed():
+@pytest.mark.case("D02")
+async def test_empty_files_are_bounded_and_quickly_removed():
     async with Scene() as scene:
         sandbox = await scene.sandbox(disk_mb=DISK_MB, cpu_cores=2)
         inodes = os.statvfs(scene.place.data).f_favail
@@ -95,14 +99,16 @@ async def test_D02_empty_files_are_bounded_and_quickly_removed():
         assert time.monotonic() - started < 30
 
 
-async def test_D02_the_same_program_with_few_files_succeeds():
+@pytest.mark.case("D02")
+async def test_the_same_program_with_few_files_succeeds():
     async with Scene() as scene:
         sandbox = await scene.sandbox(disk_mb=DISK_MB)
         result = await sandbox.run_code(MANY_FILES, ["5000", "/tmp"], timeout=60)
         assert result["stdout"] == "made\n"
 
 
-async def test_D04_allocating_punching_and_syncing_stay_within_the_limit():
+@pytest.mark.case("D04")
+async def test_allocating_punching_and_syncing_stay_within_the_limit():
     program = """
 import ctypes, os, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -126,13 +132,18 @@ print(refused, rounds > 3)
         assert (await sandbox.get_stats())["disk_mb"] <= DISK_MB * 1.02
 
 
-async def test_D05_nothing_written_anywhere_meets_the_next_sandbox():
-    places = "/dev/shm /run /var/tmp /tmp $HOME /var/lock /workspace /home /opt /srv /mnt /var /etc /"
+@pytest.mark.case("D05")
+async def test_nothing_written_anywhere_meets_the_next_sandbox():
+    places = (
+        "/dev/shm /run /var/tmp /tmp $HOME /var/lock /workspace /home /opt /srv /mnt /var /etc /"
+    )
     async with Scene(stock=2) as scene:
         first = await scene.sandbox()
         await first.execute(f"for d in {places}; do echo x > $d/left-behind; done 2>/dev/null")
         written = (await first.execute("find / -name left-behind 2>/dev/null"))["stdout"].split()
-        assert {"/tmp/left-behind", "/workspace/left-behind", "/dev/shm/left-behind"} <= set(written)
+        assert {"/tmp/left-behind", "/workspace/left-behind", "/dev/shm/left-behind"} <= set(
+            written
+        )
         during = await scene.sandbox()
         await scene.manager.destroy(first.sandbox_id)
         after = await scene.sandbox()
@@ -154,7 +165,8 @@ print("built")
 """
 
 
-async def test_D06_deep_directories_can_be_listed_and_removed(tmp_path):
+@pytest.mark.case("D06")
+async def test_deep_directories_can_be_listed_and_removed(tmp_path):
     async with Scene() as scene:
         sandbox = await scene.sandbox(cpu_cores=2)
         result = await sandbox.run_code(TOWER, ["3000"], timeout=100)
@@ -167,7 +179,8 @@ async def test_D06_deep_directories_can_be_listed_and_removed(tmp_path):
         assert not await sandbox.exists("tower")
 
 
-async def test_D06_a_tower_of_fifty_thousand_goes_with_its_sandbox():
+@pytest.mark.case("D06")
+async def test_a_tower_of_fifty_thousand_goes_with_its_sandbox():
     async with Scene() as scene:
         sandbox = await scene.sandbox(cpu_cores=2)
         result = await sandbox.run_code(TOWER, ["50000"], timeout=200)
@@ -177,7 +190,8 @@ async def test_D06_a_tower_of_fifty_thousand_goes_with_its_sandbox():
         assert time.monotonic() - started < 10
 
 
-async def test_D08_descriptors_are_bounded_also_those_in_flight():
+@pytest.mark.case("D08")
+async def test_descriptors_are_bounded_also_those_in_flight():
     program = """
 import array, os, resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -208,7 +222,8 @@ ODD_NAMES = [
 ]  # fmt: skip
 
 
-async def test_D09_odd_names_come_back_byte_for_byte(tmp_path):
+@pytest.mark.case("D09")
+async def test_odd_names_come_back_byte_for_byte(tmp_path):
     program = f"""
 for name in {ODD_NAMES!r}:
     with open(name, "wb") as file:
@@ -223,7 +238,9 @@ for name in {ODD_NAMES!r}:
             assert await sandbox.read_bytes(os.fsdecode(name)) == name
         await sandbox.copy_from(".", tmp_path / "copy")
         copied = {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()}
-        assert {os.fsencode(name): text for name, text in copied.items()} == {n: n for n in ODD_NAMES}
+        assert {os.fsencode(name): text for name, text in copied.items()} == {
+            n: n for n in ODD_NAMES
+        }
         for name in ("with\0nul", "..", "../x", "/etc/x"):
             with pytest.raises(SandboxError):
                 await sandbox.write_file(name, "x")
@@ -232,7 +249,8 @@ for name in {ODD_NAMES!r}:
         assert await sandbox.list_files() == []
 
 
-async def test_D10_locked_directories_and_flags_do_not_outlive_the_sandbox():
+@pytest.mark.case("D10")
+async def test_locked_directories_and_flags_do_not_outlive_the_sandbox():
     program = """
 import ctypes, fcntl, os, struct
 os.makedirs("locked/inner")

@@ -1,5 +1,6 @@
 """F. Filesystem escape and copy races. Nothing of the host may be read or written, ever."""
 
+# ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
 
 import asyncio
@@ -12,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import oracles
-import paracle_sandbox
 import pytest
 from conftest import Make
 from hypothesis import HealthCheck, given
@@ -22,6 +22,7 @@ from liars import LyingChannel
 from oracles import Canary, CanaryTree
 from probes import report
 
+import paracle_sandbox
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.channel import frames
 from paracle_sandbox.channel.tree import Unpacker
@@ -387,7 +388,9 @@ print(json.dumps(answers))
 # F11: a guest that sends a hostile tree
 
 
-def _entry(kind: int, name: bytes, content: bytes = b"", mode: int = 0o644, size: int = -1) -> bytes:
+def _entry(
+    kind: int, name: bytes, content: bytes = b"", mode: int = 0o644, size: int = -1
+) -> bytes:
     return struct.pack(">BHHQ", kind, mode & 0xFFFF, len(name), len(content) if size < 0 else size) \
         + name + content  # fmt: skip
 
@@ -422,7 +425,14 @@ HOSTILE_TREES = {
 
 def _scripted(reply: Callable[[LyingChannel, int], None], kind: str = "directory") -> object:
     """A guest that knows of one path, and answers a copy with ``reply``."""
-    entry = {"name": "x", "path": "/workspace/x", "kind": kind, "size": 1, "mode": 0o644, "modified": 0}
+    entry = {
+        "name": "x",
+        "path": "/workspace/x",
+        "kind": kind,
+        "size": 1,
+        "mode": 0o644,
+        "modified": 0,
+    }
 
     async def script(channel: LyingChannel, frame: int, stream: int, payload: bytes) -> None:
         if frame == frames.OPEN:
@@ -483,7 +493,10 @@ async def test_modes_are_masked_on_the_way_out(lying: object, tmp_path: Path) ->
 
 @pytest.mark.case("F11")
 def test_the_number_and_size_of_entries_is_bounded(tmp_path: Path) -> None:
-    for limit in ({"max_bytes": 1 << 30, "max_entries": 100}, {"max_bytes": 100, "max_entries": 10**6}):
+    for limit in (
+        {"max_bytes": 1 << 30, "max_entries": 100},
+        {"max_bytes": 100, "max_entries": 10**6},
+    ):
         unpacker = Unpacker(tmp_path / "target", **limit)
         with pytest.raises(SandboxFileError):
             for number in range(2000):
@@ -562,7 +575,9 @@ async def test_nothing_from_inside_is_loaded_by_the_host(
 
 
 @pytest.mark.case("F18")
-async def test_a_working_directory_elsewhere_opens_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_working_directory_elsewhere_opens_nothing(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
     canary = Canary(tmp_path / "host")
     for cwd in (str(tmp_path), "/", "/etc", "../../..", "/proc/1/root", "/root"):
         try:
@@ -573,7 +588,11 @@ async def test_a_working_directory_elsewhere_opens_nothing(sandbox: Sandbox, tmp
         assert canary.secret not in result["stdout"] and result["exit_code"] != 0
     for path in ("/etc/passwd", "../etc/passwd", "/", "/dev/shm/x", "/workspace/../etc", "/tmpx",
                  "/workspaces", "/proc/self/environ"):  # fmt: skip
-        for action in (sandbox.read_file(path), sandbox.write_file(path, "x"), sandbox.remove(path)):
+        for action in (
+            sandbox.read_file(path),
+            sandbox.write_file(path, "x"),
+            sandbox.remove(path),
+        ):
             with pytest.raises(SandboxPathError):
                 await action
     canary.assert_intact()
@@ -633,7 +652,9 @@ print(json.dumps([sorted(set(found)), sorted(set(processes))]))
 async def test_everything_that_can_be_written(make: Make) -> None:
     sandbox = await make()
     found, proc = await report(sandbox, WRITABLE)
-    devices = {f"/dev/{n}" for n in ("null", "zero", "full", "random", "urandom", "tty", "pts/ptmx")}
+    devices = {
+        f"/dev/{n}" for n in ("null", "zero", "full", "random", "urandom", "tty", "pts/ptmx")
+    }
     assert set(found) - devices == {"/workspace", "/tmp", "/dev/shm"}
     masks = {"/proc/" + name for name in (
         "kcore", "kallsyms", "keys", "key-users", "timer_list", "sched_debug", "config.gz", "cmdline",

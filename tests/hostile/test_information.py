@@ -1,5 +1,6 @@
 """G and H. What the inside learns of the host: processes, settings, devices, secrets."""
 
+# ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
 
 import json
@@ -207,7 +208,9 @@ async def test_no_setting_of_the_kernel_can_be_written(sandbox: Sandbox, weak: W
     assert oracles.host_state() == before
     # Unconfined it writes; the value it writes is the one that was there.
     control = WRITE_SETTINGS.replace('for top in ("/proc/sys", "/sys"):', "for top in ():")
-    control = control.replace('"/proc/sysrq-trigger", ', "").replace('"/proc/sys/vm/drop_caches",', "")
+    control = control.replace('"/proc/sysrq-trigger", ', "").replace(
+        '"/proc/sys/vm/drop_caches",', ""
+    )
     assert "/proc/sys/kernel/core_pattern" in weak.report(control)[0]
 
 
@@ -278,7 +281,9 @@ async def test_no_devices_but_the_handful(sandbox: Sandbox, weak: Weak) -> None:
     assert set(names) <= {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm",
                           "fd", "stdin", "stdout", "stderr"}  # fmt: skip
     (weak.directory / "here").mkdir()
-    control = weak.report(DEVICES.replace('("/tmp", "/workspace", "/dev/shm", "/dev", ".")', '(".",)'))
+    control = weak.report(
+        DEVICES.replace('("/tmp", "/workspace", "/dev/shm", "/dev", ".")', '(".",)')
+    )
     assert control[0][". mem"] == "OK" and "loop-control" in control[1]
 
 

@@ -1,5 +1,6 @@
 """J. Kernel attack surface: the calls that must not reach the kernel's code."""
 
+# ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
 
 import asyncio
@@ -296,7 +297,9 @@ async def test_shared_files_stay_as_they_are(make: Make, tmp_path: Path) -> None
     before = oracles.fingerprint(shared)
     first, second = await make(), await make()
     outcome = await report(first, PAGE_CACHE % str(shared))
-    assert not {name for name in outcome if name.startswith(("open", "trunc", "chm", "ut", "un", "l"))}
+    assert not {
+        name for name in outcome if name.startswith(("open", "trunc", "chm", "ut", "un", "l"))
+    }
     assert oracles.fingerprint(shared) == before
     assert (await second.execute(["cat", str(shared)]))["stdout"] == shared.read_text()
     # Without confinement the same program does change its victim.

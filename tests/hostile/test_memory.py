@@ -42,7 +42,8 @@ def assert_memory_error(error: ResourceLimitError) -> None:
     assert error.usage is not None and 0.9 * error.limit < error.usage <= error.limit + SLACK
 
 
-async def test_B01_growth_beyond_the_limit_ends_the_program_and_nothing_else():
+@pytest.mark.case("B01")
+async def test_growth_beyond_the_limit_ends_the_program_and_nothing_else():
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=LIMIT_MB)
         mine = resident_bytes()
@@ -56,7 +57,8 @@ async def test_B01_growth_beyond_the_limit_ends_the_program_and_nothing_else():
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
 
 
-async def test_B01_the_same_program_within_its_limit_succeeds():
+@pytest.mark.case("B01")
+async def test_the_same_program_within_its_limit_succeeds():
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=512)
         result = await sandbox.run_code(HOG, ["250"], timeout=60)
@@ -64,7 +66,8 @@ async def test_B01_the_same_program_within_its_limit_succeeds():
         assert scene.memory_peak(sandbox) > LIMIT_MB * MIB, "it would have met the smaller limit"
 
 
-async def test_B02_children_are_counted_together():
+@pytest.mark.case("B02")
+async def test_children_are_counted_together():
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=LIMIT_MB)
         with pytest.raises(ResourceLimitError) as caught:
@@ -76,7 +79,8 @@ async def test_B02_children_are_counted_together():
         assert result["stdout"] == f"{[0] * 12}\n"
 
 
-async def test_B03_shared_memory_is_bounded_and_charged_to_the_sandbox():
+@pytest.mark.case("B03")
+async def test_shared_memory_is_bounded_and_charged_to_the_sandbox():
     program = """
 import errno
 written = 0
@@ -100,7 +104,8 @@ except OSError as error:
         assert scene.memory_peak(tight) <= LIMIT_MB * MIB + SLACK
 
 
-async def test_B05_terabytes_of_promises_and_locked_memory_reach_nobody():
+@pytest.mark.case("B05")
+async def test_terabytes_of_promises_and_locked_memory_reach_nobody():
     program = """
 import ctypes, errno, mmap
 libc = ctypes.CDLL(None, use_errno=True)
@@ -147,9 +152,7 @@ KERNEL_HOGS = {
     "    timer = ctypes.c_void_p()\n"
     "    if libc.timer_create(1, None, ctypes.byref(timer)):\n"
     "        raise OSError(ctypes.get_errno(), 'timer')",
-    "directories": "import os\n"
-    "for _ in range(4000):\n"
-    "    os.mkdir('d')\n    os.chdir('d')",
+    "directories": "import os\nfor _ in range(4000):\n    os.mkdir('d')\n    os.chdir('d')",
 }
 
 
@@ -160,7 +163,8 @@ def slab_bytes() -> int:
 
 
 @pytest.mark.parametrize("kind", KERNEL_HOGS)
-async def test_B06_kernel_objects_are_bounded_or_charged(kind):
+@pytest.mark.case("B06")
+async def test_kernel_objects_are_bounded_or_charged(kind):
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=LIMIT_MB)
         before = slab_bytes()
@@ -177,7 +181,8 @@ async def test_B06_kernel_objects_are_bounded_or_charged(kind):
         await until(lambda: slab_bytes() - before < 64 * MIB, 15, "kernel memory comes back")
 
 
-async def test_B07_large_pipes_meet_a_limit():
+@pytest.mark.case("B07")
+async def test_large_pipes_meet_a_limit():
     program = """
 import fcntl, os
 large = 0
@@ -201,7 +206,8 @@ except OSError as error:
         assert scene.memory_peak(sandbox) <= LIMIT_MB * MIB + SLACK
 
 
-async def test_B08_swap_adds_nothing():
+@pytest.mark.case("B08")
+async def test_swap_adds_nothing():
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=LIMIT_MB)
         groups = scene.backend.records.find(sandbox.sandbox_id).content["cgroups"]
@@ -215,7 +221,8 @@ async def test_B08_swap_adds_nothing():
                 assert len(file.readlines()) == 1
 
 
-async def test_B10_a_stack_overflow_is_a_signal_and_leaves_no_core():
+@pytest.mark.case("B10")
+async def test_a_stack_overflow_is_a_signal_and_leaves_no_core():
     program = """
 import ctypes
 callback = ctypes.CFUNCTYPE(ctypes.c_int)

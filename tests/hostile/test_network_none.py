@@ -1,5 +1,6 @@
 """L. Network: a sandbox without one reaches nothing, and nobody reaches it."""
 
+# ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
 
 import asyncio
@@ -238,7 +239,9 @@ async def test_the_network_cannot_be_changed(
 async def test_peers_do_not_see_each_other(make: Make) -> None:
     first, second = await make(), await make()
     answers = [
-        json.dumps(await report(box, "import json; print(json.dumps(open('/proc/net/arp').read()))"))
+        json.dumps(
+            await report(box, "import json; print(json.dumps(open('/proc/net/arp').read()))")
+        )
         for box in (first, second)
     ]
     assert all(len(json.loads(answer).splitlines()) == 1 for answer in answers)

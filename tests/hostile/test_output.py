@@ -35,6 +35,7 @@ class Peak:
         return max(self._most, resident_bytes()) - self._start
 
 
+@pytest.mark.case("E01", "E02", "E03")
 @pytest.mark.parametrize(
     "flood",
     ["yes", "yes >&2", "head -c 1000000000 /dev/zero"],
@@ -56,14 +57,16 @@ async def test_a_flood_ends_at_the_limit_and_costs_the_host_little(flood):
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
 
 
-async def test_E01_output_below_the_limit_is_all_there():
+@pytest.mark.case("E01")
+async def test_output_below_the_limit_is_all_there():
     async with Scene() as scene:
         sandbox = await scene.sandbox(max_output_mb=4)
         result = await sandbox.execute("yes | head -c 4000000")
         assert result["stdout"] == "y\n" * 2_000_000 and not result["truncated"]
 
 
-async def test_E01_a_flood_that_is_consumed_flows_without_filling_memory():
+@pytest.mark.case("E01")
+async def test_a_flood_that_is_consumed_flows_without_filling_memory():
     seen = 0
 
     def consume(name: str, data: bytes) -> None:
@@ -80,7 +83,8 @@ async def test_E01_a_flood_that_is_consumed_flows_without_filling_memory():
 
 
 @pytest.mark.parametrize("pause", [0.2, 30])
-async def test_E01_a_slow_reader_stalls_the_writer_and_the_deadline_still_holds(pause):
+@pytest.mark.case("E01")
+async def test_a_slow_reader_stalls_the_writer_and_the_deadline_still_holds(pause):
     async def slowly(name: str, data: bytes) -> None:
         await asyncio.sleep(pause)
 
@@ -95,7 +99,8 @@ async def test_E01_a_slow_reader_stalls_the_writer_and_the_deadline_still_holds(
         assert scene.programs(sandbox) == []
 
 
-async def test_E02_single_bytes_on_both_streams_do_not_deadlock():
+@pytest.mark.case("E02")
+async def test_single_bytes_on_both_streams_do_not_deadlock():
     program = """
 import os
 for _ in range(20000):
@@ -108,7 +113,8 @@ for _ in range(20000):
         assert (result["stdout"], result["stderr"]) == ("o" * 20000, "e" * 20000)
 
 
-async def test_E02_a_full_stderr_does_not_hide_stdout():
+@pytest.mark.case("E02")
+async def test_a_full_stderr_does_not_hide_stdout():
     program = """
 import os, threading
 def flood():
@@ -125,7 +131,8 @@ os.write(1, b"last words")
         assert result["stdout"] == "last words" and len(result["stderr"]) == 40 * 65536
 
 
-async def test_E04_bytes_are_exact_and_text_is_declared():
+@pytest.mark.case("E04")
+async def test_bytes_are_exact_and_text_is_declared():
     hostile = bytes(range(256)) * 64 + b"\xed\xa0\x80 lone" + "€".encode() * 5000 + b"\0\xe2\x82"
     program = f"""
 import os
@@ -144,7 +151,8 @@ for start in range(0, len(data), 7):
         assert json.loads(json.dumps(result)) == result
 
 
-async def test_E07_no_descriptor_is_there_to_write_to():
+@pytest.mark.case("E07")
+async def test_no_descriptor_is_there_to_write_to():
     program = """
 import errno, os
 got = []
@@ -167,7 +175,8 @@ print(got)
         assert shown["stdout"] == "[5]\n", "the probe must see a descriptor that is there"
 
 
-async def test_E08_a_huge_traceback_is_bounded_by_size():
+@pytest.mark.case("E08")
+async def test_a_huge_traceback_is_bounded_by_size():
     program = "raise ValueError('x' * 10_000_000)\n"
     async with Scene() as scene:
         sandbox = await scene.sandbox(max_output_mb=1)
@@ -179,7 +188,8 @@ async def test_E08_a_huge_traceback_is_bounded_by_size():
         assert result["exit_code"] == 1 and len(result["stderr"]) > 10_000_000
 
 
-async def test_E08_an_exception_that_never_finishes_its_text_is_bounded_by_time():
+@pytest.mark.case("E08")
+async def test_an_exception_that_never_finishes_its_text_is_bounded_by_time():
     program = """
 class Endless(Exception):
     def __str__(self):

@@ -48,6 +48,7 @@ while True:
 """
 
 
+@pytest.mark.case("A01", "A03")
 @pytest.mark.parametrize("bomb", [FORK_BOMB, DEAF_FORK_BOMB], ids=["A01", "A03"])
 async def test_a_fork_bomb_stays_below_its_limit_and_leaves_no_survivor(bomb):
     async with Scene() as scene:
@@ -66,7 +67,8 @@ async def test_a_fork_bomb_stays_below_its_limit_and_leaves_no_survivor(bomb):
             assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
 
 
-async def test_A01_a_bomb_that_fails_is_told_its_limit():
+@pytest.mark.case("A01")
+async def test_a_bomb_that_fails_is_told_its_limit():
     async with Scene() as scene:
         sandbox = await scene.sandbox(max_processes=LIMIT)
         with pytest.raises(ResourceLimitError) as caught:
@@ -78,7 +80,8 @@ async def test_A01_a_bomb_that_fails_is_told_its_limit():
         assert scene.place.processes() == {}
 
 
-async def test_A02_threads_count_as_processes():
+@pytest.mark.case("A02")
+async def test_threads_count_as_processes():
     async with Scene() as scene:
         sandbox = await scene.sandbox(max_processes=LIMIT)
         async with scene.neighbour(), scene.watching_pids(sandbox) as samples:
@@ -90,7 +93,8 @@ async def test_A02_threads_count_as_processes():
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
 
 
-async def test_A04_an_exec_bomb_gets_its_share_of_a_processor_and_ends_in_time():
+@pytest.mark.case("A04")
+async def test_an_exec_bomb_gets_its_share_of_a_processor_and_ends_in_time():
     async with Scene() as scene:
         sandbox = await scene.sandbox(cpu_cores=0.5)
         await sandbox.write_file("again.sh", "exec sh again.sh\n")
@@ -103,7 +107,8 @@ async def test_A04_an_exec_bomb_gets_its_share_of_a_processor_and_ends_in_time()
         assert 0.3 < used < 0.5 * took * 1.05 + 0.1
 
 
-async def test_A05_orphans_are_reaped_while_their_ancestor_runs():
+@pytest.mark.case("A05")
+async def test_orphans_are_reaped_while_their_ancestor_runs():
     program = """
 import os
 for _ in range(1500):
@@ -124,7 +129,8 @@ print("done")
         assert scene.programs(sandbox) == []
 
 
-async def test_A05_zombies_count_and_go_with_their_parent():
+@pytest.mark.case("A05")
+async def test_zombies_count_and_go_with_their_parent():
     program = """
 import os, time
 try:
@@ -144,7 +150,8 @@ except OSError:
         await until(lambda: len(scene.processes(sandbox)) < 6, 2, "the zombies are reaped")
 
 
-async def test_A06_killing_everything_visible_kills_only_the_own_command():
+@pytest.mark.case("A06")
+async def test_killing_everything_visible_kills_only_the_own_command():
     async with Scene() as scene:
         sandbox, other = await scene.sandbox(), await scene.sandbox()
         with subprocess.Popen(["sleep", "60"]) as marker:
@@ -179,7 +186,8 @@ print(marker in found, len(found))
 """
 
 
-async def test_A07_no_process_of_the_host_can_be_signalled():
+@pytest.mark.case("A07")
+async def test_no_process_of_the_host_can_be_signalled():
     with open("/proc/sys/kernel/pid_max") as file:
         top = int(file.read()) + 1
     async with Scene() as scene:
@@ -195,7 +203,8 @@ async def test_A07_no_process_of_the_host_can_be_signalled():
                 marker.kill()
 
 
-async def test_A07_the_scan_does_find_what_it_can_see():
+@pytest.mark.case("A07")
+async def test_the_scan_does_find_what_it_can_see():
     backend = FakeBackend()
     with subprocess.Popen(["sleep", "60"]) as marker:
         try:
@@ -208,7 +217,8 @@ async def test_A07_the_scan_does_find_what_it_can_see():
 
 
 @pytest.mark.parametrize("number", [9, 19, 15, 2], ids=["KILL", "STOP", "TERM", "INT"])
-async def test_A09_the_first_process_cannot_be_ended_or_stopped_from_inside(number):
+@pytest.mark.case("A09")
+async def test_the_first_process_cannot_be_ended_or_stopped_from_inside(number):
     async with Scene() as scene:
         sandbox = await scene.sandbox()
         init = scene.backend.init_pid(sandbox.sandbox_id)
@@ -218,7 +228,8 @@ async def test_A09_the_first_process_cannot_be_ended_or_stopped_from_inside(numb
         assert (await sandbox.execute("echo well", timeout=5))["stdout"] == "well\n"
 
 
-async def test_A09_a_guest_that_is_stopped_all_the_same_does_not_block_the_manager():
+@pytest.mark.case("A09")
+async def test_a_guest_that_is_stopped_all_the_same_does_not_block_the_manager():
     """From outside, which is the positive control: here the signal does arrive."""
     async with Scene() as scene:
         sandbox, other = await scene.sandbox(), await scene.sandbox()
@@ -230,7 +241,8 @@ async def test_A09_a_guest_that_is_stopped_all_the_same_does_not_block_the_manag
         assert (await other.execute("echo well"))["stdout"] == "well\n"
 
 
-async def test_A10_priority_cannot_be_raised_and_buys_no_processor_time():
+@pytest.mark.case("A10")
+async def test_priority_cannot_be_raised_and_buys_no_processor_time():
     program = """
 import ctypes, os, time
 libc = ctypes.CDLL(None, use_errno=True)

@@ -46,7 +46,8 @@ async def stopped_in_time(run, seconds: float) -> SandboxTimeoutError:
     return caught.value
 
 
-async def test_C01_a_loop_that_ignores_signals_ends_at_its_deadline():
+@pytest.mark.case("C01")
+async def test_a_loop_that_ignores_signals_ends_at_its_deadline():
     async with Scene() as scene:
         sandbox = await scene.sandbox()
         async with scene.neighbour():
@@ -55,7 +56,8 @@ async def test_C01_a_loop_that_ignores_signals_ends_at_its_deadline():
         assert scene.programs(sandbox) == []
 
 
-async def test_C02_a_daemon_does_not_hold_its_command_up_and_ends_with_the_sandbox():
+@pytest.mark.case("C02")
+async def test_a_daemon_does_not_hold_its_command_up_and_ends_with_the_sandbox():
     async with Scene() as scene:
         sandbox = await scene.sandbox()
         started = time.monotonic()
@@ -66,7 +68,8 @@ async def test_C02_a_daemon_does_not_hold_its_command_up_and_ends_with_the_sandb
         assert scene.place.processes() == {}
 
 
-async def test_C02_a_daemon_ends_with_its_command_when_that_is_stopped():
+@pytest.mark.case("C02")
+async def test_a_daemon_ends_with_its_command_when_that_is_stopped():
     async with Scene() as scene:
         sandbox = await scene.sandbox()
         forever = DAEMON + "time.sleep(1000)\n"
@@ -75,7 +78,8 @@ async def test_C02_a_daemon_ends_with_its_command_when_that_is_stopped():
 
 
 @pytest.mark.parametrize("target", ["os.getpid()", "0"], ids=["self", "group"])
-async def test_C04_stopped_programs_meet_their_deadline(target):
+@pytest.mark.case("C04")
+async def test_stopped_programs_meet_their_deadline(target):
     program = f"""
 import os, signal, time
 for _ in range(3):
@@ -92,7 +96,8 @@ time.sleep(1000)
         assert scene.programs(sandbox) == []
 
 
-async def test_C05_children_born_while_the_tree_is_killed_die_too():
+@pytest.mark.case("C05")
+async def test_children_born_while_the_tree_is_killed_die_too():
     program = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -120,7 +125,8 @@ while True:
             assert not sandbox.is_running or scene.programs(sandbox) == []
 
 
-async def test_C06_a_parent_that_waits_uninterruptibly_is_killed():
+@pytest.mark.case("C06")
+async def test_a_parent_that_waits_uninterruptibly_is_killed():
     """vfork keeps its parent in an uninterruptible wait until the child is gone."""
     program = """
 import ctypes, os
@@ -137,7 +143,8 @@ while True:
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
 
 
-async def test_C07_sixty_four_busy_processes_share_one_quota():
+@pytest.mark.case("C07")
+async def test_sixty_four_busy_processes_share_one_quota():
     program = "import os\nfor _ in range(6): os.fork()\nwhile True: pass\n"
     async with Scene() as scene:
         sandbox = await scene.sandbox(cpu_cores=1.0, max_processes=100)
@@ -149,7 +156,8 @@ async def test_C07_sixty_four_busy_processes_share_one_quota():
         assert 1.0 < used < 1.0 * took * 1.05 + 0.15, f"{used:.2f} s of processor in {took:.2f} s"
 
 
-async def test_C08_the_clock_cannot_be_changed():
+@pytest.mark.case("C08")
+async def test_the_clock_cannot_be_changed():
     program = """
 import ctypes, errno, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -177,7 +185,8 @@ print(int(time.time()))
         assert abs((time.time() - time.monotonic()) - drift) < 1
 
 
-async def test_C10_sleeping_is_limited_too_and_no_limit_is_not_a_choice():
+@pytest.mark.case("C10")
+async def test_sleeping_is_limited_too_and_no_limit_is_not_a_choice():
     async with Scene() as scene:
         sandbox = await scene.sandbox()
         await stopped_in_time(sandbox.run_code("import time\ntime.sleep(10**9)\n", timeout=1), 1)
@@ -190,7 +199,8 @@ async def test_C10_sleeping_is_limited_too_and_no_limit_is_not_a_choice():
             SandboxConfig(timeout_seconds=seconds)
 
 
-async def test_C11_a_program_that_ends_at_its_deadline_has_exactly_one_outcome():
+@pytest.mark.case("C11")
+async def test_a_program_that_ends_at_its_deadline_has_exactly_one_outcome():
     """Never a lost exit status, never a hang, whichever side is first."""
     rounds = int(os.environ.get("PARACLE_JITTER_ROUNDS", "120"))
     outcomes = {"ended": 0, "timed out": 0}

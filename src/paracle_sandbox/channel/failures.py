@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import (
     ResourceLimitError,
     SandboxError,
+    SandboxExecutionError,
     SandboxFileError,
     SandboxFileNotFoundError,
     SandboxPathError,
 )
 
 _MESSAGE_LENGTH = 500
+_RUNS = ("exec", "python")
 
 
 def _not_found(path: str, message: str, sandbox_id: str) -> SandboxError:
@@ -30,6 +33,16 @@ def _no_space(path: str, message: str, sandbox_id: str) -> SandboxError:
     )
 
 
+def _no_process(path: str, message: str, sandbox_id: str) -> SandboxError:
+    return ResourceLimitError(
+        f"Process limit exceeded: {message}", sandbox_id, resource_type="pids"
+    )
+
+
+def _not_started(path: str, message: str, sandbox_id: str) -> SandboxError:
+    return SandboxExecutionError(f"{path}: {message}" if path else message, sandbox_id)
+
+
 def _other(path: str, message: str, sandbox_id: str) -> SandboxError:
     return SandboxFileError(f"{path}: {message}" if path else message, sandbox_id)
 
@@ -44,12 +57,16 @@ _BY_CODE: dict[str, Callable[[str, str, str], SandboxError]] = {
 def failure(answer: Mapping[str, Any], op: Mapping[str, Any], sandbox_id: str) -> SandboxError:
     """The error for an ERROR payload, which is hostile text: cut short, never looked up."""
     code, message = answer.get("code"), answer.get("message")
-    make = _BY_CODE.get(code, _other) if isinstance(code, str) else _other
+    runs = op.get("op") in _RUNS
+    other = _not_started if runs else _other
+    make = _BY_CODE.get(code, other) if isinstance(code, str) else other
+    if runs and answer.get("errno") == errno.EAGAIN:
+        make = _no_process
     text = message[:_MESSAGE_LENGTH] if isinstance(message, str) else "the guest gave no reason"
     return make(_subject(op), text, sandbox_id)
 
 
 def _subject(op: Mapping[str, Any]) -> str:
     """The path an operation was about, as the host asked for it."""
-    names = ("cwd",) if op.get("op") in ("exec", "python") else ("path", "source")
+    names = ("cwd",) if op.get("op") in _RUNS else ("path", "source")
     return next((str(op[name]) for name in names if op.get(name) is not None), "")

@@ -11,7 +11,7 @@ These classes block on the disk. An event loop calls them in pieces of at most a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def _translated(action: str, path: Path) -> Iterator[None]:
         raise SandboxFileError(f"Cannot {action} {path}: {error.strerror}") from error
 
 
-def pack(path: Path) -> Iterator[bytes]:
+def pack(path: Path) -> Generator[bytes, None, None]:
     """The tree stream of what is in a local directory.
 
     Empty directories and links (as links) are in it; sockets, devices and fifos are left out.

@@ -42,6 +42,10 @@ class Cgroups:
         # Hierarchies that share one mount (cpu,cpuacct) share one directory.
         self._fds = {path: _make_directory(path) for path in dict.fromkeys(self.paths.values())}
         self._above = [_open_directory(path) for path in dict.fromkeys(parents.values())]
+        # The name is ours alone now: what is below it is left from one that was killed.
+        for fd in self._fds.values():
+            for slot in _slots(fd):
+                _rmdir(slot, fd)
         if version == 2:
             for path in (os.path.dirname(next(iter(self._fds))), *self._fds):
                 _enable_controllers(path)

@@ -94,6 +94,8 @@ class Steps:
             yield
         except OSError as error:
             raise StepFailed(name, error) from error
+        except ValueError as error:  # what the resource module makes of a refusal
+            raise StepFailed(name, PermissionError(1, str(error), name)) from error
 
 
 def confine(

@@ -113,9 +113,8 @@ class Spawner:
         if message["id"] in self._by_id:
             self._answer(message["request"], error="conflict", message="the id is taken")
             return
-        if self._parked and shape == self._stock_shape:
-            child = self._parked.popleft()
-        else:
+        child = self._take_parked() if shape == self._stock_shape else None
+        if child is None:
             try:
                 child = self._start_child(shape)
             except StepFailed as failed:
@@ -126,6 +125,14 @@ class Spawner:
         self._by_id[message["id"]] = child
         if child.state == "parked":
             self._hand_over(child)
+
+    def _take_parked(self) -> Child | None:
+        """One that lives: what was killed in stock must not be handed out before we notice."""
+        while self._parked:
+            child = self._parked.popleft()
+            if not select.select([child.pidfd], [], [], 0)[0]:
+                return child
+        return None
 
     def _destroy(self, message: dict[str, Any]) -> None:
         child = self._by_id.get(message["id"])
@@ -169,7 +176,8 @@ class Spawner:
         except StepFailed:
             self._abandon(child)
             raise
-        child.status.send(b"go")
+        with contextlib.suppress(OSError):  # it died meanwhile: its status will say so
+            child.status.send(b"go")
         return child
 
     def _setup_for(self, shape: Shape) -> dict[str, Any]:

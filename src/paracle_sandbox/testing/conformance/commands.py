@@ -8,7 +8,7 @@ import hashlib
 from ...errors import SandboxFileNotFoundError
 from ...sandbox import Sandbox
 from .case import Case
-from .expect import contains, equal, expect, raises
+from .expect import contains, equal, expect, heard, raises
 from .registry import check
 
 
@@ -101,7 +101,7 @@ async def stdin_can_be_kept_open(case: Case) -> None:
         answers = command.output()
         for word in ("one", "two"):
             await command.write_stdin(f"{word}\n")
-            equal(await anext(answers), ("stdout", f"got {word}\n".encode()))
+            await heard(answers, f"got {word}\n".encode())
         await command.close_stdin()
         equal((await command.wait())["stdout"], "got one\ngot two\nbye\n")
 

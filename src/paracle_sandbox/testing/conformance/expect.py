@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn, TypeVar
 
 Error = TypeVar("Error", bound=BaseException)
@@ -53,6 +53,14 @@ async def eventually(look: Callable[[], Awaitable[Value]], why: str, seconds: fl
         expect(clock() < deadline, f"{why} (waited {seconds:g} seconds)")
         await asyncio.sleep(_PAUSE_SECONDS)
     return answer
+
+
+async def heard(chunks: AsyncIterator[tuple[str, bytes]], text: bytes) -> None:
+    """Read until ``text`` has come, in however many pieces; anything else fails."""
+    got = b""
+    while len(got) < len(text):
+        got += (await anext(chunks))[1]
+    equal(got, text, "output")
 
 
 def _short(value: object) -> str:

@@ -70,6 +70,7 @@ async def any_name_is_a_name(case: Case) -> None:
     sandbox = await case.sandbox()
     for name in ODD_NAMES:
         await sandbox.write_file(f"dir/{name}", name)
+    await sandbox.mkdir("moved")
     equal(await _names(sandbox, "dir"), sorted(ODD_NAMES))
     for name in ODD_NAMES:
         equal(await sandbox.read_file(f"dir/{name}"), name)
@@ -124,9 +125,11 @@ async def directories(case: Case) -> None:
 
 @check()
 async def move_renames(case: Case) -> None:
-    """move() renames files and directories, makes the parents, and replaces a file."""
+    """move() renames files and directories, also into another one, and replaces a file."""
     sandbox = await case.sandbox()
     await sandbox.write_file("old.txt", "text")
+    await raises(SandboxFileNotFoundError, sandbox.move("old.txt", "new/place.txt"))
+    await sandbox.mkdir("new")
     await sandbox.move("old.txt", "new/place.txt")
     equal(await sandbox.exists("old.txt"), False)
     equal(await sandbox.read_file("new/place.txt"), "text")

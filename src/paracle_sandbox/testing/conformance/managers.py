@@ -207,7 +207,9 @@ async def a_monitor_sees_the_load(case: Case) -> None:
     warned = asyncio.Event()
     hog = "x = bytearray(b'1') * (110 << 20)\nprint(flush=True)\nwhile True: pass"
     monitor = SandboxMonitor(sandbox, 0.1, on_warning=lambda _: warned.set())
-    async with monitor, await sandbox.start_code(hog):
+    async with monitor, await sandbox.start_code(hog) as command:
+        await anext(command.output())
+        warned.clear()
         await asyncio.wait_for(warned.wait(), 100)
     expect(monitor.get_peaks()["memory_mb"] > 100, f"peaks are {monitor.get_peaks()}")
 

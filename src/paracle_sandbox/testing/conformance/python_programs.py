@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ...errors import SandboxFileNotFoundError
 from .case import Case
-from .expect import contains, equal, expect, raises
+from .expect import contains, equal, expect
 from .registry import check
 
 
@@ -97,7 +96,7 @@ async def it_runs_in_the_working_directory(case: Case) -> None:
 
 @check()
 async def files_run_where_they_are(case: Case) -> None:
-    """run_file() imports from the file's own directory; a missing file is not found."""
+    """run_file() imports from the file's own directory; a missing file is Python's exit code 2."""
     sandbox = await case.sandbox()
     await sandbox.write_file("app/main.py", "import part\nprint(part.NAME, __file__)\n")
     await sandbox.write_file("app/part.py", "NAME = 'part'\n")
@@ -105,7 +104,9 @@ async def files_run_where_they_are(case: Case) -> None:
     equal((result["exit_code"], result["stderr"]), (0, ""))
     contains(result["stdout"], "part ")
     contains(result["stdout"], "app/main.py")
-    await raises(SandboxFileNotFoundError, sandbox.run_file("app/none.py"))
+    result = await sandbox.run_file("app/none.py")
+    equal(result["exit_code"], 2)
+    contains(result["stderr"], "No such file or directory")
 
 
 @check()

@@ -8,7 +8,7 @@ import hashlib
 from ...errors import ResourceLimitError, SandboxTimeoutError
 from ...sandbox import Sandbox
 from .case import Case
-from .expect import contains, equal, eventually, expect, raises
+from .expect import contains, equal, eventually, expect, heard, raises
 from .registry import check
 
 _MB = 1 << 20
@@ -232,7 +232,7 @@ print(tuple(os.get_terminal_size()))
 """
     command = await sandbox.start_command(["python3", "-c", program], pty=(24, 80))
     chunks = command.output()
-    equal(await anext(chunks), ("stdout", b"ready\r\n"))
+    await heard(chunks, b"ready\r\n")
     await command.resize(50, 132)
     equal((await command.wait())["stdout"], "ready\r\n(132, 50)\r\n")
 
@@ -245,6 +245,6 @@ async def a_pty_takes_control_characters(case: Case) -> None:
     await command.write_stdin("line\n\x04")
     equal((await command.wait())["exit_code"], 0)
     command = await sandbox.start_command("echo up; sleep 1000", stdin=True, pty=True)
-    equal(await anext(command.output()), ("stdout", b"up\r\n"))
+    await heard(command.output(), b"up\r\n")
     await command.write_stdin("\x03")
     expect((await command.wait())["exit_code"] in (-2, 130), f"exit code {command.poll()}")

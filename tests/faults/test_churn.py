@@ -1,0 +1,89 @@
+"""R26: create, execute, destroy, again and again: the machine stays as it was.
+
+PARACLE_CHURN is how often; 10000 is the number of the specification.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hoststate import HostState, clean_since
+from owners import helpers
+
+CYCLES = int(os.environ.get("PARACLE_CHURN", "400"))
+# Kernel objects that go in the background, and what else runs on the machine meanwhile.
+KERNEL_SLACK = 64
+
+
+def kernel_objects() -> dict[str, int]:
+    """Cgroups with those that are dying still, and the objects that a sandbox is made of."""
+    found = {}
+    for line in Path("/proc/cgroups").read_text().splitlines()[1:]:
+        name, _, count, _ = line.split()
+        found[f"cgroups of {name}"] = int(count)
+    stat = Path("/sys/fs/cgroup/cgroup.stat")
+    if stat.exists():
+        words = stat.read_text().split()
+        found["dying cgroups"] = int(words[words.index("nr_dying_descendants") + 1])
+    names = ("net_namespace", "mnt_cache", "pid_namespace", "user_namespace", "uts_namespace")
+    for line in Path("/proc/slabinfo").read_text().splitlines()[2:]:
+        fields = line.split()
+        if fields[0] in names:
+            found[fields[0]] = int(fields[1])
+    return found
+
+
+def resident_kb(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+async def cycles(manager, count: int) -> float:
+    started = time.monotonic()
+    for _ in range(count):
+        async with manager.managed_sandbox() as sandbox:
+            assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
+    return count / (time.monotonic() - started)
+
+
+@pytest.mark.timeout(60 + CYCLES * 0.5)
+@pytest.mark.parametrize("stock", [0, 4], ids=["cold", "stocked"])
+async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record_property):
+    async with managing(stock=stock) as manager:
+        await cycles(manager, 30)  # what is kept for good is made in the first few
+        gc.collect()
+        before, kernel = HostState.take(place), kernel_objects()
+        owner, (launcher, spawner) = os.getpid(), helpers()
+        memory = {pid: resident_kb(pid) for pid in (owner, launcher, spawner)}
+        descriptors = len(os.listdir(f"/proc/{spawner}/fd"))
+
+        rate = await cycles(manager, CYCLES // 2)
+
+        record_property("cycles_per_second", round(rate, 1))
+        print(f"{rate:.0f} cycles a second")
+        if not stock:  # a stock is always on its way
+            await clean_since(before, place)
+            assert abs(len(os.listdir(f"/proc/{spawner}/fd")) - descriptors) <= 2
+        else:
+            assert len(os.listdir(f"/proc/{spawner}/fd")) <= descriptors + 5 * stock
+        for pid, kilobytes in memory.items():
+            grown = resident_kb(pid) - kilobytes
+            assert grown < 4096 + CYCLES // 2, f"{pid} grew by {grown} kB"
+        await settled(kernel)
+
+
+async def settled(before: dict[str, int], seconds: float = 30.0) -> None:
+    """The kernel frees namespaces and cgroups in the background."""
+    deadline = time.monotonic() + seconds
+    while more := {
+        name: (before.get(name, 0), count)
+        for name, count in kernel_objects().items()
+        if count - before.get(name, 0) > KERNEL_SLACK + 0.02 * CYCLES
+    }:
+        assert time.monotonic() < deadline, f"before and now: {more}"
+        # Reclaim is what frees a dying memory cgroup's last pages.
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+        time.sleep(0.5)

@@ -1,0 +1,142 @@
+"""R07: one part is killed; the right error, nobody else hurt, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+from hoststate import children_of, is_alive
+from owners import helpers
+
+from paracle_sandbox.errors import SandboxExecutionError
+
+LOOP = "print('running', flush=True)\nwhile True: pass\n"
+
+
+async def running(sandbox):
+    """A command that computes for ever, once it has said so."""
+    command = await sandbox.start_code(LOOP, timeout=120)
+    async with asyncio.timeout(20):
+        while command.stdout_bytes != b"running\n":
+            await asyncio.sleep(0.01)
+    return command
+
+
+def keeper_of(init: int) -> int:
+    """The child of the guest that has a child of its own: not a spare one."""
+    (keeper,) = [pid for pid in children_of(init) if children_of(pid)]
+    return keeper
+
+
+async def assert_well(sandbox) -> None:
+    assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
+
+
+async def test_a_killed_guest_is_an_error_of_its_sandbox_alone(managing):
+    async with managing() as manager:
+        victim, other = await manager.create(), await manager.create()
+        doomed, unharmed = await running(victim), await running(other)
+        os.kill(manager.backend.init_pid(victim.sandbox_id), signal.SIGKILL)
+        with pytest.raises(SandboxExecutionError) as caught:
+            async with asyncio.timeout(5):
+                await doomed.wait()
+        assert caught.value.stdout == "running\n"
+        assert not victim.is_running
+        with pytest.raises(SandboxExecutionError):
+            await victim.execute("true")
+        assert unharmed.poll() is None
+        await assert_well(other)
+        await manager.destroy(victim.sandbox_id)
+        await assert_well(await manager.create())
+
+
+async def test_a_killed_keeper_ends_its_command_as_killed(managing):
+    async with managing() as manager:
+        sandbox = await manager.create()
+        doomed = await running(sandbox)
+        init = manager.backend.init_pid(sandbox.sandbox_id)
+        keeper = keeper_of(init)
+        program = children_of(keeper)[0]
+        unharmed = await running(sandbox)
+        os.kill(keeper, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            result = await doomed.wait()
+        assert result["exit_code"] == -signal.SIGKILL
+        assert not is_alive(program), "what it kept went with it"
+        assert unharmed.poll() is None
+        await assert_well(sandbox)
+
+
+async def test_a_killed_program_is_a_result(managing):
+    async with managing() as manager:
+        sandbox = await manager.create()
+        doomed = await running(sandbox)
+        keeper = keeper_of(manager.backend.init_pid(sandbox.sandbox_id))
+        os.kill(children_of(keeper)[0], signal.SIGKILL)
+        async with asyncio.timeout(5):
+            assert (await doomed.wait())["exit_code"] == -signal.SIGKILL
+        await assert_well(sandbox)
+
+
+async def test_a_killed_spare_keeper_is_replaced(managing):
+    async with managing() as manager:
+        sandbox = await manager.create()
+        for _ in range(3):
+            await assert_well(sandbox)
+        for spare in children_of(manager.backend.init_pid(sandbox.sandbox_id)):
+            with contextlib.suppress(ProcessLookupError):  # the last command's, on its way out
+                os.kill(spare, signal.SIGKILL)
+        for _ in range(3):
+            await assert_well(sandbox)
+
+
+@pytest.mark.parametrize("part", ["launcher", "spawner"])
+async def test_a_killed_helper_ends_its_sandboxes_and_the_next_create_works(managing, part):
+    async with managing() as manager:
+        sandboxes = [await manager.create() for _ in range(3)]
+        commands = [await running(sandbox) for sandbox in sandboxes]
+        launcher, spawner = helpers()
+        os.kill({"launcher": launcher, "spawner": spawner}[part], signal.SIGKILL)
+        for command in commands:
+            with pytest.raises(SandboxExecutionError):
+                async with asyncio.timeout(5):
+                    await command.wait()
+        await assert_well(await manager.create())
+        assert len(await manager.backend.list_sandboxes()) == 1, "the dead are not listed"
+        for sandbox in sandboxes:
+            await manager.destroy(sandbox.sandbox_id)
+
+
+async def test_a_spawner_killed_during_a_create_is_a_definite_error(managing):
+    async with managing() as manager:
+        await assert_well(await manager.create())
+        _, spawner = helpers()
+        os.kill(spawner, signal.SIGSTOP)
+        under_way = [asyncio.create_task(manager.create()) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        os.kill(spawner, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            outcomes = await asyncio.gather(*under_way, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [SandboxExecutionError] * 3
+        await assert_well(await manager.create())
+
+
+async def test_parked_children_that_were_killed_are_replaced(managing):
+    """R28: what died in stock is never handed out."""
+    async with managing(stock=2) as manager:
+        await assert_well(await manager.create())
+        _, spawner = helpers()
+        async with asyncio.timeout(30):
+            while len(children_of(spawner)) < 3:
+                await asyncio.sleep(0.02)
+        used = {manager.backend.init_pid(i) for i in manager.active_sandboxes}
+        doomed = set(children_of(spawner)) - used
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)
+        while any(map(is_alive, doomed)):
+            pass  # not asleep: the spawner is to have no time to notice
+        for _ in range(4):
+            await assert_well(await manager.create())

@@ -172,10 +172,10 @@ def test_working_directory(guest: GuestClient, tmp_path: Path) -> None:
     assert guest.run("pwd", cwd="file").error["code"] == "not_directory"
 
 
-@pytest.mark.parametrize("round_", range(3))  # the third meets a spare keeper
-def test_not_found_and_not_executable(guest: GuestClient, tmp_path: Path, round_: int) -> None:
-    for _ in range(round_):
-        guest.run("true")
+@pytest.mark.parametrize("kept", [False, True])
+def test_not_found_and_not_executable(guest: GuestClient, tmp_path: Path, kept: bool) -> None:
+    if kept:
+        take_direct_place(guest)
     (tmp_path / "plain").write_text("no program")
     missing = guest.run("no-such-program")
     assert missing.result == {"exit_code": 127}
@@ -369,15 +369,16 @@ hide(4)
 """
 
 
-@pytest.mark.parametrize("spare", [False, True])
+@pytest.mark.parametrize("first", [False, True])
 def test_kill_takes_the_whole_tree_and_nothing_else(
-    guest: GuestClient, tmp_path: Path, spare: bool
+    guest: GuestClient, tmp_path: Path, first: bool
 ) -> None:
-    for _ in range(3 if spare else 0):
-        guest.run("true")
+    """The first command is the direct one, the others have keepers."""
+    stream = script(guest, TREE, str(tmp_path / "pids")) if first else 0
     other = guest.exec("sh", "-c", "sleep 60 & while read line; do echo $line; done", stdin=True)
     background = guest.run("sh", "-c", "sleep 60 >/dev/null & echo $!")
-    stream = script(guest, TREE, str(tmp_path / "pids"))
+    if not first:
+        stream = script(guest, TREE, str(tmp_path / "pids"))
     wait_for(lambda: len(pids_in(tmp_path / "pids")) == 5)
     started = time.monotonic()
     guest.signal(stream, kill=True)
@@ -416,7 +417,15 @@ def test_kill_keeps_what_was_said_before(guest: GuestClient) -> None:
     assert bytes(guest.wait(stream).stdout) == b"last words\n"
 
 
+def take_direct_place(guest: GuestClient) -> int:
+    """So that the next command has a keeper."""
+    stream = guest.exec("sleep", "60")
+    guest.wait_until(lambda: guest.answer(stream).pid)
+    return stream
+
+
 def test_kill_of_stopped_processes_and_a_stopped_keeper(guest: GuestClient) -> None:
+    take_direct_place(guest)
     stream = guest.exec("sh", "-c", "kill -STOP $PPID; echo $PPID; sleep 60 & kill -STOP $$")
     guest.wait_until(lambda: guest.answer(stream).stdout)
     guest.signal(stream, kill=True)
@@ -430,14 +439,18 @@ def test_killed_keeper_is_no_success_and_leaves_no_orphan(
 ) -> None:
     text = "setsid sleep 60 & echo $!; kill -KILL $PPID; sleep 60; exit 0"
     for _ in range(4):
+        direct = take_direct_place(guest)
         answer = guest.run("sh", "-c", text)
         assert answer.result == {"exit_code": -9}
+        # Nobody can tell any more whose orphans are whose.
+        assert guest.wait(direct).result == {"exit_code": -9}
         assert not alive(int(answer.stdout))
         assert not alive(answer.pid)
     assert guest.run("true").result == {"exit_code": 0}
 
 
 def test_killed_keeper_of_a_background_child(guest: GuestClient) -> None:
+    take_direct_place(guest)
     answer = guest.run("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $! $PPID")
     child, keeper = map(int, answer.stdout.split())
     os.kill(keeper, signal.SIGKILL)
@@ -445,16 +458,34 @@ def test_killed_keeper_of_a_background_child(guest: GuestClient) -> None:
     assert guest.run("true").result == {"exit_code": 0}
 
 
-def test_killed_spare_is_replaced(guest: GuestClient) -> None:
-    for _ in range(3):
-        guest.run("true")
+def test_killed_seed_is_replaced(guest: GuestClient) -> None:
+    for _ in range(2):  # whoever runs two will run a third
+        assert script_output(guest, "print(1)") == b"1\n"
     children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
     wait_for(lambda: children.read_text().split())
-    spares = [int(pid) for pid in children.read_text().split()]
-    for pid in spares:
+    seeds = [int(pid) for pid in children.read_text().split()]
+    for pid in seeds:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not any(map(alive, spares)))
-    assert guest.run("echo", "on").stdout == b"on\n"
+    wait_for(lambda: not any(map(alive, seeds)))
+    for _ in range(3):
+        assert script_output(guest, "print(2)") == b"2\n"
+
+
+def script_output(guest: GuestClient, source: str) -> bytes:
+    stream = guest.open("python", path="seeded.py", source=source, argv=[])
+    return bytes(guest.wait(stream).stdout)
+
+
+def test_what_a_command_left_keeps_the_direct_place(guest: GuestClient) -> None:
+    left = int(guest.run("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").stdout)
+    stream = guest.exec("sleep", "60")
+    guest.wait_until(lambda: guest.answer(stream).pid)
+    guest.signal(stream, kill=True)
+    assert guest.wait(stream).result == {"exit_code": -9, "killed": True}
+    assert alive(left), "it belongs to another command"
+    sweep = guest.open("kill_leftovers")
+    assert guest.wait(sweep).result == {"survivors": 0}
+    assert not alive(left)
 
 
 BOMB = """
@@ -577,7 +608,7 @@ def test_leaves_no_zombies_and_no_descriptors(guest: GuestClient) -> None:
         guest.signal(stream, kill=True)
         guest.wait(stream)
     wait_for(lambda: not dead_children())
-    wait_for(lambda: descriptors() <= before + 1)  # the spare keeper comes and goes
+    wait_for(lambda: descriptors() <= before + 1)  # a seed comes and goes
 
 
 def test_survives_a_storm_of_signals(guest: GuestClient) -> None:

@@ -1,11 +1,12 @@
-"""One command: a keeper, the guest's ends of its streams, and its way to a result.
+"""One command: a program, the guest's ends of its streams, and its way to a result.
 
-It ends in one of these ways, always with exactly one RESULT or ERROR:
+The program is a child of the guest (the direct command), or of a keeper when another command
+is there already. It ends in one of these ways, always with exactly one RESULT or ERROR:
 
-- the keeper reports the wait status: send what is left in the pipes, then RESULT;
-- the keeper reports that it could not start the program: RESULT 127 or 126, or ERROR;
+- its wait status is known: send what is left in the pipes, then RESULT;
+- the program could not be started: RESULT 127 or 126, or ERROR;
 - the host says kill: the whole tree goes first, then RESULT with "killed";
-- the keeper itself was killed: so is all it kept, then RESULT -9, never a success.
+- its keeper was killed: so is all it kept, then RESULT -9, never a success.
 """
 
 import errno
@@ -15,11 +16,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..channel import frames
 from . import keeper
-from .keepers import Keepers
+from .children import Children
 from .kernel import slave_path
 from .kill import TreeKill
 from .launch import Invalid, Launch, parse_size
 from .loop import READ, Loop
+from .oom import OomFirst
+from .start import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, start_program
 from .stdio import Input, Output, set_size
 from .wire import Wire
 
@@ -36,18 +39,20 @@ class Command:
         launch: Launch,
         wire: Wire,
         loop: Loop,
-        keepers: "Keepers[Command]",
+        children: "Children[Command]",
+        oom: OomFirst,
         buffer: memoryview,
     ) -> None:
         self._launch = launch
         self._wire = wire
         self._loop = loop
-        self._keepers = keepers
+        self._children = children
+        self._oom = oom
         self._buffer = buffer
         self._outputs: List[Output] = []
         self._input: Optional[Input] = None
         self._status_fd = -1
-        self._keeper = 0
+        self._keeper: Optional[int] = None
         self._pid = 0
         self._early_signals: List[int] = []
         self._exit_code: Optional[int] = None
@@ -55,25 +60,44 @@ class Command:
         self._killed = False
         self._survivors = 0
 
+    @property
+    def is_python(self) -> bool:
+        return self._launch.program is not None
+
     # What the host wants
 
     def start(self) -> None:
         child_fds: List[int] = []
         try:
             stdio = self._open_stdio(child_fds)
-            self._status_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            child_fds.append(write_fd)
-            os.set_blocking(write_fd, True)
-            self._keeper = self._keepers.start(self._launch, (*stdio, write_fd), self)
+            if self._children.has_place_for_direct():
+                self._start_direct(stdio)
+            else:
+                self._start_keeper(stdio, child_fds)
         except OSError as error:
             self._release()
             self._wire.os_error(error, "cannot start a process")
-            return
+        except Refused as refused:
+            self._told(refused.tag, refused.code)
         finally:
             for fd in set(child_fds):
                 os.close(fd)
+        if not self._wire.finished:
+            self.on_credit()
+
+    def _start_direct(self, stdio: Stdio) -> None:
+        seed = self._children.take_seed() if self._launch.program else None
+        pid = start_program(self._launch, stdio, seed, self._oom)
+        self._children.add_direct(pid, self)
+        self._told(keeper.STARTED, pid)
+
+    def _start_keeper(self, stdio: Stdio, child_fds: List[int]) -> None:
+        self._status_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        child_fds.append(write_fd)
+        os.set_blocking(write_fd, True)
+        self._keeper = keeper.start_keeper(self._launch, (*stdio, write_fd), self._oom)
+        self._children.add_keeper(self._keeper, self)
         self._loop.watch(self._status_fd, READ, self._news)
-        self.on_credit()
 
     def on_data(self, data: bytes) -> None:
         if self._input:
@@ -110,7 +134,12 @@ class Command:
         self._killed = True
         self._kill_tree()
 
-    # What the keeper says
+    # How it ends
+
+    def on_exit(self, status: int) -> None:
+        """The direct command's program has ended."""
+        if self._exit_code is None:
+            self._told(keeper.ENDED, status)
 
     def _news(self) -> None:
         try:
@@ -126,6 +155,7 @@ class Command:
     def on_keeper_lost(self) -> None:
         """The keeper is gone; unless it had said how the program ended, somebody killed it."""
         if self._exit_code is None and not self._wire.finished:
+            self._keeper = None  # what it kept is among the orphans now
             self._kill_tree()
 
     def _told(self, tag: bytes, value: int) -> None:
@@ -137,10 +167,10 @@ class Command:
             self._send_signals()
         elif tag == keeper.ENDED:
             self._end(_exit_code(value))
-        elif tag == keeper.BAD_PROGRAM and value not in NO_RESOURCES:
+        elif tag == BAD_PROGRAM and value not in NO_RESOURCES:
             self._refused(value)
         else:
-            what = {keeper.BAD_SOURCE: "cannot write the source", keeper.BAD_DIRECTORY: "cwd"}
+            what = {BAD_SOURCE: "cannot write the source", BAD_DIRECTORY: "cwd"}
             self._release()
             message = what.get(tag, "cannot start a process")
             self._wire.os_error(OSError(value, os.strerror(value)), message)
@@ -158,16 +188,22 @@ class Command:
             return
         for number in self._early_signals:
             try:
-                os.killpg(self._pid, number)
+                self._send_signal(number)
             except (ProcessLookupError, PermissionError):
                 pass  # it has just ended, or changed its user
         self._early_signals.clear()
+
+    def _send_signal(self, number: int) -> None:
+        try:
+            os.killpg(self._pid, number)
+        except ProcessLookupError:
+            os.kill(self._pid, number)  # a fork that has not come to its own group yet
 
     # The end
 
     def _kill_tree(self) -> None:
         if self._kill is None and not self._wire.finished:
-            self._kill = TreeKill(self._loop, self._keepers, self._keeper, self._tree_killed)
+            self._kill = TreeKill(self._loop, self._children, self._keeper, self._tree_killed)
             self._kill.round()
 
     def _tree_killed(self, survivors: int) -> None:
@@ -211,7 +247,7 @@ class Command:
             self._loop.unwatch(self._status_fd)
             os.close(self._status_fd)
             self._status_fd = -1
-        self._keepers.release(self._keeper)
+        self._children.release(self)
 
     # Streams
 

@@ -38,6 +38,12 @@ def unblock_signals() -> None:
     _libc.pthread_sigmask(signal.SIG_SETMASK, _NO_SIGNALS, None)
 
 
+def block_signals(all_but: int) -> None:
+    mask = bytearray(b"\xff" * 128)
+    mask[(all_but - 1) // 8] &= ~(1 << (all_but - 1) % 8) & 0xFF
+    _libc.pthread_sigmask(signal.SIG_SETMASK, bytes(mask), None)
+
+
 def close_from(low: int) -> None:
     """Close every descriptor from low on, known to us or not."""
     if _libc.syscall(_CLOSE_RANGE, ctypes.c_uint(low), ctypes.c_uint(0xFFFFFFFF), 0) == 0:

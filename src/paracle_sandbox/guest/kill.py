@@ -5,9 +5,8 @@ they are found by walking down from it in /proc. A walk is not a snapshot: proce
 die and change parents meanwhile. /proc lists pids in order, so parents mostly come before
 their children, and each process is killed when it is met, its whole group first (the kernel
 signals a group atomically against fork): a fork bomb is overtaken from behind. Walks follow
-until one that can be trusted finds nothing. Then the keeper goes as well, and what it had
-forked at that very moment becomes a child of the guest: no keeper, hence an orphan, hence
-killed.
+until one that can be trusted finds nothing. Then the keeper goes as well. The direct command
+has no keeper: its processes are those that no keeper is above (see children).
 """
 
 import os
@@ -15,7 +14,7 @@ import signal
 import time
 from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Set
 
-from .keepers import Keepers
+from .children import Children
 from .loop import Loop
 
 DEADLINE_SECONDS = 2.0
@@ -48,18 +47,19 @@ def parse_stat(text: bytes) -> Process:
 
 
 class Walk:
-    """One pass over /proc that kills the descendants of the keeper, and every orphan.
+    """One pass over /proc that kills the descendants of the keeper, or what has no keeper.
 
     found: those that were alive. trusted: nothing ended or changed parents while we looked.
     """
 
-    def __init__(self, keepers: Container[int], keeper: Optional[int]) -> None:
+    def __init__(self, children: Container[int], keeper: Optional[int]) -> None:
         self.found: List[int] = []
         self.trusted = True
         self._guest = os.getpid()
-        self._keepers = keepers
+        self._children = children
+        self._orphans_too = keeper is None
         self._doomed: Set[int] = set()
-        if keeper is not None and keeper in keepers:
+        if keeper is not None and keeper in children:
             self._doomed.add(keeper)
         # A group lies within one session, and each command starts its own: no group has
         # members of two commands. Ours is the exception, before a child has left it.
@@ -94,10 +94,15 @@ class Walk:
             again = bool(hits)
 
     def _meet(self, pid: int, process: Process) -> bool:
-        orphan = process.parent == self._guest and pid not in self._keepers
-        if not orphan and process.parent not in self._doomed:
+        if process.parent == self._guest:
+            condemned = self._orphans_too and pid not in self._children
+        else:
+            condemned = process.parent in self._doomed
+        if not condemned:
             return False
         self._doomed.add(pid)
+        if not process.alive and process.parent == self._guest:
+            self.trusted = False  # dead, but not gone before the loop has reaped it
         if process.alive:
             self.found.append(pid)
             if process.group not in self._groups_done:
@@ -141,17 +146,20 @@ def _kill(pid: int) -> None:
 
 
 class TreeKill:
-    """One kill in progress: walks, with the loop running in between."""
+    """One kill in progress: walks, with the loop running in between.
+
+    Of the tree below a keeper; without one, of everything that has none: the direct command's.
+    """
 
     def __init__(
         self,
         loop: Loop,
-        keepers: Keepers[Any],
+        children: Children[Any],
         keeper: Optional[int],
         done: Callable[[int], None],
     ) -> None:
         self._loop = loop
-        self._keepers = keepers
+        self._children = children
         self._keeper = keeper
         self._done = done
         self._deadline = time.monotonic() + DEADLINE_SECONDS
@@ -160,13 +168,13 @@ class TreeKill:
 
     def round(self) -> None:
         """Calls done with the number of survivors, now or in a later round."""
-        if os.getpid() == 1 and self._keepers.alone(self._keeper):
+        if os.getpid() == 1 and self._children.alone(self._keeper):
             _kill(-1)  # all but us, at one stroke
-        walk = Walk(self._keepers, self._keeper)
+        walk = Walk(self._children, self._keeper)
         with _Hurry():
             walk.run()
         if not walk.found and walk.trusted:
-            if self._keeper is None or self._keeper not in self._keepers:
+            if self._keeper is None or self._keeper not in self._children:
                 self._done(0)
                 return
             _kill(self._keeper)
@@ -191,7 +199,7 @@ def kill_everything() -> None:
         return
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
-        walk = Walk(keepers=(), keeper=None)
+        walk = Walk(children=(), keeper=None)
         with _Hurry():
             walk.run()
         if not walk.found and walk.trusted:

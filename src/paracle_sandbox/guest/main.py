@@ -5,6 +5,7 @@ each request becomes a job (a command, or a file operation), and the loop lends 
 moment at a time. When the channel ends, so does everything.
 """
 
+import _signal
 import fcntl
 import gc
 import os
@@ -14,13 +15,14 @@ from typing import Any, Callable, Dict, NoReturn, Optional
 
 from ..channel import frames
 from . import kernel
+from .children import Children
 from .commands import Command
 from .files import OPS
-from .keepers import Keepers
 from .kill import TreeKill, kill_everything
 from .launch import Invalid, parse_exec, parse_python
 from .leftovers import Leftovers
 from .loop import READ, Loop
+from .oom import OomFirst
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
@@ -74,19 +76,20 @@ def _prepare_process() -> None:
     if os.getpid() != 1:
         kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
     # As a fresh interpreter has them, because programs that are forks of us inherit them.
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+    for number in range(1, signal.NSIG):
+        wanted = _signal.SIG_IGN if number in ignored else _signal.SIG_DFL
+        if _signal.getsignal(number) not in (wanted, None):
+            _signal.signal(number, wanted)
     # Our life is the channel's: whatever else programs send us stays pending.
-    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
+    kernel.block_signals(all_but=signal.SIGCHLD)
     # The collector writes into every object it visits, which costs each fork a copied page.
     gc.collect()
     gc.freeze()
 
 
 class Guest:
-    """The streams and the living keepers."""
+    """The streams and the living children."""
 
     def __init__(self, read_fd: int, write_fd: int, setup: Dict[str, Any]) -> None:
         self._setup = setup
@@ -94,8 +97,10 @@ class Guest:
         self._channel = Channel(self._loop, read_fd, write_fd)
         self._wires: Dict[int, Wire] = {}
         self._jobs: Dict[int, Any] = {}
-        self._keepers: Keepers[Command] = Keepers()
-        self._command_ended = False
+        self._children: Children[Command] = Children()
+        self._oom = OomFirst()
+        self._seed_wanted = bool(setup.get("seed"))
+        self._pythons = 0
         self._buffer = memoryview(bytearray(frames.CHUNK))
         self._sweep: Optional[TreeKill] = None
 
@@ -110,9 +115,10 @@ class Guest:
         while True:
             busy = self._take_turns()
             self._channel.flush()
-            if self._command_ended:  # and its result is on the way: now there is time
-                self._command_ended = False
-                self._keepers.refill()
+            if self._seed_wanted:  # and every answer is on its way: now there is time
+                self._seed_wanted = False
+                with self._oom:
+                    self._children.have_seed()
             self._loop.run_once(block=not busy)
 
     # Frames
@@ -173,11 +179,11 @@ class Guest:
             return None
         if op in ("exec", "python"):
             launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
-            command = Command(launch, wire, self._loop, self._keepers, self._buffer)
+            command = Command(launch, wire, self._loop, self._children, self._oom, self._buffer)
             command.start()
             return command
         if op == "kill_leftovers":
-            leftovers = Leftovers(self._loop, self._keepers, wire)
+            leftovers = Leftovers(self._loop, self._children, wire)
             leftovers.start()
             return leftovers
         if not isinstance(op, str) or op not in OPS:
@@ -190,7 +196,11 @@ class Guest:
 
     def _drop(self, stream: int) -> None:
         self._wires.pop(stream, None)
-        self._command_ended |= isinstance(self._jobs.pop(stream, None), Command)
+        job = self._jobs.pop(stream, None)
+        if isinstance(job, Command) and job.is_python:
+            self._pythons += 1
+            # Whoever ran two will run a third; many sandboxes are made for a single program.
+            self._seed_wanted = self._pythons >= 2
 
     def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:
         """One job's mistake must not take the sandbox down: hence the broad except."""
@@ -239,16 +249,26 @@ class Guest:
                 return
             if pid == 0:
                 return
-            command = self._keepers.remove(pid)
-            if status != 0:
-                self._keeper_lost(command)
+            if self._children.is_direct(pid):
+                self._direct_ended(status)
+            elif self._children.is_keeper(pid):
+                command = self._children.remove(pid)
+                if status != 0:
+                    self._keeper_lost(command)
+            else:
+                self._children.remove(pid)
+
+    def _direct_ended(self, status: int) -> None:
+        command = self._children.direct_owner
+        if command is not None:
+            command.on_exit(status)
 
     def _keeper_lost(self, command: Optional[Command]) -> None:
-        """What a killed keeper kept is ours now, and nobody's command."""
+        """What a killed keeper kept is ours now, and cannot be told from the direct command's."""
         if command is not None:
             command.on_keeper_lost()
         if self._sweep is None:
-            self._sweep = TreeKill(self._loop, self._keepers, None, self._swept)
+            self._sweep = TreeKill(self._loop, self._children, None, self._swept)
             self._loop.call_later(0, self._sweep.round)
 
     def _swept(self, _survivors: int) -> None:

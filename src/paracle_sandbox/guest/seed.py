@@ -1,4 +1,4 @@
-"""A Python program forked ahead of need, by a spare keeper.
+"""A Python program forked ahead of need.
 
 It is a process that has everything but its program: session, place in the tree, and its own
 copies of the memory pages that every Python program writes to, which is most of what a fork of
@@ -18,78 +18,71 @@ from typing import Any, Dict, Tuple
 from .kernel import SET_DUMPABLE, close_from, prctl, unblock_signals
 from .program import become_program
 
-OOM_FIRST = b"1000"
-SEED_FD = 4
-KEEPER_FD = 3  # on the other side
+GUEST_FD = 3  # on the seed's side
+# A message must fit into the socket at once, since the guest waits for nobody.
 MAX_MESSAGE_BYTES = 64 << 10
 
 
 class Seed:
-    """The keeper's side. Its socket is SEED_FD, which nothing else may use."""
+    """The guest's side. Raises OSError when it cannot be had."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.pid = os.fork()
-            if self.pid == 0:
-                become_seed(theirs.fileno())
-        fd = ours.detach()
-        if fd != SEED_FD:
-            os.dup2(fd, SEED_FD, inheritable=False)
-            os.close(fd)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        try:
+            with theirs:
+                self.pid = os.fork()
+                if self.pid == 0:
+                    _become_seed(theirs.fileno())
+        except OSError:
+            self._socket.close()
+            raise
 
-    def start(self, program: Dict[str, Any], cwd: bytes, terminal: bool) -> bool:
-        """Hand over our standard streams and the program; False when that cannot be done."""
+    def start(
+        self, program: Dict[str, Any], cwd: bytes, terminal: bool, stdio: Tuple[int, int, int]
+    ) -> bool:
+        """Hand over the program; False when that cannot be done. The seed is used up."""
         message = marshal.dumps((program, cwd, terminal))
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", (0, 1, 2)))
-        with socket.socket(fileno=SEED_FD) as seed:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", stdio))
+        with self._socket:
+            if len(message) > MAX_MESSAGE_BYTES:
+                return False
             try:
-                seed.sendmsg([message], [rights])
+                self._socket.sendmsg([message], [rights])
             except OSError:
-                return False  # somebody killed it, or the message is too long
+                return False  # somebody killed it
         return True
 
+    def close(self) -> None:
+        self._socket.close()
 
-def become_seed(fd: int) -> None:
+
+def _become_seed(fd: int) -> None:
     """Does not return."""
     try:
-        os.dup2(fd, KEEPER_FD, inheritable=False)
-        close_from(KEEPER_FD + 1)
+        signal.set_wakeup_fd(-1)
+        os.dup2(fd, GUEST_FD, inheritable=False)
+        close_from(GUEST_FD + 1)
         settle()
         _warm_up()
-        keeper = socket.socket(fileno=KEEPER_FD)
-        message, ancillary, _, _ = keeper.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 3))
+        guest = socket.socket(fileno=GUEST_FD)
+        message, ancillary, _, _ = guest.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 3))
         if message:
             received = array.array("i")
             received.frombytes(ancillary[0][2])
             for number, source in enumerate(received):
                 os.dup2(source, number)
-            keeper.detach()
-            program, cwd, terminal = _decode(message)
+            guest.detach()
+            program, cwd, terminal = marshal.loads(message)  # noqa: S302  from the guest itself
             os.chdir(cwd)
             grow(program, terminal)
     finally:
         os._exit(70)
 
 
-def _decode(message: bytes) -> Tuple[Dict[str, Any], bytes, bool]:
-    program, cwd, terminal = marshal.loads(message)  # noqa: S302  from the keeper
-    return program, cwd, terminal
-
-
 def settle() -> None:
-    """What a program's process has, whatever the program."""
+    """What a program's process has, whatever the program: a session of its own."""
     os.setsid()
-    prctl(SET_DUMPABLE, 1)
-    try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, OOM_FIRST)
-        finally:
-            os.close(fd)
-    except OSError:
-        pass  # a preference, not a protection
-    prctl(SET_DUMPABLE, 0)
 
 
 def grow(program: Dict[str, Any], terminal: bool) -> None:
@@ -103,6 +96,7 @@ def grow(program: Dict[str, Any], terminal: bool) -> None:
 
 
 def _warm_up() -> None:
+    """Write to the pages that a program will write to, before anybody waits for it."""
     scope: Dict[str, Any] = {}
     exec(compile("def f(x):\n    return '%s' % [x]\nf(1)\n", "warm", "exec"), scope)  # noqa: S102
     with open("/dev/null", "rb") as file:

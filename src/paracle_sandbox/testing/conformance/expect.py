@@ -63,6 +63,13 @@ async def heard(chunks: AsyncIterator[tuple[str, bytes]], text: bytes) -> None:
     equal(got, text, "output")
 
 
+async def first_line(chunks: AsyncIterator[tuple[str, bytes]]) -> str:
+    got = b""
+    while not got.endswith(b"\n"):
+        got += (await anext(chunks))[1]
+    return got.decode()
+
+
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

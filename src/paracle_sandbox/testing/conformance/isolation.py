@@ -8,7 +8,7 @@ import secrets
 import socket
 
 from .case import Case
-from .expect import contains, equal, expect
+from .expect import contains, equal, expect, first_line
 from .registry import check
 
 _LOOK = """
@@ -209,7 +209,7 @@ async def the_loopback_works(case: Case) -> None:
         "    print(s.getsockname()[1], flush=True)\n    c, _ = s.accept()\n    c.sendall(b'hi')\n"
     )
     async with await sandbox.start_code(server) as command:
-        port = int((await anext(command.output()))[1])
+        port = int(await first_line(command.output()))
         client = f"import socket; print(socket.create_connection(('127.0.0.1', {port})).recv(9))"
         expect((await other.run_code(client))["exit_code"], "the other sandbox reached it")
         equal((await sandbox.run_code(client))["stdout"], "b'hi'\n")

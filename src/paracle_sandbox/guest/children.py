@@ -1,0 +1,112 @@
+"""Who the children of the guest are, so that every process belongs to exactly one command.
+
+    guest ── program ── whatever it starts      the direct command: no process between
+          ├─ keeper ── program ── ...           every further command that runs beside it
+          └─ seed                               a Python forked ahead of need
+
+Orphans come to their nearest subreaper. Each keeper is one, and so is the guest: what has a
+keeper above it is that command's, and everything else below the guest is the direct command's.
+There is one direct command at a time, and its place is taken until the last process it left
+behind is gone; the next command has a keeper meanwhile.
+"""
+
+import os
+from typing import Dict, Generic, List, Optional, Set, TypeVar
+
+from .seed import Seed
+
+Owner = TypeVar("Owner")
+
+
+class Children(Generic[Owner]):
+    """The living ones. Keepers whose command has ended have no owner."""
+
+    def __init__(self) -> None:
+        self._keepers: Dict[int, Optional[Owner]] = {}
+        self._direct: Optional[int] = None
+        self._direct_owner: Optional[Owner] = None
+        self._seed: Optional[Seed] = None
+
+    def __contains__(self, pid: object) -> bool:
+        """Whether it is no orphan: a keeper, or the seed."""
+        return pid in self._keepers or (self._seed is not None and self._seed.pid == pid)
+
+    # Commands
+
+    def has_place_for_direct(self) -> bool:
+        return self._direct is None and not self.orphans()
+
+    def add_direct(self, pid: int, owner: Owner) -> None:
+        self._direct, self._direct_owner = pid, owner
+
+    def add_keeper(self, pid: int, owner: Owner) -> None:
+        self._keepers[pid] = owner
+
+    def release(self, owner: Owner) -> None:
+        """Its command has ended; what it left behind stays, under its keeper or without."""
+        if self._direct_owner is owner:
+            self._direct = self._direct_owner = None
+        for pid, known in self._keepers.items():
+            if known is owner:
+                self._keepers[pid] = None
+
+    def orphans(self) -> Set[int]:
+        """Our children that are neither keepers nor the seed."""
+        try:
+            with open("/proc/self/task/%d/children" % os.getpid(), "rb") as file:
+                children = file.read().split()
+        except OSError:  # a kernel without that file: be careful, have keepers
+            return {0} if self._keepers or self._direct else set()
+        return {int(pid) for pid in children if int(pid) not in self}
+
+    # Their ends
+
+    def is_direct(self, pid: int) -> bool:
+        return pid == self._direct
+
+    @property
+    def direct_owner(self) -> Optional[Owner]:
+        return self._direct_owner
+
+    def is_keeper(self, pid: int) -> bool:
+        return pid in self._keepers
+
+    def remove(self, pid: int) -> Optional[Owner]:
+        """It has ended; who it worked for."""
+        if self._seed is not None and self._seed.pid == pid:
+            self._seed.close()
+            self._seed = None
+        return self._keepers.pop(pid, None)
+
+    # For killing
+
+    def alone(self, keeper: Optional[int]) -> bool:
+        """Whether nothing lives but the command of this keeper (None: the direct one)."""
+        if any(pid != keeper for pid in self._keepers):
+            return False
+        return keeper is None or not (self._direct or self.orphans())
+
+    def idle(self) -> List[int]:
+        """Keepers whose command has ended, but not what it started."""
+        return [pid for pid, owner in self._keepers.items() if owner is None]
+
+    # The seed
+
+    def have_seed(self) -> None:
+        """Fork one, unless it is there. Best done when nobody waits."""
+        if self._seed is None:
+            try:
+                self._seed = Seed()
+            except OSError:
+                pass  # no process to spare: the next command will say so, if it lasts
+
+    def take_seed(self) -> Optional[Seed]:
+        seed, self._seed = self._seed, None
+        return seed
+
+    def drop_seed(self) -> None:
+        """Let it go: its socket ends, and so does it."""
+        if self._seed is not None:
+            self._keepers[self._seed.pid] = None  # until it has ended
+            self._seed.close()
+            self._seed = None

@@ -362,7 +362,7 @@ print(json.dumps(len(os.read(fd, 4096)) if ready else 0))
 
 @pytest.mark.case("J09")
 @pytest.mark.xfail(reason="inotify events cross mount namespaces: the system directories are the "
-                          "host's own inodes; documented in SECURITY.md", strict=True)  # fmt: skip
+                          "host's own inodes", strict=True)  # fmt: skip
 async def test_nobody_inside_sees_who_opens_a_shared_file(sandbox: Sandbox) -> None:
     seen = asyncio.Event()
 
@@ -392,7 +392,7 @@ except OSError:
 
 @pytest.mark.case("J09")
 @pytest.mark.xfail(reason="flock works on any file that can be read, and the inode is shared; "
-                          "documented in SECURITY.md", strict=True)  # fmt: skip
+                          strict=True)  # fmt: skip
 async def test_locks_carry_no_message_to_another_sandbox(make: Make) -> None:
     first, second = await make(), await make()
     held = asyncio.Event()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -32,7 +33,6 @@ def main(control_fd: int) -> None:
             _become_root_of_a_user_namespace()
         step = "pid namespace"
         kernel.unshare(kernel.CLONE_NEWPID)
-        launcher = os.getpid()
         spawner = os.fork()
         if spawner:
             control.close()
@@ -43,7 +43,6 @@ def main(control_fd: int) -> None:
     except OSError as error:
         _report(control, step, str(error), error.errno or 0)
         os._exit(1)
-    del launcher
     os._exit(0)
 
 
@@ -51,6 +50,9 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
     from .ground import Ground, import_guest
     from .spawner import Spawner
 
+    # A sandbox costs a descriptor or two; what it may open itself is limited later.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

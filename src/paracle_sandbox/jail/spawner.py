@@ -130,7 +130,7 @@ class Spawner:
         """One that lives: what was killed in stock must not be handed out before we notice."""
         while self._parked:
             child = self._parked.popleft()
-            if not select.select([child.pidfd], [], [], 0)[0]:
+            if not _has_ended(child.pidfd):
                 return child
         return None
 
@@ -253,7 +253,7 @@ class Spawner:
         ground.records.remove(child.slot)
         child.state = "running"
         child.request = None
-        fds = (child.host_end.fileno(), child.pidfd)
+        fds = (child.host_end.fileno(),)
         self._answer(request["request"], fds, pid=child.record["init"]["pid"], record=child.record)
         child.host_end.close()
         child.host_end = None
@@ -357,3 +357,9 @@ class Spawner:
                     key.data()
             self._retry_busy()
         self._ground.close()
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

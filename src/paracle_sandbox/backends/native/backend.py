@@ -77,7 +77,7 @@ class NativeBackend(Backend):
         )
         if "error" in answer:
             raise _creation_error(answer, sandbox_id)
-        owned = _Owned(spawner, socket.socket(fileno=fds[0]), fds[1], answer["pid"], answer["record"])
+        owned = _Owned(spawner, socket.socket(fileno=fds[0]), answer["pid"], answer["record"])
         self._owned[sandbox_id] = owned
         if config.network_mode == "bridge":
             await self._give_network(sandbox_id, owned)
@@ -229,11 +229,11 @@ class NativeBackend(Backend):
 class _Owned:
     """What this process holds of a sandbox it made."""
 
-    def __init__(self, spawner: Spawner, channel: socket.socket, pidfd: int, init_pid: int,
-                 record: dict[str, Any]) -> None:  # fmt: skip
+    def __init__(
+        self, spawner: Spawner, channel: socket.socket, init_pid: int, record: dict[str, Any]
+    ) -> None:
         self.spawner = spawner
         self.channel: socket.socket | None = channel
-        self.pidfd = pidfd
         self.init_pid = init_pid
         self.record = record
         self.link: Link | None = None
@@ -242,9 +242,6 @@ class _Owned:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
 
 
 async def _take_network(ended: list[_Owned]) -> None:

@@ -391,8 +391,7 @@ except OSError:
 
 
 @pytest.mark.case("J09")
-@pytest.mark.xfail(reason="flock works on any file that can be read, and the inode is shared; "
-                          strict=True)  # fmt: skip
+@pytest.mark.xfail(reason="flock works on any file that can be read", strict=True)
 async def test_locks_carry_no_message_to_another_sandbox(make: Make) -> None:
     first, second = await make(), await make()
     held = asyncio.Event()

@@ -22,6 +22,8 @@ from .volume import Volume, VolumeUnavailable
 
 UIDS_PER_INSTANCE = 8192
 _VOLUME_LIMIT = 1 << 40
+# Of what is free: a volume that cannot grow any more breaks for all of its sandboxes.
+_VOLUME_SHARE = 0.85
 
 
 class Ground:
@@ -34,17 +36,24 @@ class Ground:
         self.instance = self.records.instance
         self._uid_base: int = options["uid_base"] + self.instance * UIDS_PER_INSTANCE
         self._free_uids = deque(range(UIDS_PER_INSTANCE))
+        self._place = os.path.join(options["state_dir"], f"root-{self.instance}")
+        self._state = os.open(options["state_dir"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.cgroups, self.cgroup_note = self._find_cgroups()
         self._host_proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.own_pidns = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._host_proc)
-        self._place = os.path.join(options["state_dir"], f"root-{self.instance}")
+        try:
+            self._build(options)
+        except BaseException:
+            self.close()
+            raise
+        self.packages = _preload(options["modules"])
+
+    def _build(self, options: dict[str, Any]) -> None:
         os.makedirs(self._place, 0o700, exist_ok=True)
-        self._state = os.open(options["state_dir"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         kernel.unshare(kernel.CLONE_NEWNS)
         root.build(self._place, options["template_dir"], rootless=self._rootless)
         self.volume, self.volume_note = self._make_volume(options["data_dir"])
         root.enter(self._place)
-        self.packages = _preload(options["modules"])
 
     def _find_cgroups(self) -> tuple[Cgroups | None, str]:
         try:
@@ -60,7 +69,7 @@ class Ground:
         try:
             os.makedirs(data_dir, 0o711, exist_ok=True)
             free = os.statvfs(data_dir)
-            size = min(_VOLUME_LIMIT, int(free.f_bavail * free.f_frsize * 0.95))
+            size = min(_VOLUME_LIMIT, int(free.f_bavail * free.f_frsize * _VOLUME_SHARE))
             return Volume.create(data_dir, size, self._place + root.VOLUME), ""
         except VolumeUnavailable as error:
             return None, f"workspaces are in memory: {error}"

@@ -61,7 +61,9 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
     sys.path.remove(options["package_path"])
     ground = Ground(options)
     control.setblocking(False)
-    control.send(json.dumps({"event": "ready", **ground.posture()}).encode())
+    # An owner that is gone already is noticed by the loop, which then cleans up.
+    with contextlib.suppress(OSError):
+        control.send(json.dumps({"event": "ready", **ground.posture()}).encode())
     Spawner(control, ground, options).run()
 
 

@@ -216,8 +216,13 @@ class NativeBackend(Backend):
         return [_info(record, self.records) for record in self.records.all() if "id" in record.content]
 
     async def close(self) -> None:
-        spawners = [s for s in self._spawners.values() if isinstance(s, Spawner)]
+        known = list(self._spawners.values())
         self._spawners.clear()
+        starting = [task for task in known if not isinstance(task, Spawner)]
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        spawners = [spawner for spawner in known if isinstance(spawner, Spawner)]
         ended = list(self._owned.values())
         for owned in ended:
             owned.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ async def examine(backend: NativeBackend) -> Health:
     return Health("native", True, detail, layers=layers)
 
 
-async def _measure(backend: NativeBackend) -> Any:
+async def _measure(backend: NativeBackend) -> AsyncIterator[Layer]:
     from ...ids import new_sandbox_id
 
     sandbox_id = new_sandbox_id()
@@ -64,16 +64,15 @@ async def _measure(backend: NativeBackend) -> Any:
         connection = Connection(await backend.connect(sandbox_id), sandbox_id)
         await connection.start()
         try:
+            # All of it while the channel is open: a guest whose channel ends goes.
             answer = await _run_probe(connection)
+            posture = read_posture(backend.init_pid(sandbox_id))
+            usage = await backend.usage(sandbox_id)
         finally:
             await connection.close()
         spawner = await backend.spawner(backend.templates.get("default"))
-        for layer in (
-            *_isolation(read_posture(backend.init_pid(sandbox_id)), answer),
-            *_limits(spawner.posture, await backend.usage(sandbox_id)),
-            _landlock(),
-            _bridge(),
-        ):
+        limits = _limits(spawner.posture, usage)
+        for layer in (*_isolation(posture, answer), *limits, _landlock(), _bridge()):
             yield layer
     finally:
         await backend.destroy(sandbox_id)

@@ -302,7 +302,7 @@ async def test_storms_of_signals_at_guest_and_keepers(sandbox: Sandbox) -> None:
     for _ in range(3):
         await sandbox.execute("true")
     # Everything but KILL and STOP, and the two that the C library lets nobody block: no effect.
-    assert await report(sandbox, SIGNALS % [9, 19, 32, 33]) >= 2
+    assert await report(sandbox, SIGNALS % [9, 19, 32, 33]) >= 1
     assert (await sandbox.execute("exit 7"))["exit_code"] == 7
     # With KILL: keepers die, perhaps ours. Success is only what really came to its end.
     beside = await sandbox.start_command("sleep 60")

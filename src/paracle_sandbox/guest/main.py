@@ -5,9 +5,10 @@ each request becomes a job (a command, or a file operation), and the loop lends 
 moment at a time. When the channel ends, so does everything.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import fcntl
 import gc
+import mmap
 import os
 import signal
 import sys
@@ -101,7 +102,9 @@ class Guest:
         self._oom = OomFirst()
         self._seed_wanted = bool(setup.get("seed"))
         self._pythons = 0
-        self._buffer = memoryview(bytearray(frames.CHUNK))
+        # Pages that nothing was read into cost nothing. Private: forks must not share it.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._buffer = memoryview(mmap.mmap(-1, frames.CHUNK, flags))
         self._sweep: Optional[TreeKill] = None
 
     def run(self) -> NoReturn:

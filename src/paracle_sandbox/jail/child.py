@@ -89,7 +89,7 @@ def _run(child: Child, channel: socket.socket, status: socket.socket, failpoints
                     child.identity,
                     steps,
                     program,
-                    lambda fd: socket.send_fds(report, [b"disk"], [fd]) and None,
+                    lambda fd: _show_disk(report, fd),
                 )
             except StepFailed as failed:
                 report.send(json.dumps({"step": failed.step, "message": str(failed)}).encode())
@@ -120,6 +120,10 @@ def _keep_only(channel: int, status: int) -> None:
     os.dup2(channel_copy, _CHANNEL_FD, inheritable=False)
     os.dup2(status_copy, _STATUS_FD, inheritable=False)
     kernel.close_from(_STATUS_FD + 1)
+
+
+def _show_disk(report: socket.socket, fd: int) -> None:
+    socket.send_fds(report, [b"disk"], [fd])
 
 
 def _pause_at(report: socket.socket, step: str) -> None:

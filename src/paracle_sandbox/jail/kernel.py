@@ -157,11 +157,12 @@ def capset(inheritable: int, permitted: int, effective: int) -> None:
 
 
 def permitted_capabilities() -> int:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        for line in status:
-            if line.startswith("CapPrm:"):
-                return int(line.split()[1], 16)
-    raise OSError("no CapPrm line in /proc/self/status")
+    fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.read(fd, 8192)
+    finally:
+        os.close(fd)
+    return int(status.partition(b"\nCapPrm:")[2].split(b"\n", 1)[0], 16)
 
 
 def drop_all_capabilities() -> None:

@@ -96,7 +96,8 @@ class Spawner:
             self._ends = True
             return
         message = json.loads(packet)
-        {"create": self._create, "destroy": self._destroy, "disk": self._disk}[message["op"]](message)
+        operations = {"create": self._create, "destroy": self._destroy, "disk": self._disk}
+        operations[message["op"]](message)
 
     def _on_owner_exit(self) -> None:
         self._ends = True
@@ -149,7 +150,7 @@ class Spawner:
 
     # -- the way up ----------------------------------------------------------------------
 
-    def _start_child(self, shape: Shape) -> Child:
+    def _start_child(self, shape: Shape, *, ahead: bool = False) -> Child:
         ground = self._ground
         self._slots += 1
         child = Child(f"slot-{ground.instance}-{self._slots}", shape, ground.take_identity())
@@ -165,7 +166,8 @@ class Spawner:
                 if ground.cgroups:
                     ground.cgroups.create(child.slot)
             with self._steps.step("fork"):
-                fork(child, ground.own_pidns, self._failpoints, self._setup_for(shape), ground.program)
+                setup = {**self._setup, "working_dir": shape.working_dir, "seed": ahead}
+                fork(child, ground.own_pidns, self._failpoints, setup, ground.program)
             self._children[child.slot] = child
             assert child.status is not None
             self._watch(child.pidfd, lambda: self._on_exit(child))
@@ -179,9 +181,6 @@ class Spawner:
         with contextlib.suppress(OSError):  # it died meanwhile: its status will say so
             child.status.send(b"go")
         return child
-
-    def _setup_for(self, shape: Shape) -> dict[str, Any]:
-        return {**self._setup, "working_dir": shape.working_dir}
 
     def _new_record(self, child: Child) -> dict[str, Any]:
         return {
@@ -321,7 +320,8 @@ class Spawner:
         child.close()
         if child.request is not None:
             failure = child.failure or {"step": "start", "message": "the child died"}
-            self._answer(child.request["request"], error=failure["step"], message=failure["message"])
+            number = child.request["request"]
+            self._answer(number, error=failure["step"], message=failure["message"])
         for number in child.waiters:
             self._answer(number, left=left)
 
@@ -336,7 +336,7 @@ class Spawner:
             preload_idle(self._idle_modules)
         elif len(self._parked) < self._stock_size:
             try:
-                self._start_child(self._stock_shape)
+                self._start_child(self._stock_shape, ahead=True)
             except StepFailed:
                 self._stock_size = 0  # the next request meets the same step and reports it
 

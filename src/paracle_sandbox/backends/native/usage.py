@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..base import Usage
@@ -21,41 +22,41 @@ def read_usage(groups: Mapping[str, str], init_pid: int) -> Usage:
         usage = _separate(groups)
     else:
         usage = _processes(init_pid)
-    return Usage(**{**usage, "network_rx_bytes": received, "network_tx_bytes": sent})
+    return replace(usage, network_rx_bytes=received, network_tx_bytes=sent)
 
 
-def _unified(group: str) -> dict[str, float]:
+def _unified(group: str) -> Usage:
     memory = _pairs(f"{group}/memory.stat")
     peak = _number(f"{group}/memory.peak")
     current = _number(f"{group}/memory.current")
-    return {
-        "cpu_seconds": _pairs(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6,
-        "memory_bytes": max(0, current - memory.get("file", 0) + memory.get("shmem", 0)),
-        "memory_peak_bytes": peak or current,
-        "processes": _number(f"{group}/pids.current"),
-        "oom_kills": _pairs(f"{group}/memory.events").get("oom_kill", 0),
-        "pids_denied": _pairs(f"{group}/pids.events").get("max", 0),
-    }
+    return Usage(
+        cpu_seconds=_pairs(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6,
+        memory_bytes=max(0, current - memory.get("file", 0) + memory.get("shmem", 0)),
+        memory_peak_bytes=peak or current,
+        processes=_number(f"{group}/pids.current"),
+        oom_kills=_pairs(f"{group}/memory.events").get("oom_kill", 0),
+        pids_denied=_pairs(f"{group}/pids.events").get("max", 0),
+    )
 
 
-def _separate(groups: Mapping[str, str]) -> dict[str, float]:
+def _separate(groups: Mapping[str, str]) -> Usage:
     memory, pids = groups["memory"], groups["pids"]
     detail = _pairs(f"{memory}/memory.stat")
     current = _number(f"{memory}/memory.usage_in_bytes")
     # "cache" counts shared memory too, which cannot be dropped and so is used for good.
     cache = detail.get("total_cache", 0) - detail.get("total_shmem", 0)
     accounting = groups.get("cpuacct")
-    return {
-        "cpu_seconds": _number(f"{accounting}/cpuacct.usage") / 1e9 if accounting else 0.0,
-        "memory_bytes": max(0, current - cache),
-        "memory_peak_bytes": _number(f"{memory}/memory.max_usage_in_bytes"),
-        "processes": _number(f"{pids}/pids.current"),
-        "oom_kills": _pairs(f"{memory}/memory.oom_control").get("oom_kill", 0),
-        "pids_denied": _pairs(f"{pids}/pids.events").get("max", 0),
-    }
+    return Usage(
+        cpu_seconds=_number(f"{accounting}/cpuacct.usage") / 1e9 if accounting else 0.0,
+        memory_bytes=max(0, current - cache),
+        memory_peak_bytes=_number(f"{memory}/memory.max_usage_in_bytes"),
+        processes=_number(f"{pids}/pids.current"),
+        oom_kills=_pairs(f"{memory}/memory.oom_control").get("oom_kill", 0),
+        pids_denied=_pairs(f"{pids}/pids.events").get("max", 0),
+    )
 
 
-def _processes(init_pid: int) -> dict[str, float]:
+def _processes(init_pid: int) -> Usage:
     """Sum over the processes of the sandbox's pid namespace."""
     ticks = resident = count = 0
     children = _children()
@@ -73,12 +74,12 @@ def _processes(init_pid: int) -> dict[str, float]:
                 ticks += int(fields[13]) + int(fields[14])
             resident += _unshared_pages(pid)
     memory = resident * _PAGE
-    return {
-        "cpu_seconds": ticks / _TICKS,
-        "memory_bytes": memory,
-        "memory_peak_bytes": memory,
-        "processes": count,
-    }
+    return Usage(
+        cpu_seconds=ticks / _TICKS,
+        memory_bytes=memory,
+        memory_peak_bytes=memory,
+        processes=count,
+    )
 
 
 def _children() -> dict[int, list[int]]:

@@ -90,8 +90,10 @@ class Place:
 
     def cgroups(self) -> set[str]:
         """Of both kinds: one tree, or one for each controller."""
-        name = f"paracle-sandbox/{self.cgroup_name}*/**/"
-        return {str(path) for top in (name, f"*/{name}") for path in _CGROUPS.glob(top)}
+        name = f"paracle-sandbox/{self.cgroup_name}*"
+        tops = [path for top in (name, f"*/{name}") for path in _CGROUPS.glob(top)]
+        # They may go while we look, which os.walk does not mind.
+        return {directory for top in tops for directory, _, _ in os.walk(top)}
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from hoststate import HostState, Place, clean_since, is_alive  # noqa: E402, F40
 MIB = 1 << 20
 BEAT_SECONDS = 0.05
 # Below this nobody notices, and a machine that runs other things too shows as much by itself.
-UNNOTICED_SECONDS = 0.25
+UNNOTICED_SECONDS = 0.5
 ANSWER_SECONDS = 1.0
 # What a loaded machine may add to any deadline.
 SLACK_SECONDS = 1.5

@@ -98,11 +98,15 @@ def _check_files(init: int, pid: int) -> None:
 async def test_posture_of_every_thread(native: NativeBackend, sandbox: Sandbox) -> None:
     assert _check_posture(native, sandbox) >= 1  # the guest alone
     first = await _background(sandbox, THREADS)
-    assert _check_posture(native, sandbox) >= 50 + 6
+    assert _check_posture(native, sandbox) >= 50 + 4
     await sandbox.execute("true")
     await sandbox.execute("true")
-    shell = await sandbox.start_command("echo ready; sleep 60", stdin=True)
-    assert _check_posture(native, sandbox) >= 50 + 7
+    ready = asyncio.Event()
+    shell = await sandbox.start_command(
+        "echo ready; sleep 60; true", stdin=True, on_stdout=lambda text: ready.set()
+    )
+    await asyncio.wait_for(ready.wait(), 20)
+    assert _check_posture(native, sandbox) > 50 + 4
     await shell.kill()
     await first.kill()
     assert _check_posture(native, sandbox) >= 1

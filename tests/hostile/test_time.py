@@ -222,3 +222,13 @@ async def test_a_program_that_ends_at_its_deadline_has_exactly_one_outcome():
                 await asyncio.gather(*(once(start + turn) for turn in range(4)))
         assert sum(outcomes.values()) == rounds
         assert (await sandbox.execute("exit 7"))["exit_code"] == 7
+
+
+async def test_the_heartbeat_of_a_neighbour_does_notice():
+    """The witness of every case above, in front of what it must complain about."""
+    async with Scene() as scene:
+        with pytest.raises(AssertionError, match="p99|answered"):
+            async with scene.neighbour():
+                for _ in range(6):
+                    time.sleep(0.8)  # a manager that does nothing else meanwhile
+                    await asyncio.sleep(0)

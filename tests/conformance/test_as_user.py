@@ -1,0 +1,76 @@
+"""The whole contract again as an ordinary user: no root, no cgroup, only user namespaces."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+USER = 54321  # nobody's: nothing on a machine belongs to it
+SECONDS = 900
+
+
+def _as_user(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    setpriv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--"]
+    return subprocess.run(
+        [*setpriv, *command], capture_output=True, text=True, **options
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def _interpreter() -> str:
+    """One that the user may run, of our own version: our packages have compiled parts."""
+    version = "import sys; print('%d.%d' % sys.version_info[:2])"
+    wanted = "%d.%d" % sys.version_info[:2]
+    for python in (os.path.realpath(sys.executable), "/usr/bin/python3", f"/usr/bin/python{wanted}"):
+        try:
+            if _as_user([python, "-I", "-c", version]).stdout.strip() == wanted:
+                return python
+        except OSError:
+            continue
+    pytest.skip(f"no Python {wanted} that an ordinary user may run; apt install python3")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A copy of the project that the user can read, and a home that is its own."""
+    place = Path(tempfile.mkdtemp(prefix="paracle-user-"))
+    try:
+        place.chmod(0o755)
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "src", place / "src", ignore=ignore)
+        shutil.copytree(ROOT / "tests" / "conformance", place / "tests/conformance", ignore=ignore)
+        shutil.copy(ROOT / "pyproject.toml", place)
+        packages = Path(pytest.__file__).parents[1]
+        if _as_user(["test", "-r", str(packages / "pytest/__init__.py")]).returncode != 0:
+            shutil.copytree(packages, place / "packages", ignore=ignore)
+        else:
+            (place / "packages").symlink_to(packages)
+        (place / "home").mkdir()
+        os.chown(place / "home", USER, USER)
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.skipif(os.geteuid() != 0, reason="test_native.py runs as this ordinary user already")
+def test_the_contract_holds_for_an_ordinary_user(folder: Path) -> None:
+    env = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "home"),
+        "PYTHONPATH": f"{folder}/src:{folder}/packages",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LANG": "C.UTF-8",
+    }
+    command = [_interpreter(), "-m", "pytest", "-q", "-p", "no:cacheprovider",
+               "tests/conformance/test_native.py"]  # fmt: skip
+    done = _as_user(command, cwd=folder, env=env, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout.splitlines()[-1]
+    print(done.stdout.splitlines()[-1])

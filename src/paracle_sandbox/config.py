@@ -56,7 +56,9 @@ class SandboxConfig(BaseModel):
             raise ValueError(f"working_dir must be a plain absolute path, not {value!r}")
         if value == "/" or any(value == d or value.startswith(d + "/") for d in _SYSTEM_DIRS):
             raise ValueError(f"working_dir may not be a system directory: {value!r}")
-        if value.startswith("/tmp"):
+        if value.startswith("/."):
+            raise ValueError(f"working_dir may not be a hidden directory of the root: {value!r}")
+        if value == "/tmp" or value.startswith("/tmp/"):
             raise ValueError("working_dir may not be inside /tmp, which is there already")
         return value
 

@@ -77,8 +77,8 @@ class SandboxExecutor:
     ) -> ExecutionResult:
         """Run ``agent_code`` in a fresh sandbox and wait for it.
 
-        A Path is a file of the host. A str is code, unless it is one line that ends in ``.py``
-        and names an existing file. ``inputs`` becomes ``inputs.json`` in the working directory.
+        A Path is a file of the host, a str is always code. ``inputs`` becomes ``inputs.json`` in
+        the working directory.
 
         Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError when the program
         was stopped, each with its partial output; SandboxCreationError or SandboxLimitError when

@@ -78,7 +78,7 @@ def verdict(usage: Usage, before: Counts, config: SandboxConfig, failed: bool) -
             f"Process limit exceeded: the sandbox may have {config.max_processes} processes",
             "pids",
             limit=config.max_processes,
-            usage=usage.processes,
+            usage=max(usage.processes, config.max_processes),
         )
     return disk_breach(usage, config)
 

@@ -159,6 +159,8 @@ class SandboxMonitor:
     def _record(self, stats: Stats) -> Sample:
         now, cpu_seconds = time.monotonic(), stats["cpu_seconds"]
         sample: Sample = {**stats, "timestamp": datetime.now(UTC).isoformat()}
+        # The first opens the first interval. What the sandbox used before is not the program's.
+        sample["cpu_percent"] = 0.0
         if self._previous is not None and now > self._previous[0]:
             then, used = self._previous
             sample["cpu_percent"] = max(0.0, 100.0 * (cpu_seconds - used) / (now - then))

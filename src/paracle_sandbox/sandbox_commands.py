@@ -139,6 +139,8 @@ class SandboxCommands(SandboxFiles):
         options: CommandOptions,
         script: str | None = None,
     ) -> Command:
+        if self._config.fresh_interpreter and request["op"] == "python":
+            request["fresh"] = True
         seconds = self._config.timeout_seconds if timeout is None else timeout
         max_output = options.get("max_output")
         terms = Terms(

@@ -17,16 +17,18 @@ SECONDS = 900
 
 def _as_user(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
     setpriv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--"]
-    return subprocess.run(
-        [*setpriv, *command], capture_output=True, text=True, **options
-    )  # type: ignore[call-overload, no-any-return]
+    return subprocess.run([*setpriv, *command], capture_output=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def _interpreter() -> str:
     """One that the user may run, of our own version: our packages have compiled parts."""
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
     wanted = "%d.%d" % sys.version_info[:2]
-    for python in (os.path.realpath(sys.executable), "/usr/bin/python3", f"/usr/bin/python{wanted}"):
+    for python in (
+        os.path.realpath(sys.executable),
+        "/usr/bin/python3",
+        f"/usr/bin/python{wanted}",
+    ):
         try:
             if _as_user([python, "-I", "-c", version]).stdout.strip() == wanted:
                 return python

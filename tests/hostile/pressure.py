@@ -141,21 +141,25 @@ class Heartbeat:
         self._manager = manager
         self._sandbox = sandbox
         self._beats: list[float] = []
+        self._since: float | None = None
         self._answers: list[float] = []
 
     async def __aenter__(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def __aexit__(self, kind: object, *_: object) -> None:
+        if self._since is not None:  # one under way counts, or a heart that stopped would not
+            self._beats.append(time.monotonic() - self._since)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
     async def _run(self) -> None:
         while True:
-            started = time.monotonic()
+            self._since = time.monotonic()
             result = await self._sandbox.execute(["true"])
-            self._beats.append(time.monotonic() - started)
+            self._beats.append(time.monotonic() - self._since)
+            self._since = None
             assert result["exit_code"] == 0
             started = time.monotonic()
             assert await self._manager.get(self._sandbox.sandbox_id) is self._sandbox

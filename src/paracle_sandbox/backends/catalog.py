@@ -13,7 +13,8 @@ from .base import Backend, Health
 from .registry import BACKENDS, LATER, explain, get_backend
 
 if TYPE_CHECKING:
-    from .native.templates import Templates
+    from .native.templates import Template as Template
+    from .native.templates import Templates as Templates
 
 # The fake backend's sandboxes live and die inside one process: no other can see them.
 _LISTED = tuple(name for name in BACKENDS if name != "fake")

@@ -15,7 +15,7 @@ from .endings import UsageFault, ends_with_a_code
 from .options import settings_or_fault
 
 if TYPE_CHECKING:
-    from ..backends.native.templates import Template, Templates
+    from ..backends.catalog import Template, Templates
 
 app = typer.Typer(
     help="Sets of packages that native sandboxes start with.",

@@ -18,7 +18,7 @@ from typing import Tuple
 
 from .kernel import SET_CHILD_SUBREAPER, close_from, prctl
 from .launch import Launch
-from .oom import OomFirst
+from .oom import NO_CHANGE, OomFirst
 from .start import Refused, start_program
 
 # What the keeper says: one tag and one number.
@@ -31,7 +31,10 @@ Fds = Tuple[int, int, int, int]  # the program's stdin, stdout, stderr; the keep
 
 def start_keeper(launch: Launch, fds: Fds, oom: OomFirst) -> int:
     """Fork a keeper; its pid. The descriptors are all above 3."""
-    pid = os.fork()
+    # The score is inherited through us: taking it on ourselves would mean to be dumpable for a
+    # moment, and open to other programs of the sandbox.
+    with oom:
+        pid = os.fork()
     if pid:
         return pid
     code = 1
@@ -40,7 +43,6 @@ def start_keeper(launch: Launch, fds: Fds, oom: OomFirst) -> int:
         # here. All other signals are blocked, as in the guest.
         signal.set_wakeup_fd(-1)
         prctl(SET_CHILD_SUBREAPER, 1)
-        oom.close()  # it is the guest's score, not ours
         _keep(launch, fds)
         code = 0
     finally:
@@ -64,7 +66,7 @@ def _keep(launch: Launch, fds: Fds) -> None:
 def _start(launch: Launch) -> int:
     """The pid of the program, or 0 after telling the guest what failed."""
     try:
-        return start_program(launch, (0, 1, 2), None, OomFirst())
+        return start_program(launch, (0, 1, 2), None, NO_CHANGE)
     except Refused as refused:
         _say(refused.tag, refused.code)
         return 0

@@ -33,13 +33,19 @@ class OomFirst:
     def __exit__(self, *_: object) -> None:
         self._write(self._before)
 
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
     def _write(self, score: bytes) -> None:
         try:
             os.pwrite(self._fd, score, 0)
         except OSError:
             pass
+
+
+class _NoChange(OomFirst):
+    """For a process that has the score already."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._before = b""
+
+
+NO_CHANGE = _NoChange()

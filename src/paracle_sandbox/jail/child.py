@@ -33,8 +33,6 @@ class Child:
     host_end: socket.socket | None = None
     disk_fd: int = -1
     state: str = "starting"  # starting, parked, running, dying
-    sandbox_id: str | None = None
-    record: dict[str, Any] = field(default_factory=dict)
     request: dict[str, Any] | None = None
     waiters: list[int] = field(default_factory=list)
     failure: dict[str, Any] | None = None

@@ -38,7 +38,8 @@ _PROC_READ_ONLY = ("sys",)
 _EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
 
 _RLIMITS = {
-    resource.RLIMIT_CORE: (0, 0),
+    # Not 0, which does not keep the kernel from starting a core_pattern program on the host.
+    resource.RLIMIT_CORE: (1, 1),
     resource.RLIMIT_NOFILE: (1024, 4096),
     resource.RLIMIT_MEMLOCK: (64 << 10, 64 << 10),
     resource.RLIMIT_MSGQUEUE: (0, 0),

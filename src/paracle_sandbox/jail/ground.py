@@ -73,12 +73,13 @@ class Ground:
             return Volume.create(data_dir, size, self._place + root.VOLUME), ""
         except VolumeUnavailable as error:
             return None, f"workspaces are in memory: {error}"
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return None, f"workspaces are in memory: no volume ({error})"
 
     def posture(self) -> dict[str, Any]:
         return {
             "instance": self.instance,
+            "token": self.records.token,
             "rootless": self._rootless,
             "cgroup_version": self.cgroups.version if self.cgroups else 0,
             "cgroup_note": self.cgroup_note,

@@ -1,6 +1,6 @@
 """How a spawner comes up: the program that the owner starts, and its two processes.
 
-The owner runs ``python3 -I -S -E -c "...launch.main(fd)"`` with an empty environment. The
+The owner runs ``python3 -I -S -E -c "... launch.main(control, options)"`` with an empty environment. The
 started process (the launcher) makes the namespaces that need a fork to take effect, forks the
 spawner into them, and only waits: when it dies the spawner dies, and the other way round.
 """
@@ -18,16 +18,12 @@ from typing import Any
 
 from . import kernel
 
-_MAX_OPTIONS = 1 << 16
 
-
-def main(control_fd: int) -> None:
-    control = socket.socket(fileno=control_fd)
-    options = json.loads(control.recv(_MAX_OPTIONS))
+def main(control: socket.socket, options: dict[str, Any]) -> None:
     step = "start"
     try:
         options["rootless"] = os.geteuid() != 0
-        options["owner_fd"] = os.pidfd_open(options["owner"]["pid"])
+        options["owner_fd"] = os.pidfd_open(options["owner_pid"])
         step = "user namespace"
         if options["rootless"]:
             _become_root_of_a_user_namespace()

@@ -1,10 +1,13 @@
-"""The spawner's side of the records: one small file per sandbox, written before it is made.
+"""The spawner's side of the records: one small file per child, written before it is made.
 
-    <state>/instances/<k>   locked by the spawner that holds number k, as long as it lives
-    <state>/<id>.json       one per sandbox; parked children have records too
+    <state>/instances/<k>    locked by the spawner that holds number k, as long as it lives; its
+                             content is a token that no other spawner ever had
+    <state>/slot-<k>-*.json  one per child: where its cgroups are (written here)
+    <state>/<id>.json        one per sandbox: its name, owner and slot (written by the owner)
 
-A record whose instance is not locked belongs to a dead spawner, and anyone may sweep it. The
-lock is the kernel's: it cannot outlive the process, and a recycled pid cannot fake it.
+A record whose instance is not locked, or has another token, belongs to a dead spawner, and
+anyone may sweep it. The lock is the kernel's: it cannot outlive the process, and a recycled pid
+cannot fake it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
-from typing import Any
+import time
 
 MAX_INSTANCES = 1024
 
@@ -27,7 +30,10 @@ class Records:
         # Two state directories count their instances apart; what both name must not clash.
         found = os.fstat(self._dir)
         self.place = f"{found.st_dev:x}-{found.st_ino:x}"
+        self.token = os.urandom(8).hex()
         self.instance, self._lock = self._claim_instance()
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, self.token.encode(), 0)
 
     def _claim_instance(self) -> tuple[int, int]:
         for number in range(MAX_INSTANCES):
@@ -45,26 +51,25 @@ class Records:
             os.close(lock)
         raise OSError(f"{MAX_INSTANCES} spawners run already")
 
-    def write_new(self, name: str, record: dict[str, Any]) -> None:
-        """Raises FileExistsError when the name is taken."""
-        fd = os.open(
-            f"{name}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600,
-            dir_fd=self._dir,
-        )  # fmt: skip
+    def write(self, slot: str, cgroups: dict[str, str]) -> None:
+        """A slot of ours that is there already was a dead spawner's: ours is the number now."""
+        record = {
+            "slot": slot,
+            "instance": self.instance,
+            "token": self.token,
+            "cgroups": cgroups,
+            "created_at": time.time(),
+        }
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        fd = os.open(f"{slot}.json", flags, 0o600, dir_fd=self._dir)
         try:
             os.write(fd, json.dumps(record).encode())
         finally:
             os.close(fd)
 
-    def update(self, name: str, record: dict[str, Any]) -> None:
-        """Replace it whole: a reader sees the old or the new."""
-        self.remove(f"{name}.new")
-        self.write_new(f"{name}.new", record)
-        os.rename(f"{name}.new.json", f"{name}.json", src_dir_fd=self._dir, dst_dir_fd=self._dir)
-
-    def remove(self, name: str) -> None:
+    def remove(self, slot: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{name}.json", dir_fd=self._dir)
+            os.unlink(f"{slot}.json", dir_fd=self._dir)
 
     def close(self) -> None:
         """Unlink first, unlock after: a newcomer that opened the old name sees that it is gone."""

@@ -43,7 +43,7 @@ _NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\nservices: files\npro
 def build(root: str, template_dir: str | None, *, rootless: bool) -> None:
     """Lay out the tree at ``root``, an existing directory, in this mount namespace."""
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=4m")
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=4m")
     for path in _EMPTY:
         os.mkdir(root + path, 0o755)
     os.symlink("/tmp", root + "/var/tmp")

@@ -10,7 +10,8 @@ when its owner does, and takes everything with it: being PID 1, its death is tha
 sandbox, and what it leaves on disk (records, cgroups) is removed by itself or by the next
 sweep.
 
-Messages are JSON, one a packet; a request carries a number that its answer repeats.
+Messages are JSON, one a packet; a request carries a number that its answer repeats. None says
+what a sandbox is called or whose it is: what is in this memory is in that of every later one.
 """
 
 from __future__ import annotations
@@ -52,10 +53,8 @@ class Spawner:
         self._idle_modules: list[str] = options["idle_modules"]
         self._failpoints: dict[str, str] = options["failpoints"]
         self._steps = Steps(self._failpoints, self._at_failpoint)
-        self._owner: dict[str, Any] = options["owner"]
         self._owner_fd: int = options["owner_fd"]
         self._children: dict[str, Child] = {}
-        self._by_id: dict[str, Child] = {}
         self._parked: deque[Child] = deque()
         self._busy: list[tuple[float, Child]] = []
         self._slots = 0
@@ -111,9 +110,6 @@ class Spawner:
 
     def _create(self, message: dict[str, Any]) -> None:
         shape = Shape(**message["shape"])
-        if message["id"] in self._by_id:
-            self._answer(message["request"], error="conflict", message="the id is taken")
-            return
         child = self._take_parked() if shape == self._stock_shape else None
         if child is None:
             try:
@@ -122,8 +118,6 @@ class Spawner:
                 self._answer(message["request"], error=failed.step, message=str(failed))
                 return
         child.request = message
-        child.sandbox_id = message["id"]
-        self._by_id[message["id"]] = child
         if child.state == "parked":
             self._hand_over(child)
 
@@ -136,7 +130,7 @@ class Spawner:
         return None
 
     def _destroy(self, message: dict[str, Any]) -> None:
-        child = self._by_id.get(message["id"])
+        child = self._children.get(message["slot"])
         if child is None:
             self._answer(message["request"])
             return
@@ -144,7 +138,7 @@ class Spawner:
         self._kill(child)
 
     def _disk(self, message: dict[str, Any]) -> None:
-        child = self._by_id.get(message["id"])
+        child = self._children.get(message["slot"])
         used, limit = self._ground.disk_usage(child) if child else (0, 0)
         self._answer(message["request"], used=used, limit=limit)
 
@@ -156,8 +150,7 @@ class Spawner:
         child = Child(f"slot-{ground.instance}-{self._slots}", shape, ground.take_identity())
         try:
             with self._steps.step("record"):
-                child.record = self._new_record(child)
-                ground.records.write_new(child.slot, child.record)
+                ground.records.write(child.slot, ground.cgroup_paths(child.slot))
             with self._steps.step("volume"):
                 if ground.volume and not shape.tmpfs_mb:
                     ground.volume.create_subvolume(child.slot)
@@ -181,16 +174,6 @@ class Spawner:
         with contextlib.suppress(OSError):  # it died meanwhile: its status will say so
             child.status.send(b"go")
         return child
-
-    def _new_record(self, child: Child) -> dict[str, Any]:
-        return {
-            "slot": child.slot,
-            "instance": self._ground.instance,
-            "owner": self._owner,
-            "cgroups": self._ground.cgroup_paths(child.slot),
-            "created_at": time.time(),
-            "state": "creating",
-        }
 
     def _abandon(self, child: Child) -> None:
         """Undo a start that failed half way."""
@@ -221,7 +204,6 @@ class Spawner:
                 self._stock_size = 0  # the next request meets the same step and reports it
             self._kill(child)
             return
-        child.record.update(state="parked", init=self._ground.process_of(child.pidfd))
         if child.request is not None:
             self._hand_over(child)
         else:
@@ -229,7 +211,7 @@ class Spawner:
             self._parked.append(child)
 
     def _hand_over(self, child: Child) -> None:
-        """Give a finished child its limits and its name, and its channel to the owner."""
+        """Give a finished child its limits, and its channel to the owner."""
         request, ground = child.request, self._ground
         assert request is not None and child.host_end is not None
         try:
@@ -238,22 +220,19 @@ class Spawner:
             with self._steps.step("disk limit"):
                 if ground.volume and not child.shape.tmpfs_mb:
                     ground.volume.limit(child.slot, request["disk_bytes"])
-            with self._steps.step("name"):
-                child.record.update(request["record"], state="running", id=request["id"])
-                ground.records.write_new(request["id"], child.record)
         except StepFailed as failed:
-            taken = isinstance(failed.__cause__, FileExistsError)
-            step = "conflict" if taken else failed.step
-            child.failure = {"step": step, "message": str(failed)}
-            child.sandbox_id = None if taken else child.sandbox_id
-            self._by_id.pop(request["id"], None)
+            child.failure = {"step": failed.step, "message": str(failed)}
             self._kill(child)
             return
-        ground.records.remove(child.slot)
         child.state = "running"
         child.request = None
-        fds = (child.host_end.fileno(),)
-        self._answer(request["request"], fds, pid=child.record["init"]["pid"], record=child.record)
+        self._answer(
+            request["request"],
+            (child.host_end.fileno(),),
+            slot=child.slot,
+            init=ground.process_of(child.pidfd),
+            cgroups=ground.cgroup_paths(child.slot),
+        )
         child.host_end.close()
         child.host_end = None
 
@@ -311,10 +290,6 @@ class Spawner:
             with contextlib.suppress(FileNotFoundError):
                 ground.volume.delete_subvolume(child.slot)
         ground.records.remove(child.slot)
-        if child.sandbox_id is not None:
-            ground.records.remove(child.sandbox_id)
-            if self._by_id.get(child.sandbox_id) is child:
-                del self._by_id[child.sandbox_id]
         self._children.pop(child.slot, None)
         ground.give_identity_back(child.identity)
         child.close()

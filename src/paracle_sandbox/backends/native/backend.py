@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +27,11 @@ from ...errors import (
     SandboxExecutionError,
     SandboxNotFoundError,
 )
+from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
-from .records import Record, RecordStore, kill_process
-from .spawner import Spawner, default_python
+from .records import Record, RecordStore, kill_process, start_time
+from .spawner import Spawner, boot_id, default_python
 from .templates import Template, Templates
 from .usage import read_usage
 
@@ -59,7 +61,9 @@ class NativeBackend(Backend):
     async def health(self) -> Health:
         from .health import examine
 
-        return await examine(self)
+        # A private instance: no stock, nothing downloaded, and gone with its spawner afterwards.
+        probe = NativeBackend(replace(self.settings, template_build=False, stock=0))
+        return await examine(probe)
 
     # -- create and destroy --------------------------------------------------------------
 
@@ -67,26 +71,41 @@ class NativeBackend(Backend):
         self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
     ) -> None:
         require_linux()
-        if sandbox_id in self._owned:
-            raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+        check_sandbox_id(sandbox_id)
         template = await self.templates.for_image(config.base_image)
         spawner = await self.spawner(template)
         self._refuse_missing_limits(spawner, config)
-        answer, fds = await spawner.request(
-            "create", **_create_request(sandbox_id, config, labels, template, spawner.posture)
-        )
-        if "error" in answer:
-            raise _creation_error(answer, sandbox_id)
-        owned = _Owned(spawner, socket.socket(fileno=fds[0]), answer["pid"], answer["record"])
-        self._owned[sandbox_id] = owned
+        record = _new_record(sandbox_id, config, labels, template, spawner.posture)
+        self._claim(sandbox_id, record)
+        try:
+            answer, fds = await spawner.request("create", **_create_request(config, spawner.posture))
+            if "error" in answer:
+                raise _creation_error(answer, sandbox_id)
+            record.update({key: answer[key] for key in ("slot", "init", "cgroups")}, state="running")
+            self._owned[sandbox_id] = owned = _Owned(spawner, socket.socket(fileno=fds[0]), record)
+            self.records.replace(sandbox_id, record)
+        except BaseException:
+            self.records.remove(sandbox_id)
+            raise
         if config.network_mode == "bridge":
             await self._give_network(sandbox_id, owned)
+
+    def _claim(self, sandbox_id: str, record: dict[str, Any]) -> None:
+        """Take the name, before anything is made."""
+        for _ in range(2):
+            try:
+                self.records.write_new(sandbox_id, record)
+            except FileExistsError:
+                self.records.sweep()  # it may be a dead one's
+            else:
+                return
+        raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
 
     async def _give_network(self, sandbox_id: str, owned: _Owned) -> None:
         from . import network
 
         try:
-            owned.link = await network.attach(owned.init_pid)
+            owned.link = await network.attach(owned.record["init"]["pid"])
         except BaseException:
             await self.destroy(sandbox_id)
             raise
@@ -159,15 +178,17 @@ class NativeBackend(Backend):
             await self._destroy_foreign(sandbox_id)
             return
         try:
-            answer, _ = await owned.spawner.request("destroy", id=sandbox_id)
+            answer, _ = await owned.spawner.request("destroy", slot=owned.record["slot"])
         except SandboxExecutionError:
             # The spawner died, and everything with it; its records and cgroups are left.
             await owned.spawner.close()
             self.records.sweep()
+            self.records.remove(sandbox_id)
             return
         finally:
             owned.close()
             await _take_network([owned])
+        self.records.remove(sandbox_id)
         if answer.get("left"):
             raise SandboxCleanupError(
                 f"Sandbox {sandbox_id} could not be removed: {answer['left']}", sandbox_id
@@ -180,15 +201,16 @@ class NativeBackend(Backend):
             return
         await asyncio.to_thread(kill_process, record.content.get("init", {}))
         deadline = asyncio.get_running_loop().time() + _FOREIGN_SECONDS
-        while record.path.exists():
+        while self.records.has_slot(record):
             self.records.sweep()
             if asyncio.get_running_loop().time() > deadline:
                 raise SandboxCleanupError(f"Sandbox {sandbox_id} is still there", sandbox_id)
             await asyncio.sleep(0.01)
+        self.records.remove(sandbox_id)
 
     def init_pid(self, sandbox_id: str) -> int:
         """The first process of a sandbox of ours, as this machine counts."""
-        return self._owned[sandbox_id].init_pid
+        return int(self._owned[sandbox_id].record["init"]["pid"])
 
     # -- look ----------------------------------------------------------------------------
 
@@ -201,7 +223,7 @@ class NativeBackend(Backend):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
         if owned is None:
             return usage
-        disk, _ = await owned.spawner.request("disk", id=sandbox_id)
+        disk, _ = await owned.spawner.request("disk", slot=record["slot"])
         used, limit = disk["used"], disk["limit"]
         slack = max(_DISK_SLACK, limit // _DISK_SLACK_SHARE)
         return replace(usage, disk_bytes=used, disk_full=bool(limit) and used + slack >= limit)
@@ -213,7 +235,8 @@ class NativeBackend(Backend):
         return record
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        return [_info(record, self.records) for record in self.records.all() if "id" in record.content]
+        records = [record for record in self.records.all() if "id" in record.content]
+        return [_info(record, self.records) for record in records if self.records.has_slot(record)]
 
     async def close(self) -> None:
         known = list(self._spawners.values())
@@ -224,8 +247,9 @@ class NativeBackend(Backend):
         await asyncio.gather(*starting, return_exceptions=True)
         spawners = [spawner for spawner in known if isinstance(spawner, Spawner)]
         ended = list(self._owned.values())
-        for owned in ended:
+        for sandbox_id, owned in self._owned.items():
             owned.close()
+            self.records.remove(sandbox_id)
         self._owned.clear()
         await asyncio.gather(*(spawner.close() for spawner in spawners))
         await _take_network(ended)
@@ -235,11 +259,10 @@ class _Owned:
     """What this process holds of a sandbox it made."""
 
     def __init__(
-        self, spawner: Spawner, channel: socket.socket, init_pid: int, record: dict[str, Any]
+        self, spawner: Spawner, channel: socket.socket, record: dict[str, Any]
     ) -> None:
         self.spawner = spawner
         self.channel: socket.socket | None = channel
-        self.init_pid = init_pid
         self.record = record
         self.link: Link | None = None
 
@@ -282,13 +305,8 @@ def require_own_directory(path: Path) -> None:
         )
 
 
-def _create_request(
-    sandbox_id: str,
-    config: SandboxConfig,
-    labels: Mapping[str, str],
-    template: Template,
-    posture: Mapping[str, Any],
-) -> dict[str, Any]:
+def _create_request(config: SandboxConfig, posture: Mapping[str, Any]) -> dict[str, Any]:
+    """What the spawner must know, and no more: its memory is in every later sandbox."""
     shape = {
         "network": config.network_mode,
         "working_dir": config.working_dir,
@@ -301,25 +319,31 @@ def _create_request(
         "cpu_cores": config.cpu_cores,
         "max_processes": config.max_processes,
     }
-    record = {
-        "labels": dict(labels),
-        "template": template.name,
-        "config": config.model_dump(
-            mode="json", include={"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
-        ),
-    }
+    return {"shape": shape, "limits": limits, "disk_bytes": config.disk_mb * _MB}
+
+
+def _new_record(
+    sandbox_id: str,
+    config: SandboxConfig,
+    labels: Mapping[str, str],
+    template: Template,
+    posture: Mapping[str, Any],
+) -> dict[str, Any]:
+    shown = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
     return {
         "id": sandbox_id,
-        "shape": shape,
-        "limits": limits,
-        "disk_bytes": config.disk_mb * _MB,
-        "record": record,
+        "state": "creating",
+        "instance": posture["instance"],
+        "token": posture["token"],
+        "owner": {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id()},
+        "template": template.name,
+        "labels": dict(labels),
+        "config": config.model_dump(mode="json", include=shown),
+        "created_at": time.time(),
     }
 
 
 def _creation_error(answer: Mapping[str, Any], sandbox_id: str) -> SandboxCreationError:
-    if answer["error"] == "conflict":
-        return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
     return SandboxCreationError(
         f"The sandbox could not be made: {answer['message']}. Nothing was started. "
         "`paracle sandbox health` shows what this machine lacks.",
@@ -361,7 +385,7 @@ def _resolv_conf() -> str:
 
 def _info(record: Record, records: RecordStore) -> SandboxInfo:
     content = record.content
-    alive = records.is_alive(record.instance)
+    alive = records.is_alive(record)
     return SandboxInfo(
         sandbox_id=record.sandbox_id,
         backend="native",

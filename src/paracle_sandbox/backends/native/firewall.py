@@ -16,7 +16,6 @@ forward policy is `drop` (Docker and ufw set it), let the interfaces pass there,
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from ipaddress import IPv4Network
@@ -115,7 +114,7 @@ def rules(prefix: str, sandboxes: IPv4Network) -> str:
 
 
 def find_nft() -> str | None:
-    return shutil.which("nft", path=os.pathsep.join((os.environ.get("PATH", ""), _SYSTEM_PATH)))
+    return shutil.which("nft") or shutil.which("nft", path=_SYSTEM_PATH)
 
 
 def load(prefix: str, sandboxes: IPv4Network) -> None:

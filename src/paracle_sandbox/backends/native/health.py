@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
-
 from typing import TYPE_CHECKING, Any
 
 from ...channel.connection import Connection
@@ -36,14 +34,9 @@ print(denied(lambda: open("/usr/x", "w")), denied(unshare), denied(net), denied(
 """
 
 
-async def examine(backend: NativeBackend) -> Health:
-    """Never raises: what goes wrong is the answer."""
-    from .backend import NativeBackend, require_linux
-
-    # A private instance: no stock, nothing downloaded, and gone with its spawner afterwards.
-    probe = NativeBackend(replace(backend.settings, template_build=False, stock=0))
+async def examine(probe: NativeBackend) -> Health:
+    """Uses the backend up. Never raises: what goes wrong is the answer."""
     try:
-        require_linux()
         layers = tuple([layer async for layer in _measure(probe)])
     except (SandboxError, OSError) as error:
         return Health("native", False, str(error), getattr(error, "remedy", ""))

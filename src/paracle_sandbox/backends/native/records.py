@@ -67,15 +67,37 @@ class RecordStore:
             return None
         return Record(path, content)
 
-    def is_alive(self, instance: int) -> bool:
-        """Whether a spawner holds this instance number."""
-        lock = self._open_lock(instance)
+    def write_new(self, sandbox_id: str, content: dict[str, Any]) -> None:
+        """Raises FileExistsError when the id is taken."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(self._dir / f"{sandbox_id}.json", flags, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+
+    def replace(self, sandbox_id: str, content: dict[str, Any]) -> None:
+        """As a whole: a reader sees the old or the new."""
+        fresh = self._dir / f".{sandbox_id}.new"
+        fresh.write_text(json.dumps(content))
+        fresh.rename(self._dir / f"{sandbox_id}.json")
+
+    def remove(self, sandbox_id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self._dir / f"{sandbox_id}.json").unlink()
+
+    def has_slot(self, record: Record) -> bool:
+        """Whether its spawner still has the child behind a sandbox."""
+        slot = record.content.get("slot")
+        return isinstance(slot, str) and (self._dir / f"{slot}.json").exists()
+
+    def is_alive(self, record: Record) -> bool:
+        """Whether the spawner of a record lives: it holds its number, and the number is its."""
+        lock = self._open_lock(record.instance)
         if lock is None:
             return False
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            return os.pread(lock, 64, 0).decode(errors="replace") == record.content.get("token")
         finally:
             os.close(lock)
         return False
@@ -90,8 +112,11 @@ class RecordStore:
         """Remove what dead spawners left. Returns how many sandboxes that were."""
         swept = 0
         for record in list(self.all()):
-            with self._hold(record.instance) as dead:
-                if dead and record.path.exists():
+            if self.is_alive(record):
+                continue
+            with self._hold(record.instance) as free:
+                # Not free, but another's: the number has a new holder, which this one was not.
+                if (free or not self.is_alive(record)) and record.path.exists():
                     _remove_remains(record.content)
                     with contextlib.suppress(FileNotFoundError):
                         record.path.unlink()
@@ -115,6 +140,8 @@ class RecordStore:
             yield False
         else:
             yield True
+            with contextlib.suppress(OSError):
+                (self._dir / "instances" / str(instance)).unlink()
         finally:
             os.close(lock)
 
@@ -122,10 +149,11 @@ class RecordStore:
         """Directories and half-written files of instances that are gone."""
         for place in self._dir.glob("root-*"):
             number = place.name.removeprefix("root-")
-            if number.isdigit() and not self.is_alive(int(number)):
-                with contextlib.suppress(OSError):
-                    place.rmdir()
-        for path in self._dir.glob("*.json"):
+            if number.isdigit():
+                with self._hold(int(number)) as free, contextlib.suppress(OSError):
+                    if free:
+                        place.rmdir()
+        for path in (*self._dir.glob("*.json"), *self._dir.glob(".*.new")):
             old = time.time() - _mtime(path) > 60
             if old and self._read(path) is None:
                 with contextlib.suppress(OSError):

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BackendUnavailableError, SandboxExecutionError
-from .records import start_time
 
 _MAX_MESSAGE = 1 << 16
 _START_SECONDS = 60.0
 _PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
+# The path of the package comes over the socket: a command line can be read inside.
 _PROGRAM = (
-    "import sys; sys.path.insert(0, {path!r}); "
-    "from paracle_sandbox.jail.launch import main; main({fd})"
+    "import json, socket, sys; control = socket.socket(fileno={fd}); "
+    "options = json.loads(control.recv(65536)); sys.path.insert(0, options['package_path']); "
+    "from paracle_sandbox.jail.launch import main; main(control, options)"
 )
 
 
@@ -44,7 +45,7 @@ class Spawner:
         """Raises BackendUnavailableError when it cannot come up; the message names the step."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        program = _PROGRAM.format(path=_PACKAGE_PATH, fd=theirs.fileno())
+        program = _PROGRAM.format(fd=theirs.fileno())
         with theirs:
             process = subprocess.Popen(
                 [python, "-I", "-S", "-E", "-c", program],
@@ -58,8 +59,7 @@ class Spawner:
                 start_new_session=True,
             )
         spawner = cls(process, ours)
-        owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id()}
-        message = {**options, "owner": owner, "package_path": _PACKAGE_PATH}
+        message = {**options, "owner_pid": os.getpid(), "package_path": _PACKAGE_PATH}
         try:
             spawner._attach()
             spawner._ready = asyncio.get_running_loop().create_future()

@@ -42,7 +42,11 @@ class Leftovers:
     def _strays(self, in_stock: int) -> list[str]:
         spawners = _children(_children([os.getpid()]))
         parked = _children(spawners)
-        strays = _children(parked)
+        # A parked guest may have forked one keeper ahead of need, which has nothing to keep yet.
+        keepers = _children(parked)
+        strays = _children(keepers)
+        if len(keepers) > len(parked):
+            strays += keepers
         if len(parked) > in_stock:
             strays += parked
         return [f"process {pid}: {_read(f'/proc/{pid}/cmdline')[:100]!r}" for pid in strays]

@@ -31,7 +31,7 @@ CONFIRM_SECONDS = 3.0
 _CALLBACK_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
 # A run this short is only checked for limits when it failed: usage costs more than it tells.
-_SHORT_SECONDS = 0.3
+_SHORT_SECONDS = 0.02
 _KILLED = -signal.SIGKILL
 
 

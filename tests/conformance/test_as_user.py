@@ -16,14 +16,15 @@ SECONDS = 900
 
 
 def _as_user(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    setpriv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--"]
+    # By way of env: setpriv itself still has root's powers when it executes what it is given.
+    setpriv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "env", "--"]
     return subprocess.run([*setpriv, *command], capture_output=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def _interpreter() -> str:
     """One that the user may run, of our own version: our packages have compiled parts."""
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
-    wanted = "%d.%d" % sys.version_info[:2]
+    wanted = ".".join(map(str, sys.version_info[:2]))
     for python in (
         os.path.realpath(sys.executable),
         "/usr/bin/python3",

@@ -159,7 +159,9 @@ class Spawner:
                 if ground.cgroups:
                     ground.cgroups.create(child.slot)
             with self._steps.step("fork"):
-                setup = {**self._setup, "working_dir": shape.working_dir, "seed": ahead}
+                # Limits that belong to processes, not to a group, would not reach a seed.
+                seed = ahead and ground.cgroups is not None
+                setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
                 fork(child, ground.own_pidns, self._failpoints, setup, ground.program)
             self._children[child.slot] = child
             assert child.status is not None

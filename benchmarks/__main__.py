@@ -45,7 +45,10 @@ class Bench:
 
     def note(self, times: Times, about: str = "") -> Times:
         self.times.append((times, about))
-        print(f"  {times.name:44} {times.p50:8.2f} {times.p95:8.2f} {times.p99:8.2f}  {about}", flush=True)
+        print(
+            f"  {times.name:44} {times.p50:8.2f} {times.p95:8.2f} {times.p99:8.2f}  {about}",
+            flush=True,
+        )
         return times
 
     def row(self, what: str, measured: str, ratio: float, most: float, budget: str) -> None:
@@ -68,46 +71,89 @@ class Bench:
 
     async def _fresh(self) -> None:
         for label, pause in (("back to back", 0.0), ("one every 100 ms", PACE_SECONDS)):
-            bare = self.note(await timed_command(f"bare python3 -I -c, {label}", self.hello, self.count, pause))
+            bare = self.note(
+                await timed_command(f"bare python3 -I -c, {label}", self.hello, self.count, pause)
+            )
             fresh = self.note(
                 await ours.fresh_times(f"native fresh + hello, {label}", None, self.count, pause),
                 "full posture, all limits; stock of parked children",
             )
             cold = self.note(
-                await ours.fresh_times(f"native fresh + hello, no stock, {label}", 0, self.count, pause),
+                await ours.fresh_times(
+                    f"native fresh + hello, no stock, {label}", 0, self.count, pause
+                ),
                 "full posture, all limits; nothing ahead of need",
             )
             what = f"native: create + hello + destroy, {label}"
-            self.row(f"{what}, p50", f"{fresh.p50:.1f} ms (no stock: {cold.p50:.1f})", fresh.p50 / bare.p50, 0.5, "<= 0.5x bare Python")
-            self.row(f"{what}, p99", f"{fresh.p99:.1f} ms (no stock: {cold.p99:.1f})", fresh.p99 / bare.p50, 2.0, "<= 2x bare Python")
+            self.row(
+                f"{what}, p50",
+                f"{fresh.p50:.1f} ms (no stock: {cold.p50:.1f})",
+                fresh.p50 / bare.p50,
+                0.5,
+                "<= 0.5x bare Python",
+            )
+            self.row(
+                f"{what}, p99",
+                f"{fresh.p99:.1f} ms (no stock: {cold.p99:.1f})",
+                fresh.p99 / bare.p50,
+                2.0,
+                "<= 2x bare Python",
+            )
 
     async def _live(self) -> None:
         for label, pause in (("back to back", 0.0), ("one every 100 ms", PACE_SECONDS)):
             bare = await timed_command("", self.hello, self.count, pause)
-            sh = self.note(await timed_command(f"bare sh -c true, {label}", ["sh", "-c", "true"], self.count, pause))
+            sh = self.note(
+                await timed_command(
+                    f"bare sh -c true, {label}", ["sh", "-c", "true"], self.count, pause
+                )
+            )
             hello, true = await ours.live_times(self.count, pause)
             self.note(Times(f"native hello in a live sandbox, {label}", hello.values))
             self.note(Times(f"native sh true in a live sandbox, {label}", true.values))
-            self.row(f"native: hello in a live sandbox, {label}, p50", f"{hello.p50:.2f} ms", hello.p50 / bare.p50, 0.25, "<= 0.25x bare Python")
-            self.row(f"native: sh true in a live sandbox, {label}, p50", f"{true.p50:.2f} ms", true.p50 / sh.p50, 4.0, "<= 4x bare sh")
+            self.row(
+                f"native: hello in a live sandbox, {label}, p50",
+                f"{hello.p50:.2f} ms",
+                hello.p50 / bare.p50,
+                0.25,
+                "<= 0.25x bare Python",
+            )
+            self.row(
+                f"native: sh true in a live sandbox, {label}, p50",
+                f"{true.p50:.2f} ms",
+                true.p50 / sh.p50,
+                4.0,
+                "<= 4x bare sh",
+            )
 
     async def _peers(self) -> None:
         peers.install()
         for peer in peers.PEERS:
             try:
-                self.note(await timed_command(peer.name, peer.command(self.python), self.count // 2), peer.guarantees)
+                self.note(
+                    await timed_command(peer.name, peer.command(self.python), self.count // 2),
+                    peer.guarantees,
+                )
             except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
                 print(f"  {peer.name}: left out: {str(error).strip().splitlines()[-1][:120]}")
 
     async def _throughput(self) -> None:
         async def bare(_: int) -> None:
-            process = await asyncio.create_subprocess_exec(*self.hello, stdout=asyncio.subprocess.DEVNULL)
+            process = await asyncio.create_subprocess_exec(
+                *self.hello, stdout=asyncio.subprocess.DEVNULL
+            )
             await process.wait()
 
         theirs = await per_second(bare, 8, 5.0)
         mine = await ours.throughput(8, 5.0)
         print(f"  fresh per second, 8 at a time: native {mine:.0f}, bare Python {theirs:.0f}")
-        self.floor("native: fresh sandboxes per second, 8 at a time", f"{mine:.0f}/s = {mine / theirs:.1f}x of {theirs:.0f}/s", mine / theirs, 2.5, ">= 2.5x bare Python")
+        self.floor(
+            "native: fresh sandboxes per second, 8 at a time",
+            f"{mine:.0f}/s = {mine / theirs:.1f}x of {theirs:.0f}/s",
+            mine / theirs,
+            2.5,
+            ">= 2.5x bare Python",
+        )
 
     async def _pandas(self) -> None:
         fresh = await ours.pandas_times(max(5, self.count // 10))
@@ -116,35 +162,91 @@ class Bench:
             return
         packages = ours.NativeBackend(ours.settings()).templates.get("ml").path
         code = f"import sys; sys.path.append({str(packages)!r}); import pandas"
-        bare = self.note(await timed_command("bare import pandas", [self.python, "-I", "-c", code], 5))
+        bare = self.note(
+            await timed_command("bare import pandas", [self.python, "-I", "-c", code], 5)
+        )
         self.note(fresh, "ml template")
-        self.row("native, ml: create + import pandas + destroy, p50", f"{fresh.p50:.0f} ms", fresh.p50 / bare.p50, 0.1, "<= 0.1x bare import pandas")
+        self.row(
+            "native, ml: create + import pandas + destroy, p50",
+            f"{fresh.p50:.0f} ms",
+            fresh.p50 / bare.p50,
+            0.1,
+            "<= 0.1x bare import pandas",
+        )
 
     async def _cli(self) -> None:
         bare = await timed_command("", self.hello, 10)
-        whole = self.note(await timed_command("paracle sandbox execute hello.py", ours.cli_command(), max(5, self.count // 10)))
-        self.row("paracle sandbox execute, whole command, p50", f"{whole.p50:.0f} ms", whole.p50 / bare.p50, 15.0, "<= 15x bare Python")
+        whole = self.note(
+            await timed_command(
+                "paracle sandbox execute hello.py", ours.cli_command(), max(5, self.count // 10)
+            )
+        )
+        self.row(
+            "paracle sandbox execute, whole command, p50",
+            f"{whole.p50:.0f} ms",
+            whole.p50 / bare.p50,
+            15.0,
+            "<= 15x bare Python",
+        )
 
     async def _idle(self) -> None:
         pss, first, last = await ours.many_idle(self.idle)
-        self.row(f"{self.idle} idle sandboxes: memory of each", f"{pss:.2f} MiB PSS", pss, 2.0, "<= 2 MiB PSS")
-        self.rows[-1] = Row(self.rows[-1].what, self.rows[-1].measured, None, self.rows[-1].budget, pss <= 2.0)
-        self.row(f"create number {self.idle} against the first", f"{last:.1f} / {first:.1f} ms", last / first, 1.5, "<= 1.5x")
+        self.row(
+            f"{self.idle} idle sandboxes: memory of each",
+            f"{pss:.2f} MiB PSS",
+            pss,
+            2.0,
+            "<= 2 MiB PSS",
+        )
+        self.rows[-1] = Row(
+            self.rows[-1].what, self.rows[-1].measured, None, self.rows[-1].budget, pss <= 2.0
+        )
+        self.row(
+            f"create number {self.idle} against the first",
+            f"{last:.1f} / {first:.1f} ms",
+            last / first,
+            1.5,
+            "<= 1.5x",
+        )
 
     async def _bulk(self) -> None:
         speed, growth = await ours.stream_speed(self.megabytes)
-        self.floor("stdout streamed to a callback", f"{speed:.0f} MB/s, host memory +{growth:.0f} MiB", speed, 300, ">= 300 MB/s")
+        self.floor(
+            "stdout streamed to a callback",
+            f"{speed:.0f} MB/s, host memory +{growth:.0f} MiB",
+            speed,
+            300,
+            ">= 300 MB/s",
+        )
         into, out, growth = await ours.copy_speed(self.megabytes)
-        self.floor(f"copy in, a file of {self.megabytes} MiB", f"{into:.0f} MB/s, host memory +{growth:.0f} MiB", into, 200, ">= 200 MB/s")
-        self.floor(f"copy out, a file of {self.megabytes} MiB", f"{out:.0f} MB/s", out, 200, ">= 200 MB/s")
+        self.floor(
+            f"copy in, a file of {self.megabytes} MiB",
+            f"{into:.0f} MB/s, host memory +{growth:.0f} MiB",
+            into,
+            200,
+            ">= 200 MB/s",
+        )
+        self.floor(
+            f"copy out, a file of {self.megabytes} MiB", f"{out:.0f} MB/s", out, 200, ">= 200 MB/s"
+        )
 
     def table(self) -> str:
         lines = ["| what | measured | ratio | budget | |", "|---|---|---|---|---|"]
         for row in self.rows:
             ratio = f"{row.ratio:.2f}x" if row.ratio is not None else ""
-            lines.append(f"| {row.what} | {row.measured} | {ratio} | {row.budget} | {'kept' if row.kept else 'missed'} |")
-        lines += ["", "| fresh or live, milliseconds | p50 | p95 | p99 | what it guarantees |", "|---|---|---|---|---|"]
-        lines += [f"| {t.name} | {t.p50:.1f} | {t.p95:.1f} | {t.p99:.1f} | {about} |" for t, about in self.times]
+            lines.append(
+                f"| {row.what} | {row.measured} | {ratio} | {row.budget} | "
+                f"{'kept' if row.kept else 'missed'} |"
+            )
+        lines += [
+            "",
+            "| fresh or live, milliseconds | p50 | p95 | p99 | what it guarantees |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {t.name} | {t.p50:.1f} | {t.p95:.1f} | {t.p99:.1f} | {about} |"
+            for t, about in self.times
+        ]
         return "\n".join(lines)
 
 

@@ -62,14 +62,14 @@ async def timed_command(
 
 
 def run_command(command: Sequence[str]) -> None:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode != 0:
         raise RuntimeError(f"{command[0]}: {done.stderr.decode(errors='replace')[-300:]}")
 
 
-async def per_second(action: Callable[[int], Awaitable[object]], at_once: int, seconds: float) -> float:
+async def per_second(
+    action: Callable[[int], Awaitable[object]], at_once: int, seconds: float
+) -> float:
     """How many are finished each second when ``at_once`` are always under way."""
     finished = 0
     end = time.perf_counter() + seconds

@@ -132,9 +132,7 @@ async def stream_speed(megabytes: int) -> tuple[float, float]:
     async with backend() as native, sandbox(native, cpu_cores=2) as place:
         before = _peak_memory()
         start = time.perf_counter()
-        await place.execute(
-            ["head", "-c", f"{megabytes}M", "/dev/zero"], on_output_bytes=on_bytes
-        )
+        await place.execute(["head", "-c", f"{megabytes}M", "/dev/zero"], on_output_bytes=on_bytes)
         seconds = time.perf_counter() - start
     assert seen == megabytes * _MIB
     return seen / seconds / 1e6, _peak_memory() - before

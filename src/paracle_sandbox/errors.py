@@ -2,11 +2,11 @@
 
     SandboxError (RuntimeError)
     ├── SandboxCreationError        the place could not be made
-    │   └── BackendUnavailableError   this kind of isolation cannot be had here; says why and what to do
+    │   └── BackendUnavailableError   this kind of isolation cannot be had here
     │       └── DockerConnectionError   Docker is not available
     ├── SandboxExecutionError       the place itself broke while something ran in it
     ├── ResourceLimitError          a limit was reached and the program was stopped
-    ├── SandboxTimeoutError         the deadline passed and the program was stopped (also a TimeoutError)
+    ├── SandboxTimeoutError         the deadline passed (also a TimeoutError)
     ├── SandboxCleanupError         something could not be removed
     ├── SandboxLimitError           no room for one more sandbox
     ├── SandboxNotFoundError        no sandbox has that id (also a KeyError)

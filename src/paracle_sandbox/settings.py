@@ -297,3 +297,8 @@ def _parse(setting: Setting, name: str, text: str) -> object:
     except (ValueError, OverflowError) as error:
         shown = "***" if setting.variable.endswith("_KEY") else repr(text[:200])
         raise SandboxError(f"{name} = {shown} is not allowed: {setting.allowed}") from error
+
+
+def skip_pydantic_plugins() -> None:
+    """Looking for plugins costs every short command some milliseconds, and none is of use here."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")

@@ -1,4 +1,4 @@
-"""The same programs in a real sandbox: `python3 file.py` in its shell against our way of running."""
+"""The same programs in a real sandbox: `python3 file.py` there against our way of running."""
 
 import os
 import re
@@ -25,7 +25,10 @@ ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
 async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sandbox]:
     folder = tmp_path_factory.mktemp("native")
     settings = Settings(
-        state_dir=str(folder / "state"), data_dir=str(folder / "data"), template_build=False, stock=0
+        state_dir=str(folder / "state"),
+        data_dir=str(folder / "data"),
+        template_build=False,
+        stock=0,
     )
     backend = NativeBackend(settings)
     async with Sandbox(backend, new_sandbox_id(), SandboxConfig(cpu_cores=2)) as sandbox:
@@ -65,7 +68,9 @@ async def test_same_outcome(program: Program, place: Sandbox) -> None:
         plain,
     )
     got = await outcome(
-        await place.start_file(f"{ours}/{FILE}", program.argv, cwd=ours, env=env, stdin=program.stdin),
+        await place.start_file(
+            f"{ours}/{FILE}", program.argv, cwd=ours, env=env, stdin=program.stdin
+        ),
         ours,
     )
     assert got == expected

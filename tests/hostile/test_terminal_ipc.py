@@ -246,7 +246,9 @@ async def test_a_crash_leaves_no_core_file(way: str, sandbox: Sandbox, tmp_path:
 
 
 @pytest.mark.case("K06")
-async def test_a_crash_does_not_start_the_hosts_core_handler(sandbox: Sandbox, native: NativeBackend) -> None:
+async def test_a_crash_does_not_start_the_hosts_core_handler(
+    sandbox: Sandbox, native: NativeBackend
+) -> None:
     """A limit of 0 would not keep the kernel from piping the dump into a program of the host, as
     systemd-coredump and apport have it: hostile bytes, read by root. A limit of 1 does."""
     command = await sandbox.start_command("sleep 60 & sleep 60")

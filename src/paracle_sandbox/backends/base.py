@@ -93,8 +93,9 @@ class Backend(ABC):
     async def create(
         self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
     ) -> None:
-        """Make the place. Returns when connect() would work; raises SandboxCreationError and
-        leaves nothing behind when it cannot; SandboxConflictError when the id is taken."""
+        """Make the place. Returns when connect() would work; raises SandboxCreationError when it
+        cannot, SandboxConflictError when the id is taken. Failed or cancelled, it leaves nothing
+        behind."""
 
     @abstractmethod
     async def connect(self, sandbox_id: str) -> Channel:
@@ -113,5 +114,5 @@ class Backend(ABC):
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """Those of every process on this machine."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027  many hold nothing
         """Let go of what this process holds (helpers, pools); its sandboxes go with it."""

@@ -14,8 +14,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     # Most of a short command is imports, and they leave no garbage worth looking for.
     gc.disable()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+    from ..settings import skip_pydantic_plugins
     from .endings import leave
     from .nouns import run
 
+    skip_pydantic_plugins()
     leave(run())

@@ -54,7 +54,7 @@ class Cgroups:
     def find(cls, name: str) -> Cgroups:
         """The subtree for the spawner ``name``, on whichever kind this machine has."""
         v1, v2 = _mounts()
-        if v2 and _V2_NEEDED <= _controllers(v2):
+        if v2 and _controllers(v2) >= _V2_NEEDED:
             return cls(2, {"unified": _delegated_parent(v2)}, name)
         missing = [kind for kind in _V1_NEEDED if kind not in v1]
         if missing:

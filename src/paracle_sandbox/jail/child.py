@@ -1,7 +1,7 @@
 """One forked child on its way to being a sandbox, as its spawner sees it, and its own first steps.
 
-    spawner: fork ─ attach to cgroup ─ "go" ─────────────── "ok" ─ park, or hand over ─ kill ─ reap
-    child:         wait ───────────────────── confine ───── serve as the guest ...
+spawner: fork ─ attach to cgroup ─ "go" ─────────────── "ok" ─ park, or hand over ─ kill ─ reap
+child:         wait ───────────────────── confine ───── serve as the guest ...
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _run(child: Child, channel: socket.socket, status: socket.socket, failpoints
         from ..guest.main import serve
 
         serve(_CHANNEL_FD, setup)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  whatever it is, this process ends here
         with contextlib.suppress(OSError):
             os.write(2, f"child failed: {error!r}\n".encode())
     finally:

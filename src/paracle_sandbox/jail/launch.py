@@ -1,6 +1,6 @@
 """How a spawner comes up: the program that the owner starts, and its two processes.
 
-The owner runs ``python3 -I -S -E -c "... launch.main(control, options)"`` with an empty environment. The
+The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment. The
 started process (the launcher) makes the namespaces that need a fork to take effect, forks the
 spawner into them, and only waits: when it dies the spawner dies, and the other way round.
 """

@@ -38,7 +38,10 @@ class Records:
     def _claim_instance(self) -> tuple[int, int]:
         for number in range(MAX_INSTANCES):
             lock = os.open(
-                f"instances/{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._dir
+                f"instances/{number}",
+                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+                0o600,
+                dir_fd=self._dir,
             )
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

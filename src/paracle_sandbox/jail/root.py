@@ -30,7 +30,7 @@ _ETC_COPIED = ("ld.so.cache", "ld.so.conf", "mime.types", "services", "protocols
                "ssl/openssl.cnf", "debian_version", "localtime")  # fmt: skip
 _ETC_SHOWN = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust")
 
-_PASSWD = """\
+_USERS = """\
 root:x:0:0:root:/root:/usr/sbin/nologin
 paracle:x:1000:1000:Paracle:/tmp:/bin/sh
 nobody:x:65534:65534:nobody:/:/usr/sbin/nologin
@@ -132,7 +132,7 @@ def _show(root: str, path: str) -> None:
 
 def _make_etc(root: str) -> None:
     files = {
-        "passwd": _PASSWD,
+        "passwd": _USERS,
         "group": _GROUP,
         "hosts": _HOSTS,
         "nsswitch.conf": _NSSWITCH,
@@ -180,7 +180,7 @@ def _make_device(path: str, source: str, number: int) -> None:
     """A node of our own; in a user namespace, where none can be made, the host's, bound."""
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, number)
-        os.chmod(path, 0o666)
+        os.chmod(path, 0o666)  # noqa: S103  a device of everybody, past the umask
     except PermissionError:
         # Never trust a name: what is bound must be the device it claims to be.
         found = os.stat(source, follow_symlinks=False)

@@ -31,7 +31,7 @@ from typing import Any
 
 from .cgroups import Limits
 from .child import Child, fork
-from .confine import Identity, Shape, StepFailed, Steps, prepare_workspace
+from .confine import Shape, StepFailed, Steps, prepare_workspace
 from .ground import Ground, preload_idle
 from .root import VOLUME
 

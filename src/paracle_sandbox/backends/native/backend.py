@@ -78,10 +78,14 @@ class NativeBackend(Backend):
         record = _new_record(sandbox_id, config, labels, template, spawner.posture)
         self._claim(sandbox_id, record)
         try:
-            answer, fds = await spawner.request("create", **_create_request(config, spawner.posture))
+            answer, fds = await spawner.request(
+                "create", **_create_request(config, spawner.posture)
+            )
             if "error" in answer:
                 raise _creation_error(answer, sandbox_id)
-            record.update({key: answer[key] for key in ("slot", "init", "cgroups")}, state="running")
+            record.update(
+                {key: answer[key] for key in ("slot", "init", "cgroups")}, state="running"
+            )
             self._owned[sandbox_id] = owned = _Owned(spawner, socket.socket(fileno=fds[0]), record)
             self.records.replace(sandbox_id, record)
         except BaseException:
@@ -113,13 +117,13 @@ class NativeBackend(Backend):
     def _refuse_missing_limits(self, spawner: Spawner, config: SandboxConfig) -> None:
         """As root a limit that cannot be kept is an error, unless it was waived by name."""
         posture = spawner.posture
-        if not posture["cgroup_version"] and not posture["rootless"]:
-            if "cgroup" not in config.allow_degraded:
-                raise BackendUnavailableError(
-                    f"Limits cannot be kept: {posture['cgroup_note']}. Mount the cgroup file "
-                    'system, or allow it by name: SandboxConfig(allow_degraded={"cgroup"}).',
-                    step="cgroup",
-                )
+        if posture["cgroup_version"] or posture["rootless"] or "cgroup" in config.allow_degraded:
+            return
+        raise BackendUnavailableError(
+            f"Limits cannot be kept: {posture['cgroup_note']}. Mount the cgroup file "
+            'system, or allow it by name: SandboxConfig(allow_degraded={"cgroup"}).',
+            step="cgroup",
+        )
 
     async def spawner(self, template: Template) -> Spawner:
         """The spawner of a template; callers that come together wait for one start."""
@@ -258,9 +262,7 @@ class NativeBackend(Backend):
 class _Owned:
     """What this process holds of a sandbox it made."""
 
-    def __init__(
-        self, spawner: Spawner, channel: socket.socket, record: dict[str, Any]
-    ) -> None:
+    def __init__(self, spawner: Spawner, channel: socket.socket, record: dict[str, Any]) -> None:
         self.spawner = spawner
         self.channel: socket.socket | None = channel
         self.record = record

@@ -129,7 +129,9 @@ class RecordStore:
         """True, with the instance number held so that nobody can take it, if it was free."""
         try:
             lock = os.open(
-                self._dir / "instances" / str(instance), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+                self._dir / "instances" / str(instance),
+                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+                0o600,
             )
         except FileNotFoundError:
             yield False

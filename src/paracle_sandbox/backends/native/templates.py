@@ -37,14 +37,15 @@ PACKAGES = {
 }
 # Imported before the first sandbox: these are what the template is for.
 _MODULES = {"ml": ("numpy", "pandas")}
-# Imported in idle time: what most programs import.
-_IDLE_MODULES = ("json", "re", "math", "random", "datetime", "collections", "itertools", "functools",
-                 "pathlib", "typing", "dataclasses", "enum", "string", "textwrap", "hashlib",
-                 "base64", "csv", "decimal", "fractions", "statistics", "copy", "contextlib",
-                 "traceback", "inspect", "logging", "threading", "subprocess", "tempfile", "shutil",
-                 "glob", "uuid", "urllib.parse", "heapq", "bisect", "operator", "argparse",
-                 "asyncio", "unittest", "sqlite3")  # fmt: skip
-_IMAGE = re.compile(r"(?:docker\.io/)?(?:library/)?(?P<name>python|paracle/sandbox)(?::(?P<tag>.+))?\Z")
+# Imported in idle time: what most programs import. Not more: what is in memory here is mapped and
+# unmapped with every process of every sandbox.
+_IDLE_MODULES = ("json", "re", "math", "random", "datetime", "collections", "itertools", "copy",
+                 "functools", "pathlib", "typing", "dataclasses", "enum", "string", "textwrap",
+                 "hashlib", "base64", "csv", "contextlib", "traceback", "threading", "subprocess",
+                 "tempfile", "shutil", "glob", "operator", "heapq", "logging")  # fmt: skip
+_IMAGE = re.compile(
+    r"(?:docker\.io/)?(?:library/)?(?P<name>python|paracle/sandbox)(?::(?P<tag>.+))?\Z"
+)
 
 Progress = Callable[[str], None]
 
@@ -192,10 +193,8 @@ def _version_of(python: str) -> str:
         import platform
 
         return f"{platform.python_implementation()}-{platform.python_version()}"
-    done = subprocess.run(
-        [python, "-I", "-c", "import platform as p; print(p.python_implementation()+'-'+p.python_version())"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    code = "import platform as p; print(p.python_implementation() + '-' + p.python_version())"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SandboxError(f"PARACLE_PYTHON does not run: {python}: {done.stderr.strip()[:200]}")
     return done.stdout.strip()

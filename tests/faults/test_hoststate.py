@@ -80,3 +80,7 @@ async def test_what_stays_is_named_after_the_time_is_up(place):
     (place.state / "stays.json").write_text("{}")
     with pytest.raises(AssertionError, match=r"stays\.json"):
         await clean_since(before, place, within=0.1)
+    await clean_since(before, place, within=0.1, but_records=True)
+    (place.state / "root-0").mkdir()
+    with pytest.raises(AssertionError, match="root-0"):
+        await clean_since(before, place, within=0.1, but_records=True)

@@ -31,8 +31,10 @@ async def test_sandboxes_die_with_a_killed_owner(place, owner):
         process.process.kill()
         took = await all_dead(place, DEAD_SECONDS)
         assert took <= DEAD_SECONDS, f"{took:.2f} s"
-    await clean_since(before, place)  # with no new start: its spawner cleaned up
+    # With no new start: its spawner cleaned up.
+    await clean_since(before, place, but_records=True)
     await usable(place)
+    await clean_since(before, place)
 
 
 @pytest.mark.parametrize("part", ["launcher", "spawner"])
@@ -71,4 +73,6 @@ async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
         await process.process.wait()
         os.kill(spawner, signal.SIGCONT)
         assert await all_dead(place, DEAD_SECONDS) <= DEAD_SECONDS
+    await clean_since(before, place, but_records=True)
+    await usable(place)
     await clean_since(before, place)

@@ -36,6 +36,8 @@ async def test_an_owner_without_a_handler_ends_at_once_and_leaves_nothing(place,
         process.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(EXIT_SECONDS):
             assert await process.process.wait() == -signal.SIGTERM
+    await clean_since(before, place, but_records=True)
+    await usable(place)
     await clean_since(before, place)
 
 

@@ -21,7 +21,7 @@ async def running(sandbox):
     """A command that computes for ever, once it has said so."""
     command = await sandbox.start_code(LOOP, timeout=120)
     async with asyncio.timeout(20):
-        while command.stdout_bytes != b"running\n":
+        while command.stdout_bytes != b"running\n" or command.pid is None:
             await asyncio.sleep(0.01)
     return command
 

@@ -76,7 +76,23 @@ class Records:
 
     def close(self) -> None:
         """Unlink first, unlock after: a newcomer that opened the old name sees that it is gone."""
+        self._remove_all()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"instances/{self.instance}", dir_fd=self._dir)
         os.close(self._lock)
         os.close(self._dir)
+
+    def _remove_all(self) -> None:
+        """What the owner wrote too: it may have been killed, and then nobody else will."""
+        for name in os.listdir(self._dir):
+            if name.endswith(".json") and self._is_ours(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._dir)
+
+    def _is_ours(self, name: str) -> bool:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir)
+            with open(fd, "rb") as file:
+                return json.loads(file.read()).get("token") == self.token
+        except (OSError, ValueError, AttributeError):
+            return False

@@ -239,8 +239,9 @@ class NativeBackend(Backend):
         return record
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        records = [record for record in self.records.all() if "id" in record.content]
-        return [_info(record, self.records) for record in records if self.records.has_slot(record)]
+        infos = [_info(record, self.records) for record in self.records.all() if record.is_sandbox]
+        # Without a slot but with a living owner: it has just died, or is still being made.
+        return [info for info, has_slot in infos if has_slot or not info.owner_alive]
 
     async def close(self) -> None:
         known = list(self._spawners.values())
@@ -385,10 +386,11 @@ def _resolv_conf() -> str:
     return "# no name server that a sandbox can reach\n"
 
 
-def _info(record: Record, records: RecordStore) -> SandboxInfo:
+def _info(record: Record, records: RecordStore) -> tuple[SandboxInfo, bool]:
+    """What is known of it, and whether there is a child behind it."""
     content = record.content
     alive = records.is_alive(record)
-    return SandboxInfo(
+    info = SandboxInfo(
         sandbox_id=record.sandbox_id,
         backend="native",
         state=str(content.get("state")) if alive else "lost",
@@ -398,3 +400,4 @@ def _info(record: Record, records: RecordStore) -> SandboxInfo:
         config=content.get("config", {}),
         labels=content.get("labels", {}),
     )
+    return info, records.has_slot(record)

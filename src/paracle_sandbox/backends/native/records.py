@@ -32,6 +32,11 @@ class Record:
         return str(self.content.get("id", self.path.stem))
 
     @property
+    def is_sandbox(self) -> bool:
+        """Not only a child that is parked, or about to be a sandbox."""
+        return "id" in self.content
+
+    @property
     def instance(self) -> int:
         return int(self.content["instance"])
 

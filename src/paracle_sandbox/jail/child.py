@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from . import kernel
-from .confine import Identity, Shape, StepFailed, Steps, confine
+from .confine import Filters, Identity, Shape, StepFailed, Steps, confine
 
 _CHANNEL_FD = 3
 _STATUS_FD = 4
@@ -49,7 +49,7 @@ class Child:
 
 
 def fork(child: Child, own_pidns: int, failpoints: dict[str, str], setup: dict[str, Any],
-         program: bytes) -> None:  # fmt: skip
+         filters: Filters) -> None:  # fmt: skip
     """Fork the process that becomes PID 1 of a new pid namespace."""
     host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -57,7 +57,7 @@ def fork(child: Child, own_pidns: int, failpoints: dict[str, str], setup: dict[s
     try:
         pid = os.fork()
         if pid == 0:
-            _run(child, guest_end, theirs, failpoints, setup, program)
+            _run(child, guest_end, theirs, failpoints, setup, filters)
     finally:
         # Where later forks go; without this the next unshare would be refused.
         kernel.setns(own_pidns, kernel.CLONE_NEWPID)
@@ -70,7 +70,7 @@ def fork(child: Child, own_pidns: int, failpoints: dict[str, str], setup: dict[s
 
 
 def _run(child: Child, channel: socket.socket, status: socket.socket, failpoints: dict[str, str],
-         setup: dict[str, Any], program: bytes) -> NoReturn:  # fmt: skip
+         setup: dict[str, Any], filters: Filters) -> NoReturn:  # fmt: skip
     """The child itself. Whatever happens, it never returns into the spawner's code."""
     try:
         _keep_only(channel.fileno(), status.fileno())
@@ -86,7 +86,7 @@ def _run(child: Child, channel: socket.socket, status: socket.socket, failpoints
                     child.shape,
                     child.identity,
                     steps,
-                    program,
+                    filters,
                     lambda fd: _show_disk(report, fd),
                 )
             except StepFailed as failed:

@@ -68,6 +68,14 @@ class Identity:
     rootless: bool
 
 
+@dataclass(frozen=True)
+class Filters:
+    """The layers that the kernel either has or not, settled once for all children."""
+
+    seccomp: bytes
+    landlock: bool
+
+
 class StepFailed(Exception):
     """A step did not succeed; nothing after it was done."""
 
@@ -104,7 +112,7 @@ def confine(
     shape: Shape,
     identity: Identity,
     steps: Steps,
-    program: bytes,
+    filters: Filters,
     show_disk: Callable[[int], None],
 ) -> None:
     """Everything, in order. Returns in a process that may run untrusted code.
@@ -143,10 +151,10 @@ def confine(
         # After the change of identity, which would have cleared it.
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with steps.step("landlock"):
-        if landlock.abi() >= 2:
+        if filters.landlock:
             landlock.restrict(["/"], _writable_places(shape))
     with steps.step("seccomp"):
-        seccomp.install(program)
+        seccomp.install(filters.seccomp)
     with steps.step("dumpable"):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 

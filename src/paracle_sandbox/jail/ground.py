@@ -9,18 +9,17 @@ import os
 import pkgutil
 import site
 import sys
-from collections import deque
 from typing import Any
 
 from ..guest.program_state import remember_guest_modules
-from . import kernel, root, seccomp
+from . import kernel, landlock, root, seccomp
 from .cgroups import Cgroups, CgroupsUnavailable
 from .child import Child
-from .confine import UID_INSIDE, Identity
+from .confine import UID_INSIDE, Filters, Identity
 from .records import Records
+from .uids import UidBlock
 from .volume import Volume, VolumeUnavailable
 
-UIDS_PER_INSTANCE = 8192
 _VOLUME_LIMIT = 1 << 40
 # Of what is free: a volume that cannot grow any more breaks for all of its sandboxes.
 _VOLUME_SHARE = 0.85
@@ -31,11 +30,10 @@ class Ground:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._rootless: bool = options["rootless"]
-        self.program = seccomp.program()
+        self.filters = Filters(seccomp.program(), landlock.unavailable() is None)
         self.records = Records(options["state_dir"])
         self.instance = self.records.instance
-        self._uid_base: int = options["uid_base"] + self.instance * UIDS_PER_INSTANCE
-        self._free_uids = deque(range(UIDS_PER_INSTANCE))
+        self._uids = None if self._rootless else UidBlock(options["uid_base"])
         self._place = os.path.join(options["state_dir"], f"root-{self.instance}")
         self._state = os.open(options["state_dir"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.cgroups, self.cgroup_note = self._find_cgroups()
@@ -91,13 +89,13 @@ class Ground:
     def take_identity(self) -> Identity:
         if self._rootless:
             return Identity(UID_INSIDE, UID_INSIDE, True)
-        number = self._uid_base + self._free_uids.popleft()
+        assert self._uids is not None
+        number = self._uids.take()
         return Identity(number, number, False)
 
     def give_identity_back(self, identity: Identity) -> None:
-        if not identity.rootless:
-            # To the end of the queue: a number rests as long as it can before it is used again.
-            self._free_uids.append(identity.uid - self._uid_base)
+        if self._uids is not None:
+            self._uids.give_back(identity.uid)
 
     def cgroup_paths(self, slot: str) -> dict[str, str]:
         if self.cgroups is None:
@@ -130,6 +128,8 @@ class Ground:
             self.cgroups.close()
         with contextlib.suppress(OSError):
             os.rmdir(os.path.basename(self._place), dir_fd=self._state)
+        if self._uids is not None:
+            self._uids.close()
         self.records.close()
 
 

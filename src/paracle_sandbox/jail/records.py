@@ -6,19 +6,17 @@
     <state>/<id>.json        one per sandbox: its name, owner and slot (written by the owner)
 
 A record whose instance is not locked, or has another token, belongs to a dead spawner, and
-anyone may sweep it. The lock is the kernel's: it cannot outlive the process, and a recycled pid
-cannot fake it.
+anyone may sweep it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
 
-MAX_INSTANCES = 1024
+from .numbers import claim_number, release_number
 
 
 class Records:
@@ -31,28 +29,11 @@ class Records:
         found = os.fstat(self._dir)
         self.place = f"{found.st_dev:x}-{found.st_ino:x}"
         self.token = os.urandom(8).hex()
-        self.instance, self._lock = self._claim_instance()
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._instances = os.open("instances", flags, dir_fd=self._dir)
+        self.instance, self._lock = claim_number(self._instances)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, self.token.encode(), 0)
-
-    def _claim_instance(self) -> tuple[int, int]:
-        for number in range(MAX_INSTANCES):
-            lock = os.open(
-                f"instances/{number}",
-                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
-                0o600,
-                dir_fd=self._dir,
-            )
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                continue
-            # Whoever held the name before may have unlinked it between our open and our lock.
-            if os.fstat(lock).st_nlink:
-                return number, lock
-            os.close(lock)
-        raise OSError(f"{MAX_INSTANCES} spawners run already")
 
     def write(self, slot: str, cgroups: dict[str, str]) -> None:
         """A slot of ours that is there already was a dead spawner's: ours is the number now."""
@@ -75,11 +56,9 @@ class Records:
             os.unlink(f"{slot}.json", dir_fd=self._dir)
 
     def close(self) -> None:
-        """Unlink first, unlock after: a newcomer that opened the old name sees that it is gone."""
         self._remove_all()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"instances/{self.instance}", dir_fd=self._dir)
-        os.close(self._lock)
+        release_number(self._instances, self.instance, self._lock)
+        os.close(self._instances)
         os.close(self._dir)
 
     def _remove_all(self) -> None:
@@ -93,6 +72,6 @@ class Records:
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir)
             with open(fd, "rb") as file:
-                return json.loads(file.read()).get("token") == self.token
+                return bool(json.loads(file.read()).get("token") == self.token)
         except (OSError, ValueError, AttributeError):
             return False

@@ -162,7 +162,7 @@ class Spawner:
                 # Limits that belong to processes, not to a group, would not reach a seed.
                 seed = ahead and ground.cgroups is not None
                 setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
-                fork(child, ground.own_pidns, self._failpoints, setup, ground.program)
+                fork(child, ground.own_pidns, self._failpoints, setup, ground.filters)
             self._children[child.slot] = child
             assert child.status is not None
             self._watch(child.pidfd, lambda: self._on_exit(child))

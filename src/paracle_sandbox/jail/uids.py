@@ -1,0 +1,39 @@
+"""Host uids for sandboxes: a block for each spawner, one number for each sandbox.
+
+Blocks are claimed machine-wide, whatever state directory a spawner uses: two sandboxes of one
+uid could reach each other where only the uid keeps them apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from .numbers import claim_number, release_number
+
+BLOCK = 8192
+_PLACE = "/run/paracle-sandbox-uids"
+
+
+class UidBlock:
+    """The numbers of one spawner."""
+
+    def __init__(self, base: int) -> None:
+        os.makedirs(_PLACE, 0o700, exist_ok=True)
+        self._dir = os.open(_PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._block, self._lock = claim_number(self._dir)
+        self._first = base + self._block * BLOCK
+        self._free = deque(range(BLOCK))
+
+    def take(self) -> int:
+        if not self._free:
+            raise OSError(f"{BLOCK} sandboxes of one spawner live already")
+        return self._first + self._free.popleft()
+
+    def give_back(self, uid: int) -> None:
+        # To the end of the queue: a number rests as long as it can before it is used again.
+        self._free.append(uid - self._first)
+
+    def close(self) -> None:
+        release_number(self._dir, self._block, self._lock)
+        os.close(self._dir)

@@ -30,6 +30,7 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from .orders import base_env, create_request, failpoints
 from .records import Record, RecordStore, kill_process, start_time
 from .spawner import Spawner, boot_id, default_python
 from .templates import Template, Templates
@@ -38,7 +39,6 @@ from .usage import read_usage
 if TYPE_CHECKING:
     from .cable import Link
 
-_MB = 1 << 20
 _FOREIGN_SECONDS = 15.0
 # Almost at the limit is at the limit: what no longer fits may be a whole extent with its metadata.
 _DISK_SLACK = 256 << 10
@@ -78,9 +78,7 @@ class NativeBackend(Backend):
         record = _new_record(sandbox_id, config, labels, template, spawner.posture)
         self._claim(sandbox_id, record)
         try:
-            answer, fds = await spawner.request(
-                "create", **_create_request(config, spawner.posture)
-            )
+            answer, fds = await spawner.request("create", **create_request(config, spawner.posture))
             if "error" in answer:
                 raise _creation_error(answer, sandbox_id)
             record.update(
@@ -163,8 +161,8 @@ class NativeBackend(Backend):
             "uid_base": settings.uid_base,
             "stock": settings.stock,
             "stock_shape": {"tmpfs_mb": 0 if os.geteuid() == 0 else SandboxConfig().disk_mb},
-            "failpoints": _failpoints(settings.failpoints),
-            "setup": {"env": _base_env(python), "python": python},
+            "failpoints": failpoints(settings.failpoints),
+            "setup": {"env": base_env(python), "python": python},
         }
         return await Spawner.start(python, options)
 
@@ -308,23 +306,6 @@ def require_own_directory(path: Path) -> None:
         )
 
 
-def _create_request(config: SandboxConfig, posture: Mapping[str, Any]) -> dict[str, Any]:
-    """What the spawner must know, and no more: its memory is in every later sandbox."""
-    shape = {
-        "network": config.network_mode,
-        "working_dir": config.working_dir,
-        "read_only": config.read_only_filesystem,
-        "tmpfs_mb": 0 if posture["volume"] else config.disk_mb,
-        "resolv_conf": "" if config.network_mode == "none" else _resolv_conf(),
-    }
-    limits = {
-        "memory_bytes": config.memory_mb * _MB,
-        "cpu_cores": config.cpu_cores,
-        "max_processes": config.max_processes,
-    }
-    return {"shape": shape, "limits": limits, "disk_bytes": config.disk_mb * _MB}
-
-
 def _new_record(
     sandbox_id: str,
     config: SandboxConfig,
@@ -353,37 +334,6 @@ def _creation_error(answer: Mapping[str, Any], sandbox_id: str) -> SandboxCreati
         sandbox_id,
         step=str(answer["error"]),
     )
-
-
-def _failpoints(names: tuple[str, ...]) -> dict[str, str]:
-    """``step`` makes a step fail; ``step=kill-owner`` kills the owner there."""
-    pairs = (name.partition("=") for name in names)
-    return {step.strip(): action.strip() or "fail" for step, _, action in pairs}
-
-
-def _base_env(python: str) -> dict[str, str]:
-    """All that a program inside sees of an environment, before the caller's own variables."""
-    return {
-        "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
-        "HOME": "/tmp",
-        "USER": "paracle",
-        "LOGNAME": "paracle",
-        "SHELL": "/bin/sh",
-        "LANG": "C.UTF-8",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _resolv_conf() -> str:
-    """The host's name servers, or what stands behind its local stub, which cannot be reached."""
-    for path in ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"):
-        try:
-            text = Path(path).read_text(errors="replace")
-        except OSError:
-            continue
-        if "nameserver 127." not in text and "nameserver ::1" not in text:
-            return text
-    return "# no name server that a sandbox can reach\n"
 
 
 def _info(record: Record, records: RecordStore) -> tuple[SandboxInfo, bool]:

@@ -28,7 +28,7 @@ _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "u
 # copied, because every mount costs each sandbox a little; directories are shown read-only.
 _ETC_COPIED = ("ld.so.cache", "ld.so.conf", "mime.types", "services", "protocols",
                "ssl/openssl.cnf", "debian_version", "localtime")  # fmt: skip
-_ETC_SHOWN = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust")
+_ETC_SHOWN = ("alternatives", "fonts", "ssl/certs", "pki/tls/certs", "pki/ca-trust")
 
 _USERS = """\
 root:x:0:0:root:/root:/usr/sbin/nologin

@@ -47,6 +47,8 @@ _IMAGE = re.compile(
     r"(?:docker\.io/)?(?:library/)?(?P<name>python|paracle/sandbox)(?::(?P<tag>.+))?\Z"
 )
 
+_TRY_AGAIN_SECONDS = 3600.0
+
 Progress = Callable[[str], None]
 
 
@@ -92,14 +94,27 @@ class Templates:
         name = template_name(image)
         template = self.get(name)
         if template.path is None and name not in self._notes and self._settings.template_build:
-            log.info("building the %s template once", name)
-            try:
-                await asyncio.to_thread(self.build, name)
-            except SandboxError as error:
-                self._notes[name] = str(error)
-                log.warning("%s Sandboxes run with the standard library alone.", error)
+            await asyncio.to_thread(self._build_on_first_use, name)
             template = self.get(name)
         return replace(template, note=self._notes.get(name, ""))
+
+    def _build_on_first_use(self, name: str) -> None:
+        """Once, also when it fails: whoever is offline need not wait for that in every program."""
+        failed = self._dir / f".{name}.failed"
+        try:
+            if time.time() - failed.stat().st_mtime < _TRY_AGAIN_SECONDS:
+                self._notes[name] = failed.read_text(errors="replace")
+                return
+        except OSError:
+            pass  # it has not failed before
+        log.info("building the %s template once", name)
+        try:
+            self.build(name)
+        except SandboxError as error:
+            self._notes[name] = str(error)
+            log.warning("%s Sandboxes run with the standard library alone.", error)
+            with contextlib.suppress(OSError):
+                failed.write_text(str(error))
 
     def get(self, name: str) -> Template:
         path = self._path(name)
@@ -135,6 +150,7 @@ class Templates:
                 self._install(name, fresh, progress)
                 self.remove(name)
                 fresh.rename(path)
+                (self._dir / f".{name}.failed").unlink(missing_ok=True)
             except BaseException:
                 shutil.rmtree(fresh, ignore_errors=True)
                 raise
@@ -148,7 +164,8 @@ class Templates:
         python = self._settings.python or default_python()
         command = [
             *_pip(python), "install", "--target", str(target), "--no-warn-script-location",
-            "--disable-pip-version-check", "--no-input", "--progress-bar", "off", *PACKAGES[name],
+            "--disable-pip-version-check", "--no-input", "--progress-bar", "off",
+            "--root-user-action", "ignore", "--retries", "2", *PACKAGES[name],
         ]  # fmt: skip
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -41,9 +41,10 @@ def _nsjail(python: str) -> list[str]:
 
 
 def _kern(python: str) -> list[str]:
+    base = os.path.realpath(python)
     return [
-        str(_folder() / "bin/kern"), "box", f"bench-{os.getpid()}", "--rootfs", str(_root(python)),
-        "--", python, "-I", "-c", _HELLO,
+        str(_folder() / "bin/kern"), "box", f"bench-{os.getpid()}", "--rootfs", str(_root(base)),
+        "--", base, "-I", "-c", _HELLO,
     ]  # fmt: skip
 
 

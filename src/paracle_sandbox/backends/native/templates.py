@@ -41,7 +41,7 @@ _MODULES = {"ml": ("numpy", "pandas")}
 # unmapped with every process of every sandbox.
 _IDLE_MODULES = ("json", "re", "math", "random", "datetime", "collections", "itertools", "copy",
                  "functools", "pathlib", "typing", "dataclasses", "enum", "string", "textwrap",
-                 "hashlib", "base64", "csv", "contextlib", "traceback", "threading", "subprocess",
+                 "base64", "csv", "contextlib", "traceback", "threading", "subprocess",
                  "tempfile", "shutil", "glob", "operator", "heapq", "logging")  # fmt: skip
 _IMAGE = re.compile(
     r"(?:docker\.io/)?(?:library/)?(?P<name>python|paracle/sandbox)(?::(?P<tag>.+))?\Z"

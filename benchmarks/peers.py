@@ -28,16 +28,22 @@ class Peer:
 
 def _bubblewrap(python: str) -> list[str]:
     return [
-        "bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
+        "bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/var/tmp",
         "--unshare-all", "--die-with-parent", "--new-session", python, "-I", "-c", _HELLO,
     ]  # fmt: skip
 
 
 def _nsjail(python: str) -> list[str]:
     return [
-        str(_folder() / "bin/nsjail"), "-Mo", "-Q", "--chroot", "/", "--disable_clone_newcgroup",
+        _nsjail_program(), "-Mo", "-Q", "--chroot", "/", "--disable_clone_newcgroup",
         "--rlimit_as", "max", "--", python, "-I", "-c", _HELLO,
     ]  # fmt: skip
+
+
+def _nsjail_program() -> str:
+    """The program itself: the command of the package starts a Python first."""
+    found = sorted(_folder().glob("lib/python*/site-packages/nsjail/bin/nsjail"))
+    return str(found[0]) if found else "nsjail"
 
 
 def _kern(python: str) -> list[str]:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Spawner:
         self._control = control
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = itertools.count(1)
+        self._unsent: deque[bytes] = deque()
         self._answers: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._ready: asyncio.Future[dict[str, Any]] | None = None
         self.posture: dict[str, Any] = {}
@@ -78,10 +80,14 @@ class Spawner:
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._control)
+        self._detach()
         self._loop = loop
         loop.add_reader(self._control, self._on_packet)
+
+    def _detach(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._control)
+            self._loop.remove_writer(self._control)
 
     async def request(self, op: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """The answer and the descriptors that came with it."""
@@ -89,18 +95,32 @@ class Spawner:
         if self.closed:
             raise SandboxExecutionError("The native spawner has ended; its sandboxes are gone.")
         number = next(self._numbers)
+        future: asyncio.Future[tuple[dict[str, Any], list[int]]]
         future = asyncio.get_running_loop().create_future()
         self._answers[number] = future
         packet = json.dumps({"op": op, "request": number, **arguments}).encode()
+        self._unsent.append(packet)
+        self._send()
         try:
-            await asyncio.get_running_loop().sock_sendall(self._control, packet)
-            answer, fds = await future
-        except OSError:
-            self._on_end()
-            raise SandboxExecutionError("The native spawner has ended.") from None
+            return await future
         finally:
             self._answers.pop(number, None)
-        return answer, fds
+
+    def _send(self) -> None:
+        """What can be sent now; the rest when there is room. Packets keep their order."""
+        assert self._loop is not None
+        while self._unsent and not self.closed:
+            try:
+                self._control.send(self._unsent[0])
+            except BlockingIOError:
+                self._loop.add_writer(self._control, self._send)
+                return
+            except OSError:
+                self._on_end()
+                return
+            self._unsent.popleft()
+        if not self.closed:
+            self._loop.remove_writer(self._control)
 
     def _on_packet(self) -> None:
         while not self.closed:
@@ -138,8 +158,7 @@ class Spawner:
         if self.closed:
             return
         self.closed = True
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._control)
+        self._detach()
         self._control.close()
         gone = SandboxExecutionError("The native spawner has ended; its sandboxes are gone.")
         for future in self._answers.values():
@@ -161,8 +180,7 @@ class Spawner:
         """Hang up; the spawner removes everything and ends. Waits until it has."""
         if not self.closed:
             self.closed = True
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.remove_reader(self._control)
+            self._detach()
             self._control.close()
         await asyncio.get_running_loop().run_in_executor(None, self._wait)
 

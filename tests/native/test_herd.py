@@ -1,4 +1,4 @@
-"""Many at once: more requests than the spawner's socket holds, and more sandboxes than its stock."""
+"""Many at once: more requests than the spawner's socket holds, more sandboxes than its stock."""
 
 import asyncio
 from pathlib import Path

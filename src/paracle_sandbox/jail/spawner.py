@@ -60,6 +60,7 @@ class Spawner:
         self._owner_fd: int = options["owner_fd"]
         self._children: dict[str, Child] = {}
         self._parked: deque[Child] = deque()
+        self._starting: set[str] = set()  # looking through all children would touch their pages
         self._busy: list[tuple[float, Child]] = []
         self._slots = 0
         self._quiet_at = 0.0
@@ -89,7 +90,7 @@ class Spawner:
 
     def _wants_work(self) -> bool:
         """Whether there is something to do ahead of need. One child at a time."""
-        if not self._stock_size or any(c.state == "starting" for c in self._children.values()):
+        if not self._stock_size or self._starting:
             return False
         return bool(self._idle_modules) or len(self._parked) < self._stock_size
 
@@ -176,6 +177,7 @@ class Spawner:
                 setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
                 fork(child, ground.own_pidns, self._failpoints, setup, ground.filters)
             self._children[child.slot] = child
+            self._starting.add(child.slot)
             assert child.status is not None
             self._watch(child.pidfd, lambda: self._on_exit(child))
             self._watch(child.status.fileno(), lambda: self._on_status(child))
@@ -213,6 +215,7 @@ class Spawner:
         self._selector.unregister(child.status.fileno())
         child.status.close()
         child.status = None
+        self._starting.discard(child.slot)
         if packet != b"ok":
             child.failure = json.loads(packet) if packet else {"step": "start", "message": "died"}
             if child.request is None:
@@ -306,6 +309,7 @@ class Spawner:
                 ground.volume.delete_subvolume(child.slot)
         ground.records.remove(child.slot)
         self._children.pop(child.slot, None)
+        self._starting.discard(child.slot)
         ground.give_identity_back(child.identity)
         child.close()
         if child.request is not None:

@@ -312,7 +312,7 @@ print(json.dumps({"host": socket.gethostname(), "node": os.uname().nodename,
 
 
 SEARCH = """
-import json, os, stat
+import json, os, stat, sys
 words = ("docker.sock", "containerd.sock", "kubeconfig", ".netrc", "id_rsa", "id_ed25519", "config.toml",
          "credentials", ".X11-unix", "wayland-0", "system_bus_socket", "agent.sock", "shadow", "gshadow",
          ".bash_history", "authorized_keys", ".git-credentials", ".pypirc", "crontab")
@@ -321,7 +321,7 @@ for folder, folders, names in os.walk("/", onerror=lambda e: None):
     folders[:] = [f for f in folders if os.path.join(folder, f) not in ("/proc", "/usr/share", "/usr/include")]
     for name in names + folders:
         path = os.path.join(folder, name)
-        if name in words and not path.startswith(("/usr/bin/", "/usr/lib/", "/root/.pyenv/")):
+        if name in words and not path.startswith(("/usr/bin/", "/usr/lib/", sys.base_prefix + "/")):
             found.append(path)
         try:
             if stat.S_ISSOCK(os.lstat(path).st_mode):

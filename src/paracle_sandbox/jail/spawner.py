@@ -305,8 +305,12 @@ class Spawner:
     def _forget(self, child: Child, left: str = "") -> None:
         ground = self._ground
         if ground.volume and not child.shape.tmpfs_mb:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 ground.volume.delete_subvolume(child.slot)
+            except FileNotFoundError:
+                pass  # it was not made yet
+            except OSError as error:  # of this one: the others must not suffer for it
+                left = left or f"its files: {error}"
         ground.records.remove(child.slot)
         self._children.pop(child.slot, None)
         self._starting.discard(child.slot)

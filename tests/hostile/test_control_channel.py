@@ -18,7 +18,7 @@ from typing import Any
 
 import oracles
 import pytest
-from conftest import Make
+from hostile_fixtures import Make
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import oracles
 import pytest
-from conftest import Make
+from hostile_fixtures import Make
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import oracles
 import pytest
-from conftest import Make, Weak
+from hostile_fixtures import Make, Weak
 from probes import report
 from syscall_probe import BAD_POINTER, PRELUDE, program, refused
 

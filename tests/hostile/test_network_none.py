@@ -13,7 +13,7 @@ from pathlib import Path
 
 import oracles
 import pytest
-from conftest import Make, Weak
+from hostile_fixtures import Make, Weak
 from probes import report
 
 from paracle_sandbox.backends.native.backend import NativeBackend

@@ -418,10 +418,15 @@ def test_kill_keeps_what_was_said_before(guest: GuestClient) -> None:
 
 
 def take_direct_place(guest: GuestClient) -> int:
-    """So that the next command has a keeper."""
-    stream = guest.exec("sleep", "60")
-    guest.wait_until(lambda: guest.answer(stream).pid)
-    return stream
+    """So that the next command has a keeper. While orphans are hunted the place is closed."""
+    while True:
+        stream = guest.exec("sleep", "60")
+        guest.wait_until(lambda: guest.answer(stream).pid)
+        stat = Path(f"/proc/{guest.answer(stream).pid}/stat").read_text()
+        if int(stat.rpartition(")")[2].split()[1]) == guest.process.pid:
+            return stream
+        guest.signal(stream, kill=True)
+        guest.wait(stream)
 
 
 def test_kill_of_stopped_processes_and_a_stopped_keeper(guest: GuestClient) -> None:

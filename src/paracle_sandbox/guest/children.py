@@ -26,6 +26,8 @@ class Children(Generic[Owner]):
         self._direct: Optional[int] = None
         self._direct_owner: Optional[Owner] = None
         self._seed: Optional[Seed] = None
+        self._ended_by_us: Set[int] = set()
+        self._hunts = 0
 
     def __contains__(self, pid: object) -> bool:
         """Whether it is no orphan: a keeper, or the seed."""
@@ -34,7 +36,7 @@ class Children(Generic[Owner]):
     # Commands
 
     def has_place_for_direct(self) -> bool:
-        return self._direct is None and not self.orphans()
+        return self._direct is None and not self._hunts and not self.orphans()
 
     def add_direct(self, pid: int, owner: Owner) -> None:
         self._direct, self._direct_owner = pid, owner
@@ -79,6 +81,22 @@ class Children(Generic[Owner]):
         return self._keepers.pop(pid, None)
 
     # For killing
+
+    def begin_hunt(self) -> None:
+        """From now on whatever has no keeper is killed: nobody may start without one."""
+        self._hunts += 1
+
+    def end_hunt(self) -> None:
+        self._hunts -= 1
+
+    def end_keeper(self, pid: int) -> None:
+        """It has nothing left to keep: that it dies now is no accident."""
+        self._ended_by_us.add(pid)
+
+    def was_ended_by_us(self, pid: int) -> bool:
+        known = pid in self._ended_by_us
+        self._ended_by_us.discard(pid)
+        return known
 
     def alone(self, keeper: Optional[int]) -> bool:
         """Whether nothing lives but the command of this keeper (None: the direct one)."""

@@ -132,7 +132,9 @@ class Command:
 
     def cancel(self) -> None:
         self._killed = True
-        self._kill_tree()
+        # A keeper that has not started its program yet would start it behind our back.
+        if self._keeper is None or self._pid:
+            self._kill_tree()
 
     # How it ends
 
@@ -165,6 +167,8 @@ class Command:
             self._pid = value
             self._wire.event({"pid": value})
             self._send_signals()
+            if self._killed:
+                self._kill_tree()
         elif tag == keeper.ENDED:
             self._end(_exit_code(value))
         elif tag == BAD_PROGRAM and value not in NO_RESOURCES:

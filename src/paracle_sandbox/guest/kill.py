@@ -165,6 +165,8 @@ class TreeKill:
         self._deadline = time.monotonic() + DEADLINE_SECONDS
         self._pause = FIRST_PAUSE_SECONDS
         self._struck: Set[int] = set()
+        if keeper is None:
+            children.begin_hunt()
 
     def round(self) -> None:
         """Calls done with the number of survivors, now or in a later round."""
@@ -175,13 +177,19 @@ class TreeKill:
             walk.run()
         if not walk.found and walk.trusted:
             if self._keeper is None or self._keeper not in self._children:
-                self._done(0)
+                self._finish(0)
                 return
+            self._children.end_keeper(self._keeper)
             _kill(self._keeper)
         if time.monotonic() >= self._deadline:
-            self._done(len(walk.found))
+            self._finish(len(walk.found))
             return
         self._loop.call_later(self._pause_after(walk.found), self.round)
+
+    def _finish(self, survivors: int) -> None:
+        if self._keeper is None:
+            self._children.end_hunt()
+        self._done(survivors)
 
     def _pause_after(self, found: List[int]) -> float:
         """None while new ones appear; a growing one for the dying to die."""

@@ -274,7 +274,7 @@ class Guest:
                 self._direct_ended(status)
             elif self._children.is_keeper(pid):
                 command = self._children.remove(pid)
-                if status != 0:
+                if not self._children.was_ended_by_us(pid) and status != 0:
                     self._keeper_lost(command)
             else:
                 self._children.remove(pid)

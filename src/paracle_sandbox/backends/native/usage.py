@@ -27,12 +27,13 @@ def read_usage(groups: Mapping[str, str], init_pid: int) -> Usage:
 
 def _unified(group: str) -> Usage:
     memory = _pairs(f"{group}/memory.stat")
-    peak = _number(f"{group}/memory.peak")
     current = _number(f"{group}/memory.current")
+    # Read after the current value, and never below it: a sandbox grows while we look.
+    peak = max(current, _number(f"{group}/memory.peak"))
     return Usage(
         cpu_seconds=_pairs(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6,
         memory_bytes=max(0, current - memory.get("file", 0) + memory.get("shmem", 0)),
-        memory_peak_bytes=peak or current,
+        memory_peak_bytes=peak,
         processes=_number(f"{group}/pids.current"),
         oom_kills=_pairs(f"{group}/memory.events").get("oom_kill", 0),
         pids_denied=_pairs(f"{group}/pids.events").get("max", 0),
@@ -49,7 +50,7 @@ def _separate(groups: Mapping[str, str]) -> Usage:
     return Usage(
         cpu_seconds=_number(f"{accounting}/cpuacct.usage") / 1e9 if accounting else 0.0,
         memory_bytes=max(0, current - cache),
-        memory_peak_bytes=_number(f"{memory}/memory.max_usage_in_bytes"),
+        memory_peak_bytes=max(current, _number(f"{memory}/memory.max_usage_in_bytes")),
         processes=_number(f"{pids}/pids.current"),
         oom_kills=_pairs(f"{memory}/memory.oom_control").get("oom_kill", 0),
         pids_denied=_pairs(f"{pids}/pids.events").get("max", 0),

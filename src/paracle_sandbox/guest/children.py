@@ -121,10 +121,3 @@ class Children(Generic[Owner]):
     def take_seed(self) -> Optional[Seed]:
         seed, self._seed = self._seed, None
         return seed
-
-    def drop_seed(self) -> None:
-        """Let it go: its socket ends, and so does it."""
-        if self._seed is not None:
-            self._keepers[self._seed.pid] = None  # until it has ended
-            self._seed.close()
-            self._seed = None

@@ -162,7 +162,7 @@ class NativeBackend(Backend):
             "stock": settings.stock,
             "stock_shape": {"tmpfs_mb": 0 if os.geteuid() == 0 else SandboxConfig().disk_mb},
             "failpoints": failpoints(settings.failpoints),
-            "setup": {"env": base_env(python), "python": python},
+            "setup": {"env": base_env(), "python": python},
         }
         return await Spawner.start(python, options)
 

@@ -34,7 +34,7 @@ def failpoints(names: tuple[str, ...]) -> dict[str, str]:
     return {step.strip(): action.strip() or "fail" for step, _, action in pairs}
 
 
-def base_env(python: str) -> dict[str, str]:
+def base_env() -> dict[str, str]:
     """All that a program inside sees of an environment, before the caller's own variables."""
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",

@@ -156,10 +156,6 @@ class Templates:
                 raise
         return path
 
-    def ensure(self, name: str, progress: Progress = lambda line: None) -> Path:
-        path = self._path(name)
-        return path if path.is_dir() else self.build(name, progress)
-
     def _install(self, name: str, target: Path, progress: Progress) -> None:
         python = self._settings.python or default_python()
         command = [

@@ -152,6 +152,7 @@ class NativeBackend(Backend):
             self._swept = True
             self.records.sweep()
         python = settings.python or default_python()
+        usual = create_request(SandboxConfig(), {"volume": os.geteuid() == 0})
         options = {
             "state_dir": str(settings.state_dir),
             "data_dir": str(settings.data_dir),
@@ -160,7 +161,8 @@ class NativeBackend(Backend):
             "idle_modules": list(template.idle_modules),
             "uid_base": settings.uid_base,
             "stock": settings.stock,
-            "stock_shape": {"tmpfs_mb": 0 if os.geteuid() == 0 else SandboxConfig().disk_mb},
+            "stock_shape": usual.pop("shape"),
+            "stock_grant": usual,
             "failpoints": failpoints(settings.failpoints),
             "setup": {"env": base_env(), "python": python},
         }

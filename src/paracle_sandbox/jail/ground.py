@@ -6,7 +6,6 @@ import contextlib
 import gc
 import importlib
 import os
-import pkgutil
 import site
 import sys
 from typing import Any
@@ -135,14 +134,6 @@ class Ground:
         if self._uids is not None:
             self._uids.close()
         self.records.close()
-
-
-def import_guest() -> None:
-    """Everything the guest may need, while its files can still be seen."""
-    from .. import guest
-
-    for module in pkgutil.iter_modules(guest.__path__):
-        importlib.import_module(f"{guest.__name__}.{module.name}")
 
 
 def _preload(modules: list[str]) -> list[str]:

@@ -30,9 +30,10 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from .launcher import default_python
 from .orders import base_env, create_request, failpoints
 from .records import Record, RecordStore, kill_process, start_time
-from .spawner import Spawner, boot_id, default_python
+from .spawner import Spawner, boot_id
 from .templates import Template, Templates
 from .usage import read_usage
 

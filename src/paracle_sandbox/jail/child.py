@@ -1,6 +1,6 @@
 """One forked child on its way to being a sandbox, as its spawner sees it, and its own first steps.
 
-spawner: fork ─────────────────────────────── "ok" ─ park, or hand over ─ kill ─ reap
+spawner: have it forked ───────────────────── "ok" ─ park, or hand over ─ kill
 child:         furnish its place ─ confine ───── serve as the guest ...
 
 The child does by itself whatever it can: the spawner is one process, and the others wait for it.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -63,41 +62,16 @@ class Start:
     failpoints: dict[str, str]
 
 
-def fork(child: Child, start: Start, setup: dict[str, Any]) -> None:
-    """Fork the process that becomes PID 1 of a new pid namespace."""
-    host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kernel.unshare(kernel.CLONE_NEWPID)
+def run_child(
+    child: Child, start: Start, channel: int, report: int, setup: dict[str, Any]
+) -> NoReturn:
+    """The child itself. Whatever happens, it never returns into the code of its parent."""
     try:
-        pid = os.fork()
-        if pid == 0:
-            _run(child, start, guest_end, theirs, setup)
-    finally:
-        # Where later forks go; without this the next unshare would be refused.
-        kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
-    guest_end.close()
-    theirs.close()
-    try:
-        child.pidfd = os.pidfd_open(pid)
-    except OSError:  # no descriptor left: what we cannot watch must not live
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
-    child.pid = pid
-    child.status, child.host_end = ours, host_end
-    ours.setblocking(False)
-
-
-def _run(child: Child, start: Start, channel: socket.socket, status: socket.socket,
-         setup: dict[str, Any]) -> NoReturn:  # fmt: skip
-    """The child itself. Whatever happens, it never returns into the spawner's code."""
-    try:
+        status = socket.socket(fileno=report)
         try:
             place, steps = start.place, _steps(start, status)
             place.furnish(child.slot, child.shape, child.identity, child.grant, steps)
-            _keep_only(channel.fileno(), status.fileno())
-            channel.detach()
-            status.detach()
+            _keep_only(channel, status.detach())
             status = socket.socket(fileno=_STATUS_FD)
             confine(
                 child.slot,

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import os
-import site
-import sys
 from typing import Any
 
-from ..guest.program_state import remember_guest_modules
 from . import kernel, landlock, root, seccomp
 from .cgroups import Cgroups, CgroupsUnavailable
 from .child import Child
@@ -45,7 +40,6 @@ class Ground:
             self.close()
             raise
         self.place = Place(self.cgroups, self.volume)
-        self.packages = _preload(options["modules"])
 
     def _build(self, options: dict[str, Any]) -> None:
         os.makedirs(self._root, 0o700, exist_ok=True)
@@ -84,7 +78,6 @@ class Ground:
             "cgroup_note": self.cgroup_note,
             "volume": self.volume is not None,
             "volume_note": self.volume_note,
-            "missing_modules": self.packages,
         }
 
     def take_identity(self) -> Identity:
@@ -134,33 +127,3 @@ class Ground:
         if self._uids is not None:
             self._uids.close()
         self.records.close()
-
-
-def _preload(modules: list[str]) -> list[str]:
-    """Import the template's modules once, so that no sandbox pays for them. Returns the missing."""
-    site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
-    missing = [name for name in modules if not _try_import(name)]
-    _freeze()
-    return missing
-
-
-def preload_idle(modules: list[str]) -> None:
-    """Import one more module of the standard library, in time that nobody waits for."""
-    _try_import(modules.pop(0))
-    if not modules:
-        _freeze()
-
-
-def _try_import(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except Exception:  # noqa: BLE001 - a package may raise anything; the sandbox works without it
-        return False
-    return True
-
-
-def _freeze() -> None:
-    # Collected objects would be written to in every child, and their pages copied.
-    remember_guest_modules()
-    gc.collect()
-    gc.freeze()

@@ -57,14 +57,16 @@ def _import_everything() -> None:
     """While our files can still be seen, and before anybody waits: here, not at the top, so that
     a module that cannot be imported is reported like any other step."""
     from .. import guest
-    from . import ground, spawner  # noqa: F401
+    from . import ground, mold, spawner  # noqa: F401
 
     for module in pkgutil.iter_modules(guest.__path__):
         importlib.import_module(f"{guest.__name__}.{module.name}")
 
 
 def _serve(control: socket.socket, options: dict[str, Any]) -> None:
+    from .child import Start
     from .ground import Ground
+    from .mold import Mold
     from .spawner import Spawner
 
     # A sandbox costs a descriptor or two; what it may open itself is limited later.
@@ -74,11 +76,14 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     ground = Ground(options)
+    start = Start(ground.own_pidns, ground.place, ground.filters, options["failpoints"])
+    mold = Mold(start, options["modules"], (control.fileno(), options["owner_fd"]))
     control.setblocking(False)
     # An owner that is gone already is noticed by the loop, which then cleans up.
     with contextlib.suppress(OSError):
-        control.send(json.dumps({"event": "ready", **ground.posture()}).encode())
-    Spawner(control, ground, options).run()
+        posture = {**ground.posture(), "missing_modules": mold.missing}
+        control.send(json.dumps({"event": "ready", **posture}).encode())
+    Spawner(control, ground, mold, options).run()
 
 
 def _become_root_of_a_user_namespace() -> None:

@@ -1,24 +1,24 @@
-"""The spawner: a privileged process that turns forks of itself into sandboxes.
+"""The spawner: a privileged process that has sandboxes made, and removes them.
 
     owner ── control socket ── launcher ── spawner (PID 1 of its own pid namespace)
-                                             ├── parked child, parked child, ...
-                                             └── sandbox, sandbox, ...
+                                             └── mold
+                                                   ├── parked child, parked child, ...
+                                                   └── sandbox, sandbox, ...
 
-It is single-threaded: parent-death signals name a thread, and a fork of a threaded process is
-a lottery. It holds no secret, because every sandbox starts with a copy of its memory. It ends
-when its owner does, and takes everything with it: being PID 1, its death is that of every
-sandbox, and what it leaves on disk (records, cgroups) is removed by itself or by the next
-sweep.
+It is single-threaded, as is the mold: parent-death signals name a thread, and a fork of a
+threaded process is a lottery. It ends when its owner does, and takes everything with it: being
+PID 1, its death is that of every sandbox, and what it leaves on disk (records, cgroups) is
+removed by itself or by the next sweep.
 
 Messages are JSON, one a packet; a request carries a number that its answer repeats. None says
-what a sandbox is called or whose it is: what is in this memory is in that of every later one.
+what a sandbox is called or whose it is: neither this process nor the mold, whose memory is in
+every later sandbox, holds a secret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import selectors
 import signal
@@ -28,9 +28,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .child import Child, Start, fork
+from .child import Child
 from .confine import Shape, StepFailed, Steps
-from .ground import Ground, preload_idle
+from .ground import Ground
+from .mold import Mold
 from .place import Grant
 
 _MAX_MESSAGE = 1 << 16
@@ -46,9 +47,12 @@ _QUIET_SECONDS = 0.03
 class Spawner:
     """The loop and its children. ``ground`` is what they all stand on."""
 
-    def __init__(self, control: socket.socket, ground: Ground, options: dict[str, Any]) -> None:
+    def __init__(
+        self, control: socket.socket, ground: Ground, mold: Mold, options: dict[str, Any]
+    ) -> None:
         self._control = control
         self._ground = ground
+        self._mold = mold
         self._setup: dict[str, Any] = options["setup"]
         self._stock_size: int = options["stock"]
         self._stock_shape = Shape(**options["stock_shape"])
@@ -56,7 +60,6 @@ class Spawner:
         self._idle_modules: list[str] = options["idle_modules"]
         self._failpoints: dict[str, str] = options["failpoints"]
         self._steps = Steps(self._failpoints, self._at_failpoint)
-        self._start = Start(ground.own_pidns, ground.place, ground.filters, self._failpoints)
         self._owner_fd: int = options["owner_fd"]
         self._children: dict[str, Child] = {}
         self._parked: deque[Child] = deque()
@@ -71,7 +74,8 @@ class Spawner:
     def run(self) -> None:
         """Serve until the owner is gone."""
         self._watch(self._control.fileno(), self._on_control)
-        self._watch(self._owner_fd, self._on_owner_exit)
+        self._watch(self._owner_fd, self._end_soon)
+        self._watch(self._mold.pidfd, self._end_soon)  # all sandboxes died with it
         while not self._ends:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
@@ -111,7 +115,7 @@ class Spawner:
         operations = {"create": self._create, "destroy": self._destroy, "disk": self._disk}
         operations[message["op"]](message)
 
-    def _on_owner_exit(self) -> None:
+    def _end_soon(self) -> None:
         self._ends = True
 
     def _answer(self, number: int, fds: tuple[int, ...] = (), **answer: Any) -> None:
@@ -169,7 +173,7 @@ class Spawner:
                 # Limits that belong to processes, not to a group, would not reach a seed.
                 seed = ahead and ground.cgroups is not None
                 setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
-                fork(child, self._start, setup)
+                self._mold.fork(child, setup)
         except StepFailed:
             self._remove(child)
             raise
@@ -251,9 +255,10 @@ class Spawner:
             self._selector.unregister(child.status.fileno())
         if child in self._parked:
             self._parked.remove(child)
-        _, status = os.waitpid(child.pid, 0)
+        with contextlib.suppress(OSError):  # the mold has ended too: so shall we
+            self._mold.reap(child.pid)
         if child.failure is None and child.state in ("starting", "parked"):
-            child.failure = {"step": "start", "message": f"the child died (status {status})"}
+            child.failure = {"step": "start", "message": "the child died"}
         self._remove(child)
 
     def _remove(self, child: Child) -> None:
@@ -299,7 +304,7 @@ class Spawner:
         if self._busy or not self._wants_work() or not (hot or now >= self._quiet_at):
             return
         if self._idle_modules:
-            preload_idle(self._idle_modules)
+            self._mold.preload([self._idle_modules.pop(0)])
         elif len(self._parked) < self._stock_size:
             try:
                 self._start_child(self._stock_shape, self._stock_grant, ahead=True)
@@ -319,7 +324,7 @@ class Spawner:
         deadline = time.monotonic() + _BUSY_PATIENCE_SECONDS
         while self._children and time.monotonic() < deadline:
             for key, _ in self._selector.select(_BUSY_RETRY_SECONDS):
-                if key.fd not in (self._control.fileno(), self._owner_fd):
+                if key.fd not in (self._control.fileno(), self._owner_fd, self._mold.pidfd):
                     key.data()
             self._retry_busy()
         self._ground.close()

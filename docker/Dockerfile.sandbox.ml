@@ -7,11 +7,12 @@
 ARG BASE_IMAGE=paracle/sandbox:latest
 
 FROM ${BASE_IMAGE} AS packages
-LABEL paracle.image.stage=packages
+ARG BUILD_ID=by-hand
+LABEL paracle.image.stage=${BUILD_ID}
 USER root
 WORKDIR /build
 COPY docker*/packages/ml.txt packages*/ml.txt docker*/pip.conf pip.conf* docker*/ca.pem ca.pem* ./
-RUN PIP_CONFIG_FILE=/build/pip.conf python3 -m pip install --no-cache-dir \
+RUN PIP_CONFIG_FILE=/build/pip.conf python3 -m pip install --no-cache-dir --progress-bar off \
     --disable-pip-version-check --root-user-action ignore --no-warn-script-location \
     --root /installed -r ml.txt
 

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# What the scripts that make test engines share: the cache folder, and the machine's own Debian mirror.
+# What the scripts that make test engines share: the cache folder, and the machine's own mirror.
 # To be sourced. No address is written down here: whatever apt is configured with is used.
 
 test_cache() {

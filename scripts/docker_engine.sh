@@ -5,9 +5,27 @@
 #     └ shims     one per container; they outlive both daemons, and are ended by `stop_docker`
 #   dockerd       socket, pid file, state and bridge of its own; images are kept in the cache
 #
-# Everything carries the folder `run` in its command line, and every container is below one cgroup:
-# that is how what is left is found, also when the daemons were killed.
-# shellcheck disable=SC2154  # the folders and names
+# Everything carries the folder `run` in its command line, every container is below one cgroup, and
+# the engine's own database names its bridges: that is how what is left is found, also when the
+# daemons were killed.
+# shellcheck disable=SC2154  # the folders
+
+# Each engine of the machine has a number, and names and addresses that go with it.
+use_number() {
+    bridge=pcltest$1
+    subnet=10.213.$1
+    pool=10.$((224 + $1 % 16)).0.0/16 # for further networks
+    cgroup=paracle-sandbox-tests-$1
+}
+
+take_number() {
+    local number=0
+    # Chains of an engine that was here before us are not ours to remove.
+    iptables -n -L DOCKER-USER >/dev/null 2>&1 && touch "$run/had-chains"
+    while ip link show "pcltest$number" >/dev/null 2>&1; do number=$((number + 1)); done
+    echo "$number" >"$run/number"
+    use_number "$number"
+}
 
 docker_() {
     timeout "${docker_seconds:-300}" docker -H "unix://$run/docker.sock" "$@"
@@ -26,8 +44,10 @@ docker_answers() {
 
 start_docker() {
     mkdir -p "$run" "$data"
+    take_number
     write_containerd_config
-    setsid containerd --config "$run/containerd.toml" </dev/null >>"$run/containerd.log" 2>&1 9>&- 8>&- &
+    setsid containerd --config "$run/containerd.toml" \
+        </dev/null >>"$run/containerd.log" 2>&1 9>&- 8>&- &
     echo $! >"$run/containerd.pid"
     await containerd test -S "$run/containerd.sock"
     make_bridge
@@ -35,12 +55,13 @@ start_docker() {
     # takes every namespace of a new kernel for the root one and refuses it; "host" here means the
     # sockets of the container's network namespace, so none, bridge and host all work as named.
     cat >"$run/daemon.json" <<JSON
-{"runtimes": {"runsc": {"path": "$cache/runsc", "runtimeArgs": ["--platform=systrap", "--network=host"]}}}
+{"runtimes": {"runsc": {"path": "$cache/runsc",
+                        "runtimeArgs": ["--platform=systrap", "--network=host"]}}}
 JSON
     setsid dockerd --config-file "$run/daemon.json" --host "unix://$run/docker.sock" \
         --containerd "$run/containerd.sock" --data-root "$data" --exec-root "$run/exec" \
         --pidfile "$run/dockerd.pid" --bridge "$bridge" --cgroup-parent "/$cgroup" \
-        --default-address-pool "base=$pool.0.0/16,size=24" --shutdown-timeout 5 \
+        --default-address-pool "base=$pool,size=24" --shutdown-timeout 5 \
         </dev/null >>"$run/dockerd.log" 2>&1 9>&- 8>&- &
     await dockerd docker_answers
     # An engine that was killed left the descriptions of its containers and networks.
@@ -67,16 +88,14 @@ await() {
         kill -0 "$child" 2>/dev/null || break
         sleep 0.2
     done
-    fail "$program does not start: $(grep -v level=info "$run/$program.log" | tail -n 2 | cut -c1-300)"
+    fail "$program does not start:" \
+        "$(grep -v level=info "$run/$program.log" | tail -n 2 | cut -c1-300)"
 }
 
 # A bridge of our own, so that docker0 is left to whoever has it. Forwarding is switched on first:
 # an engine that finds it off also closes the machine's FORWARD chain for everyone.
 make_bridge() {
     echo 1 >/proc/sys/net/ipv4/ip_forward
-    ip link show "$bridge" >/dev/null 2>&1 && return
-    # Chains of an engine that was here before us are not ours to remove.
-    iptables -n -L DOCKER-USER >/dev/null 2>&1 && touch "$run/had-chains"
     ip link add "$bridge" type bridge
     ip address add "$subnet.1/24" dev "$bridge"
     ip link set "$bridge" up
@@ -89,8 +108,11 @@ stop_docker() {
     end_process "$(pid_of containerd)"
     end_leftovers
     unmount_below "$run" "$data"
-    remove_networks
-    find /sys/fs/cgroup -depth -type d -path "*/$cgroup*" -exec rmdir {} + 2>/dev/null
+    if [ -e "$run/number" ]; then
+        use_number "$(cat "$run/number")"
+        end_containers
+        remove_networks
+    fi
     find "$run" -mindepth 1 -delete
 }
 
@@ -116,37 +138,53 @@ end_process() {
     kill -9 "$pid" 2>/dev/null
 }
 
-# Shims, runtimes and processes of containers that a daemon did not end itself.
+# Shims and runtimes that a daemon did not end itself, and the sockets of the shims, which are in a
+# folder that all of the machine share.
 end_leftovers() {
     local entry name
     for entry in /proc/[0-9]*; do
         name=$(readlink "$entry/exe") || continue
         case ${name##*/} in
             containerd-shim* | runsc* | runc | dockerd | containerd)
-                tr '\0' ' ' <"$entry/cmdline" 2>/dev/null | grep -qF "$run/" && kill -9 "${entry#/proc/}" ;;
+                tr '\0' ' ' <"$entry/cmdline" | grep -qF "$run/" && kill -9 "${entry#/proc/}" ;;
         esac
     done 2>/dev/null
+    sed -s 's,^unix://,,' "$run"/containerd/state/*/*/*/address 2>/dev/null | xargs -r rm -f
+}
+
+end_containers() {
     find /sys/fs/cgroup -path "*/$cgroup/*" -name cgroup.procs -exec cat {} + 2>/dev/null |
         sort -u | xargs -r kill -9 2>/dev/null
+    local tries
+    # A process that was killed may need a moment to leave its cgroup.
+    for ((tries = 0; tries < 50; tries++)); do
+        find /sys/fs/cgroup -depth -type d -path "*/$cgroup*" -exec rmdir {} + 2>/dev/null && return
+        sleep 0.1
+    done
 }
 
 unmount_below() {
     local folder
     for folder in "$@"; do
-        awk -v folder="$folder/" 'index($5 "/", folder) == 1 { print $5 }' /proc/self/mountinfo | sort -r |
-            xargs -r -n 1 umount -l 2>/dev/null
+        awk -v folder="$folder/" 'index($5 "/", folder) == 1 { print $5 }' /proc/self/mountinfo |
+            sort -r | xargs -r -n 1 umount -l 2>/dev/null
     done
 }
 
 # Bridges and rules: the engine leaves its chains behind, and if it was killed everything. Chains
 # that were there before it are somebody else's.
 remove_networks() {
-    ip link show "$bridge" >/dev/null 2>&1 || return 0
-    local name patterns=(-e " $subnet\\." -e " $pool\\.")
+    local name address patterns=(-e " $bridge ")
     [ -e "$run/had-chains" ] || patterns+=(-e DOCKER)
-    for name in "$bridge" $(ip -o -4 address show to "$pool.0.0/16" | awk '{ print $2 }'); do
-        patterns+=(-e " $name ")
+    for name in "$bridge" $(bridges_of_engine); do
+        address=$(ip -o -4 address show dev "$name" 2>/dev/null | awk '{ print $4; exit }')
+        [ -n "$address" ] || continue
+        patterns+=(-e " $name " -e " ${address%.*}\\.")
         ip link delete "$name"
     done
     iptables-save -c | grep -v "${patterns[@]}" | iptables-restore -c
+}
+
+bridges_of_engine() {
+    grep -aoE 'br-[0-9a-f]{12}' "$data/network/files/local-kv.db" 2>/dev/null | sort -u
 }

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the container engines of the tests are made of: packages, the gVisor runtime and a base image.
-# To be sourced by engines.sh, which sets the folders. Each function is a no-op when its part is there.
+# What the container engines of the tests are made of: packages, the gVisor runtime, a base image.
+# To be sourced by engines.sh, which sets the folders. What is there already is not made again.
 # shellcheck disable=SC2154  # the folders
 
 # The base images that Dockerfiles start from. No registry is asked: all are one Debian tree, so
@@ -40,9 +40,9 @@ fetch_runsc() {
     mkdir -p "$work/lists/partial"
     local keys=/usr/share/keyrings/debian-archive-keyring.gpg
     echo "deb [signed-by=$keys] $mirror $release-backports main" >"$work/backports.list"
-    local apt=(apt-get -qq -o "Dir::Etc::SourceList=$work/backports.list" -o Dir::Etc::SourceParts=/dev/null
-        -o "Dir::State::Lists=$work/lists" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache="
-        -o APT::Sandbox::User=root)
+    local apt=(apt-get -qq -o "Dir::Etc::SourceList=$work/backports.list"
+        -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$work/lists"
+        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=root)
     if "${apt[@]}" update >&2 && (cd "$work" && "${apt[@]}" download runsc >&2) &&
         dpkg-deb -x "$work"/runsc_*.deb "$work/out"; then
         mv "$work/out/usr/bin/runsc" "$cache/runsc"
@@ -52,7 +52,8 @@ fetch_runsc() {
 }
 
 base_key() {
-    cat "$project/scripts/engine_parts.sh" "$project/scripts/debian.sh" | sha256sum | cut -c1-12
+    { declare -f make_base_tree finish_base_tree; echo "$BASE_PACKAGES"; debian_release; } |
+        sha256sum | cut -c1-12
 }
 
 # A tar file of a small Debian that looks like the official Python images where it matters: python,
@@ -65,8 +66,8 @@ make_base_tree() {
     debian_install debootstrap || fail "cannot install debootstrap"
     find "$cache" -maxdepth 1 -name 'base-*.tar' -mtime +14 -delete
     work=$(mktemp -d "$cache/base.XXXXXX")
-    if debootstrap --variant=minbase --include="$BASE_PACKAGES" "$release" "$work/tree" "$mirror" \
-        >"$work/log" 2>&1; then
+    if debootstrap --variant=minbase --include="$BASE_PACKAGES" "$release" "$work/tree" \
+        "$mirror" >"$work/log" 2>&1; then
         finish_base_tree "$work/tree"
         tar -C "$work/tree" --numeric-owner -cf "$work/base.tar" . && mv "$work/base.tar" "$target"
     else
@@ -78,8 +79,9 @@ make_base_tree() {
 
 finish_base_tree() {
     local tree=$1
-    rm -rf "$tree"/var/cache/apt/*.bin "$tree"/var/cache/apt/archives/* "$tree"/var/lib/apt/lists/* \
-        "$tree"/usr/share/{doc,locale,man}/* "$tree"/var/log/*.log "$tree"/usr/lib/python3*/EXTERNALLY-MANAGED
+    rm -rf "$tree"/var/cache/apt/{*.bin,archives/*} "$tree"/var/lib/apt/lists/* \
+        "$tree"/usr/share/{doc,locale,man}/* "$tree"/var/log/*.log \
+        "$tree"/usr/lib/python3*/EXTERNALLY-MANAGED
     : >"$tree/etc/resolv.conf"
     echo localhost >"$tree/etc/hostname"
     ln -s ../../bin/python3 "$tree/usr/local/bin/python3"
@@ -88,12 +90,11 @@ finish_base_tree() {
 
 # Needs a running engine.
 import_base_images() {
-    local key tar image missing=()
+    local key tar image missing=() of='{{index .Config.Labels "paracle.test.base"}}'
     key=$(base_key)
     tar=$cache/base-$key.tar
     for image in "${BASE_IMAGES[@]}"; do
-        [ "$(docker_ image inspect -f '{{index .Config.Labels "paracle.test.base"}}' "$image" 2>/dev/null)" = "$key" ] ||
-            missing+=("$image")
+        [ "$(docker_ image inspect -f "$of" "$image" 2>/dev/null)" = "$key" ] || missing+=("$image")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     [ -e "$tar" ] || make_base_tree "$tar"

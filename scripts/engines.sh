@@ -7,7 +7,7 @@
 #   scripts/engines.sh run COMMAND ...            start, the command, and stop after the last `run`
 #
 # The engine listens on docker.sock below PARACLE_TEST_RUN (/run/paracle-sandbox-tests) and shares
-# nothing with an engine of the machine's own. Images and packages are kept below PARACLE_TEST_CACHE.
+# nothing with an engine of the machine's own. What is costly is kept below PARACLE_TEST_CACHE.
 # It needs root on Debian; what it lacks, it installs. `run` runs the command in any case: it gets
 # the reason in PARACLE_ENGINES_REASON, and its tests decide what that means (tests/engines.py).
 set -uo pipefail
@@ -23,11 +23,6 @@ project=$(cd "$(dirname "$0")/.." && pwd)
 cache=$(test_cache)
 run=${PARACLE_TEST_RUN:-/run/paracle-sandbox-tests}
 data=$cache/docker
-number=$(($(printf %s "$run" | cksum | cut -d' ' -f1) % 250))
-bridge=pcltest$number
-subnet=10.213.$number
-pool=10.$((224 + number % 16)) # for further networks
-cgroup=paracle-sandbox-tests-$number
 
 fail() {
     echo "engines: $*" >&2
@@ -78,7 +73,9 @@ run_with_engines() {
         flock -s 8
     fi
     if ! usable docker gvisor; then
-        PARACLE_ENGINES_REASON=$( (start docker gvisor 2>&1 && touch "$run/started-by-run") | tail -n 3)
+        PARACLE_ENGINES_REASON=$(
+            (start docker gvisor 2>&1 && touch "$run/started-by-run") | tail -n 3
+        )
         export PARACLE_ENGINES_REASON
         [ -z "$PARACLE_ENGINES_REASON" ] || echo "$PARACLE_ENGINES_REASON" >&2
     fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The programs that the tests need beside Python, from Debian's packages, when this is root on Debian.
+# The programs that the tests need beside Python, from Debian's packages, as root on Debian.
 # A no-op when all is there; without root the tests that need it say so and are skipped.
 set -euo pipefail
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0

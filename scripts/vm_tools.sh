@@ -34,8 +34,10 @@ PROGRAM
 }
 
 vm_key() {
-    { cat "$1/scripts/vm_tools.sh" "$1/scripts/debian.sh" "$1/tests/vm/boot.sh"; vm_requirements "$1"; } |
-        sha256sum | cut -c1-12
+    {
+        cat "$1/scripts/vm_tools.sh" "$1/scripts/debian.sh" "$1/tests/vm/boot.sh"
+        vm_requirements "$1"
+    } | sha256sum | cut -c1-12
 }
 
 vm_unpack_package() {

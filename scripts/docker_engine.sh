@@ -158,7 +158,8 @@ end_containers() {
     local tries
     # A process that was killed may need a moment to leave its cgroup.
     for ((tries = 0; tries < 50; tries++)); do
-        find /sys/fs/cgroup -depth -type d -path "*/$cgroup*" -exec rmdir {} + 2>/dev/null && return
+        find /sys/fs/cgroup -depth -type d \( -path "*/$cgroup" -o -path "*/$cgroup/*" \) \
+            -exec rmdir {} + 2>/dev/null && return
         sleep 0.1
     done
 }

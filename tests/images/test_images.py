@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engine_docker import docker, inspect, paracle, run_in
+from engine_docker import PROJECT, docker, inspect, paracle, run_in
+
+import engines
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -138,6 +143,22 @@ def test_a_build_that_fails_says_so_and_leaves_nothing(built: object) -> None:
     assert "Error: The image paracle/sandbox:api could not be built" in done.stderr
     assert "paracle image build api" in done.stderr
     assert SECRET not in done.stderr
+    assert inspect("paracle/sandbox:api")["Id"] == before
+    assert docker("images", "-aq", "--filter", "label=paracle.image.stage") == ""
+
+
+def test_a_build_that_is_broken_off_leaves_nothing(built: object) -> None:
+    environment = {**os.environ, "DOCKER_HOST": engines.DOCKER_HOST}
+    environment["PYTHONPATH"] = str(PROJECT / "src")
+    before = inspect("paracle/sandbox:api")["Id"]
+    argv = [sys.executable, "-m", "paracle_sandbox", "image", "build", "api"]
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as command:
+        assert command.stderr is not None
+        while "Collecting" not in command.stderr.readline():
+            assert command.poll() is None
+        command.send_signal(signal.SIGINT)
+        command.communicate(timeout=60)
+    assert command.returncode == 128 + signal.SIGINT
     assert inspect("paracle/sandbox:api")["Id"] == before
     assert docker("images", "-aq", "--filter", "label=paracle.image.stage") == ""
 

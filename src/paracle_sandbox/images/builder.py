@@ -2,15 +2,18 @@
 
 The engine's classic builder is used, which every Docker and Podman has. The network of a build is
 the machine's own, so that an index or a proxy on localhost is reached as pip reaches it here. The
-stage that holds the machine's pip configuration is removed afterwards, also when the build failed:
-an index may have a password in its address.
+stage that holds the machine's pip configuration is removed afterwards, also when the build failed
+or was broken off: an index may have a password in its address.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,7 @@ from urllib.request import getproxies
 
 from .. import __version__
 from ..errors import SandboxError
+from .engine import CANNOT_CONNECT
 from .package_index import files_of_this_machine
 from .recipe import RECIPES, Recipe, pack
 
@@ -28,6 +32,10 @@ VARIANT_LABEL = "paracle.image.variant"
 RECIPE_LABEL = "paracle.image.recipe"
 STAGE_LABEL = "paracle.image.stage"
 
+log = logging.getLogger("paracle_sandbox.images")
+
+_REMOVE_TRIES = 50
+_REMOVE_PAUSE_SECONDS = 0.2
 # What the builder says of its own layers and containers.
 _NOISE = ("--->", "Removing intermediate container")
 
@@ -78,7 +86,7 @@ class Images:
             async for line in self._output(recipe, build_id):
                 progress(line)
         finally:
-            await self._prune(build_id)
+            await self._remove_stage(build_id)
         built = await self.find(recipe.image)
         if built is None:
             raise SandboxError(f"The engine has built {recipe.image}, but does not have it.")
@@ -95,21 +103,28 @@ class Images:
                 "build", "POST", params=_parameters(recipe, build_id), data=context,
                 headers=headers, timeout=None,
             ) as response:  # fmt: skip
-                async for line in response.content:
-                    event = json.loads(line)
-                    if "error" in event:
-                        raise _failed(recipe, str(event["error"]), last)
-                    text = str(event.get("stream") or event.get("status") or "").strip()
-                    if text and not text.startswith(_NOISE):
-                        last = text
-                        yield text
+                # To hang up is how a build is broken off.
+                with closing(response):
+                    async for line in response.content:
+                        if text := _text(recipe, json.loads(line), last):
+                            last = text
+                            yield text
         except DockerError as error:
+            if error.status == CANNOT_CONNECT:
+                raise
             raise _failed(recipe, str(error.message), last) from error
 
-    async def _prune(self, build_id: str) -> None:
-        filters = {"dangling": ["true"], "label": [f"{STAGE_LABEL}={build_id}"]}
-        params = {"filters": json.dumps(filters)}
-        await self._client._query_json("images/prune", "POST", params=params)
+    async def _remove_stage(self, build_id: str) -> None:
+        """A build that was broken off holds on to it until the engine has noticed."""
+        label = f"{STAGE_LABEL}={build_id}"
+        prune = {"filters": json.dumps({"dangling": ["true"], "label": [label]})}
+        look = {"all": "1", "filters": json.dumps({"label": [label]})}
+        for _ in range(_REMOVE_TRIES):
+            await self._client._query_json("images/prune", "POST", params=prune)
+            if not await self._client._query_json("images/json", params=look):
+                return
+            await asyncio.sleep(_REMOVE_PAUSE_SECONDS)
+        log.warning("The engine keeps the stage of a build: docker image prune removes it.")
 
 
 def _parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
@@ -133,6 +148,14 @@ def _parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
         "labels": json.dumps(labels),
         "buildargs": json.dumps({"BUILD_ID": build_id, **proxies}),
     }
+
+
+def _text(recipe: Recipe, event: dict[str, Any], last: str) -> str:
+    """What one message of the builder says to a person. Raises SandboxError if it has failed."""
+    if "error" in event:
+        raise _failed(recipe, str(event["error"]), last)
+    text = str(event.get("stream") or event.get("status") or "").strip()
+    return "" if text.startswith(_NOISE) else text
 
 
 def _failed(recipe: Recipe, error: str, last: str) -> SandboxError:

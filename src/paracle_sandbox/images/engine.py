@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aiodocker import Docker
 
 INSTALL = "pip install 'paracle-sandbox[docker]'"
-_CANNOT_CONNECT = 900  # the library's own number
+CANNOT_CONNECT = 900  # the library's own number
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def connected() -> AsyncIterator[Docker]:
     except (aiohttp.ClientError, ConnectionError) as error:
         raise _not_answering(error) from error
     except aiodocker.DockerError as error:
-        if error.status == _CANNOT_CONNECT:
+        if error.status == CANNOT_CONNECT:
             raise _not_answering(error) from error
         raise
     finally:

@@ -16,7 +16,7 @@ from paracle_sandbox import errors
 LAYERS = {
     0: "errors results config",
     1: "settings audit sandbox_settings ids",
-    2: "backends channel",
+    2: "backends channel images",
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
     " launch limits paths terminal monitor",
     4: "manager manager_stats executor client oneshot job slots idle",

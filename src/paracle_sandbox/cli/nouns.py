@@ -11,7 +11,11 @@ from typer.core import TyperGroup
 
 from .. import __version__
 
-_NOUNS = {"sandbox": "paracle_sandbox.cli.sandbox", "template": "paracle_sandbox.cli.template"}
+_NOUNS = {
+    "sandbox": "paracle_sandbox.cli.sandbox",
+    "template": "paracle_sandbox.cli.template",
+    "image": "paracle_sandbox.cli.image",
+}
 
 
 class _Nouns(TyperGroup):
@@ -58,6 +62,7 @@ def paracle(
       paracle sandbox execute agent.py --memory 256 --timeout 60
       paracle sandbox list
       paracle template build ml
+      paracle image build
     """
 
 

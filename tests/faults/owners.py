@@ -96,6 +96,12 @@ def helpers() -> tuple[int, int]:
     return launcher, spawner
 
 
+def mold() -> int:
+    """The process that sandboxes are forks of."""
+    (found,) = children_of(helpers()[1])
+    return found
+
+
 def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
 

@@ -35,6 +35,7 @@ IN_A_CHILD = {
     "sethostname": {"hostname"},
     "mount": {"private mounts", "workspace", "devices", "proc"},
     "mount_setattr": {"workspace", "proc"},
+    "umount2": {"workspace"},
     "prlimit64": {"rlimits"},
     "setgroups": {"identity"},
     "setresgid": {"identity"},

@@ -85,6 +85,16 @@ def _data_dir(env: Environment) -> str:
     return str(_home(env) / ".local/share/paracle-sandbox")
 
 
+def _service_dir(env: Environment) -> str:
+    return f"{env.get('PARACLE_DATA_DIR') or _data_dir(env)}/service"
+
+
+def _index_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(text)
+    return text
+
+
 def _home(env: Environment) -> Path:
     return Path(env["HOME"]) if env.get("HOME") else Path.home()
 
@@ -212,6 +222,52 @@ class Settings:
     api_key: str | None = _text("SANDBOX_API_KEY", None, "key for the remote sandbox service")
     request_timeout: float = _number(
         "SANDBOX_TIMEOUT", 60.0, "seconds a request to the remote service may take", 1.0, _DAY
+    )
+    api_host: str = _text("SANDBOX_API_HOST", "127.0.0.1", "address the service listens on")
+    api_port: int = _number("SANDBOX_API_PORT", 8080, "port of the service; 0 takes any", 0, 65535)
+    service_image: str = _text("SANDBOX_DOCKER_IMAGE", "python:3.12-slim", "image of the service")
+    service_idle_timeout: float = _number(
+        "SANDBOX_DOCKER_TIMEOUT", 900.0, "seconds until the service ends an unused sandbox", 1.0,
+        _DAY,
+    )  # fmt: skip
+    service_memory_mb: int = _number(
+        "SANDBOX_DOCKER_MEMORY", 512, "memory of a user's sandbox", 128, 16384, mb=True
+    )
+    service_cpu_cores: float = _number(
+        "SANDBOX_DOCKER_CPU", 1.0, "CPU of a user's sandbox", 0.1, 16.0
+    )
+    service_disk_mb: int = _number(
+        "SANDBOX_DOCKER_DISK", 1024, "disk of a user's sandbox", 256, 10240, mb=True
+    )
+    max_containers: int = _number(
+        "SANDBOX_MAX_CONTAINERS", 10, "sandboxes the service has at most", 1, 100_000
+    )
+    service_dir: str = _directory(
+        "SANDBOX_DATA_DIR", _service_dir, "users' files, API keys and audit log of the service"
+    )
+    user_sandboxes: int = _number("SANDBOX_USER_SANDBOXES", 5, "sandboxes of one user", 1, 100_000)
+    user_cpu_cores: float = _number(
+        "SANDBOX_USER_CPU", 8.0, "CPU of all sandboxes of one user", 0.1, 100_000.0
+    )
+    user_memory_mb: int = _number(
+        "SANDBOX_USER_MEMORY", 4096, "memory of all sandboxes of one user", 128, 1 << 30, mb=True
+    )
+    user_disk_mb: int = _number(
+        "SANDBOX_USER_DISK", 10240, "disk of all sandboxes of one user", 256, 1 << 30, mb=True
+    )
+    user_rate: int = _number(
+        "SANDBOX_USER_RATE", 600, "executions of one user per minute", 1, 10_000_000
+    )
+    user_concurrent: int = _number(
+        "SANDBOX_USER_CONCURRENT", 16, "executions of one user at the same time", 1, 100_000
+    )
+    packages: bool = _flag("SANDBOX_PACKAGES", True, "let sandboxes install packages")
+    package_index: str | None = _row(
+        Setting("SANDBOX_PACKAGE_INDEX", "package index for sandboxes; unset, that of pip here",
+                _index_url, "an http or https address", env_only=True), None
+    )  # fmt: skip
+    audit_content: bool = _flag(
+        "SANDBOX_AUDIT_CONTENT", False, "keep commands and code in the audit log as well"
     )
 
     def default_config(self) -> SandboxConfig:

@@ -11,7 +11,10 @@ from typer.core import TyperGroup
 
 from .. import __version__
 
-_NOUNS = {"sandbox": "paracle_sandbox.cli.sandbox", "template": "paracle_sandbox.cli.template"}
+_NOUNS = {
+    name: f"paracle_sandbox.cli.{name}"
+    for name in ("sandbox", "template", "serve", "keys", "audit")
+}
 
 
 class _Nouns(TyperGroup):
@@ -58,6 +61,7 @@ def paracle(
       paracle sandbox execute agent.py --memory 256 --timeout 60
       paracle sandbox list
       paracle template build ml
+      paracle serve
     """
 
 

@@ -44,6 +44,10 @@ class Outbox:
     async def wait_for_room(self) -> None:
         await self._room.wait()
 
+    def release(self) -> None:
+        """Nobody will acknowledge any more: wake who waits for room."""
+        self._room.set()
+
     def acknowledge(self, received: int) -> None:
         """The other side has this many bytes. Raises OutOfStep."""
         if not self._base <= received <= self.total:

@@ -50,7 +50,10 @@ def bound_socket(host: str, port: int) -> socket.socket:
     """Raises SandboxError with what to do when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listening = socket.create_server((host, port), family=family, backlog=1024)
+        # Connections inherit it. Without, an answer in two pieces waits 40 ms for the second.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as error:
         raise SandboxError(
             f"Cannot listen on {host} port {port}: {error.strerror}. "

@@ -103,6 +103,8 @@ async def _fault(request: Request, error: Exception) -> JSONResponse:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
+    if error.status == 413:
+        headers["connection"] = "close"  # or it would go on sending
     if error.status in (429, 503):
         service: Service = request.app.state.service
         service.metrics.refusals.labels(error.kind).inc()

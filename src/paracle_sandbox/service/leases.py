@@ -48,12 +48,12 @@ class Lease:
     ready: bool = False
     unheld_since: float = field(default_factory=time.monotonic)
 
-    @property
-    def is_abandoned(self) -> bool:
+    def is_abandoned(self, seconds: float) -> bool:
+        """Whether nobody has held its channel for so long."""
         if self.relay is not None and self.relay.is_held:
             return False
         since = self.relay.unheld_since if self.relay is not None else self.unheld_since
-        return self.ready and time.monotonic() - since > RESUME_SECONDS
+        return self.ready and time.monotonic() - since > seconds
 
 
 class Leases:
@@ -66,7 +66,9 @@ class Leases:
         names: Names,
         journal: Journal,
         metrics: Metrics,
+        resume_seconds: float = RESUME_SECONDS,
     ) -> None:
+        self._resume_seconds = resume_seconds
         self._hosting = hosting
         self._executions = executions
         self._names = names
@@ -153,9 +155,9 @@ class Leases:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(min(_LOOK_SECONDS, self._resume_seconds / 2))
             for lease in list(self._leases.values()):
-                if lease.is_abandoned:
+                if lease.is_abandoned(self._resume_seconds):
                     logger.info("Removing sandbox %s, whose client went away", lease.name)
                     with suppress(SandboxError):
                         await self.remove(lease.user_id, lease.sandbox_id, "abandoned")

@@ -63,6 +63,8 @@ class Relay:
         self._asked = Watch(user_id, name, executions, journal, metrics, self._answer)
         self._send: SendBytes | None = None
         self._sending = asyncio.Lock()
+        self._taking = asyncio.Lock()
+        self._patience: asyncio.Timeout | None = None
         self._reader: asyncio.Task[None] | None = None
         self._over = False
         self._holder = 0
@@ -114,7 +116,8 @@ class Relay:
         if self._send is None:
             return
         try:
-            await self._send(message)
+            async with asyncio.timeout(None) as self._patience:
+                await self._send(message)
         except Exception:  # noqa: BLE001  however it broke: the client is not there any more
             self._send = None
             self.unheld_since = time.monotonic()
@@ -124,7 +127,12 @@ class Relay:
     async def attach(self, send: SendBytes, received: int) -> int:
         """A client is there that has so many bytes already. Another one before it is let go.
         Raises OutOfStep. The answer is the number of the holder, for detach()."""
-        async with self._sending:
+        if self._patience is not None and self._send is not None:
+            # The one before may hang on a connection whose other end is long gone.
+            with suppress(RuntimeError):  # nothing is being sent
+                self._patience.reschedule(0)
+        # First let a message that is being passed on get through: then the count is exact.
+        async with self._taking, self._sending:
             self._outbox.acknowledge(received)
             self._send = send
             self._holder += 1
@@ -140,22 +148,29 @@ class Relay:
             self._send = None
             self.unheld_since = time.monotonic()
 
-    async def take(self, message: bytes) -> None:
-        """One message of the client. Raises OutOfStep."""
+    async def take(self, message: bytes, holder: int) -> None:
+        """One message of a client. Raises OutOfStep, also when another holds the channel by now:
+        what was still on the way over the broken connection is sent again over the new one."""
         kind, payload = parse(message)
-        if kind == "a":
-            self._outbox.acknowledge(count_of(payload))
-        elif kind == "d":
-            told = self._inbox.take(len(payload))
-            if told is not None:
-                await self._tell(told)
-            try:
-                passed = await self._asked.passed(payload)
-            except ProtocolError as error:
-                raise OutOfStep(str(error)) from None
-            if passed and not self._over:
-                with suppress(OSError):
-                    await self._channel.send(passed)
+        async with self._taking:
+            if holder != self._holder:
+                raise OutOfStep("the channel is held by another connection")
+            if kind == "a":
+                self._outbox.acknowledge(count_of(payload))
+            elif kind == "d":
+                await self._pass_on(payload)
+
+    async def _pass_on(self, payload: bytes) -> None:
+        told = self._inbox.take(len(payload))
+        if told is not None:
+            await self._tell(told)
+        try:
+            passed = await self._asked.passed(payload)
+        except ProtocolError as error:
+            raise OutOfStep(str(error)) from None
+        if passed and not self._over:
+            with suppress(OSError):
+                await self._channel.send(passed)
 
 
 class Watch:

@@ -40,6 +40,7 @@ class Program:
     text: str
     timeout: float
     options: CommandOptions = field(default_factory=lambda: CommandOptions())
+    args: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, request: RunRequest) -> Program:
@@ -55,7 +56,7 @@ class Program:
     async def start(self, sandbox: Sandbox, **more: Any) -> Command:
         options: CommandOptions = {**self.options, **more}  # type: ignore[typeddict-item]
         if self.kind == "python":
-            return await sandbox.start_code(self.text, timeout=self.timeout, **options)
+            return await sandbox.start_code(self.text, self.args, timeout=self.timeout, **options)
         return await sandbox.start_command(self.text, timeout=self.timeout, **options)
 
 

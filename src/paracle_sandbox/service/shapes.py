@@ -19,7 +19,7 @@ Environment = Annotated[dict[str, Annotated[str, Field(max_length=32768)]], Fiel
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 # Requests
@@ -111,7 +111,7 @@ class SignalRequest(Strict):
 
 
 class KeyRequest(Strict):
-    users: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000)] = []
+    users: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=1000)] = []
     admin: bool = False
     expires_in: Annotated[float | None, Field(gt=0, le=10 * 365 * 86400)] = None
     note: Annotated[str, Field(max_length=200)] = ""

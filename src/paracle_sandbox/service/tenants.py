@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .faults import BadRequest
 
-MAX_USER_ID = 256
+MAX_USER_ID = 1024
 
 
 def checked_user_id(user_id: str) -> str:

@@ -3,10 +3,10 @@
 UNPACK = """
 import gzip, os, shutil, sys, tarfile, zipfile
 
-archive = os.environ["PARACLE_ARCHIVE"]
+archive, target = sys.argv[1:]
 if not os.path.isfile(archive):
     sys.exit("File not found: " + archive)
-target = os.environ["PARACLE_TARGET"] or os.path.dirname(os.path.abspath(archive))
+target = target or os.path.dirname(os.path.abspath(archive))
 os.makedirs(target, exist_ok=True)
 if zipfile.is_zipfile(archive):
     with zipfile.ZipFile(archive) as content:

@@ -78,8 +78,9 @@ class Workspace:
                 found.pop(path, None)
 
     async def _listing(self, sandbox: Sandbox) -> list[tuple[str, FileInfo]]:
-        top = sandbox.config.working_dir
-        entries = await sandbox.list_files(top, recursive=True)
+        # By the guest's own name for it, which entries begin with.
+        top = (await sandbox.stat("."))["path"]
+        entries = await sandbox.list_files(".", recursive=True)
         named = ((posixpath.relpath(entry["path"], top), entry) for entry in entries)
         return [(path, entry) for path, entry in named if _is_below(path)]
 

@@ -175,8 +175,7 @@ async def unzip(
     request: Request, service: TheService, user: TheUser, wish: UnzipRequest
 ) -> dict[str, Any]:
     """Unpack a zip, tar or gzip archive of the sandbox, inside it."""
-    arguments = {"PARACLE_ARCHIVE": wish.path, "PARACLE_TARGET": wish.destination or ""}
-    program = Program("python", UNPACK, 300, {"env": arguments})
+    program = Program("python", UNPACK, 300, args=(wish.path, wish.destination or ""))
     return await while_connected(request, service.runner.run(user, program))
 
 

@@ -81,7 +81,7 @@ async def _talk(socket: WebSocket, relay: Relay, received: int) -> None:
     try:
         holder = await relay.attach(socket.send_bytes, received)
         while True:
-            await relay.take(await socket.receive_bytes())
+            await relay.take(await socket.receive_bytes(), holder)
     except OutOfStep:
         with suppress(RuntimeError):
             await socket.close(CLOSE_OUT_OF_STEP)

@@ -20,7 +20,7 @@ def wheel(name: str, version: str, requires: str = "", body: str = "") -> tuple[
     files = {
         f"{name}.py": f"VERSION = {version!r}\n{body}",
         f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
     buffer = io.BytesIO()
@@ -71,7 +71,7 @@ class IndexServer:
 
     def _html(self, project: str) -> tuple[str, bytes]:
         links = [
-            f'<a href="/files/{name}#sha256={hashlib.sha256(self.files[name]).hexdigest()}">{name}</a>'
+            f'<a href="/files/{name}#sha256={_digest(self.files[name])}">{name}</a>'
             for name in self._of(project)
         ]
         return "text/html", f"<html><body>{''.join(links)}</body></html>".encode()
@@ -79,7 +79,7 @@ class IndexServer:
     def _json(self, project: str) -> tuple[str, bytes]:
         files = [
             {"filename": name, "url": f"/files/{name}", "yanked": False,
-             "hashes": {"sha256": hashlib.sha256(self.files[name]).hexdigest()}}
+             "hashes": {"sha256": _digest(self.files[name])}}
             for name in self._of(project)
         ]  # fmt: skip
         return "application/vnd.pypi.simple.v1+json", json.dumps({"files": files}).encode()
@@ -95,3 +95,7 @@ class IndexServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

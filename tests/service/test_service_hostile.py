@@ -62,10 +62,22 @@ def routes(service: ServiceProcess) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("key", [None, "", "wrong", "prc_000000000000_" + "x" * 43, "x" * 10_000])
 def test_every_route_wants_a_key(fake: ServiceProcess, key: str | None) -> None:
     headers = {} if key is None else {"X-API-Key": key}
-    found = [*routes(fake), ("options", "/info"), ("head", "/info"), ("trace", "/info"),
-             ("get", "/sandbox/u/"), ("get", "//info"), ("get", "/INFO"), ("get", "/health/"),
-             ("post", "/health"), ("get", "/health/..;/info"), ("get", "/%69nfo"), ("get", "/docs"),
-             ("get", "/v1/sandboxes/"), ("patch", "/sandbox/u/file")]  # fmt: skip
+    found = [
+        *routes(fake),
+        ("options", "/info"),
+        ("head", "/info"),
+        ("trace", "/info"),
+        ("get", "/sandbox/u/"),
+        ("get", "//info"),
+        ("get", "/INFO"),
+        ("get", "/health/"),
+        ("post", "/health"),
+        ("get", "/health/..;/info"),
+        ("get", "/%69nfo"),
+        ("get", "/docs"),
+        ("get", "/v1/sandboxes/"),
+        ("patch", "/sandbox/u/file"),
+    ]
     assert len(found) > 40
     with httpx2.Client(base_url=fake.url, headers=headers, timeout=30) as client:
         for method, path in found:
@@ -102,11 +114,20 @@ def test_the_time_of_a_refusal_tells_nothing(fake: ServiceProcess) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/sandbox/../execute", "/sandbox/%2e%2e%2f%2e%2e/create", "/sandbox/..%00/create",
-     "/sandbox/%2fetc%2fpasswd/create", "/sandbox//create", "/sandbox/./create",
-     "/sandbox/%2e/create", "/sandbox/%0d%0aX-Evil:1/create", "/sandbox/" + "x" * 10_000 + "/create",
-     "/sandbox/%ff%fe/create/..", "/sandbox/a%00b/create"],
-)  # fmt: skip
+    [
+        "/sandbox/../execute",
+        "/sandbox/%2e%2e%2f%2e%2e/create",
+        "/sandbox/..%00/create",
+        "/sandbox/%2fetc%2fpasswd/create",
+        "/sandbox//create",
+        "/sandbox/./create",
+        "/sandbox/%2e/create",
+        "/sandbox/%0d%0aX-Evil:1/create",
+        "/sandbox/" + "x" * 10_000 + "/create",
+        "/sandbox/%ff%fe/create/..",
+        "/sandbox/a%00b/create",
+    ],
+)
 def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
     before = (
         sorted(p.name for p in (fake.data / "users").iterdir())
@@ -126,9 +147,19 @@ def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../../../etc/passwd", "/etc/passwd", "a/../../b", "..", "/", "/proc/self/environ",
-             "x\0y", "/workspace/../etc/shadow", "../" * 500 + "etc/passwd"]
-)  # fmt: skip
+    "path",
+    [
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "a/../../b",
+        "..",
+        "/",
+        "/proc/self/environ",
+        "x\0y",
+        "/workspace/../etc/shadow",
+        "../" * 500 + "etc/passwd",
+    ],
+)
 def test_paths_that_leave_are_refused_and_recorded(native: ServiceProcess, path: str) -> None:
     with native.client() as client:
         user = "/sandbox/escaper"
@@ -214,9 +245,10 @@ def test_compressed_bodies_are_not_unpacked(fake: ServiceProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", ["X-Big: " + "x" * (1 << 20) + "\r\n", "".join(f"X-{n}: 1\r\n" for n in range(20_000))],
+    "headers",
+    ["X-Big: " + "x" * (1 << 20) + "\r\n", "".join(f"X-{n}: 1\r\n" for n in range(20_000))],
     ids=["one of a megabyte", "twenty thousand"],
-)  # fmt: skip
+)
 def test_too_many_headers(fake: ServiceProcess, headers: str) -> None:
     answer = raw(fake, body_request(fake, headers))
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431")) or not answer, answer[:100]
@@ -224,11 +256,19 @@ def test_too_many_headers(fake: ServiceProcess, headers: str) -> None:
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [b"\0\1\2\3" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /health HTTP/1.1\r\n\r\n",
-     b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
-     b"GET /health HTTP/1.1\nHost: x\n\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-     b"POST /info HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc"],
-)  # fmt: skip
+    [
+        b"\0\1\2\3" * 100,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: x\n\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"POST /info HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nabc",
+    ],
+)
 def test_what_is_not_http_ends_in_a_refusal(fake: ServiceProcess, request_bytes: bytes) -> None:
     with dial(fake) as connection:
         connection.sendall(request_bytes)
@@ -240,18 +280,35 @@ def test_what_is_not_http_ends_in_a_refusal(fake: ServiceProcess, request_bytes:
 
 @pytest.mark.parametrize(
     "body",
-    ['{"code": "1", "code": "2"}', '{"code": NaN}', "[" * 100_000, '{"code": ' + "9" * 100_000 + "}",
-     '{"code": 1}', '{"code": ["1"]}', '{"code": null}', "null", "[]", '"x"', "", "\xff",
-     '{"code": "1", "privileged": true}', '{"code": "1", "timeout": true}', '{"code": "1",}',
-     '{"code": "1", "timeout": 1e400}', '{"code": "1", "timeout": "30x"}', '{"__proto__": {}}',
-     '{"a":' * 40 + "1" + "}" * 40],
-)  # fmt: skip
+    [
+        '{"code": "1", "code": "2"}',
+        '{"code": NaN}',
+        "[" * 100_000,
+        '{"code": ' + "9" * 100_000 + "}",
+        '{"code": 1}',
+        '{"code": ["1"]}',
+        '{"code": null}',
+        "null",
+        "[]",
+        '"x"',
+        "",
+        "\xff",
+        '{"code": "1", "privileged": true}',
+        '{"code": "1", "timeout": true}',
+        '{"code": "1",}',
+        '{"code": "1", "timeout": 1e400}',
+        '{"code": "1", "timeout": "30x"}',
+        '{"__proto__": {}}',
+        '{"a":' * 40 + "1" + "}" * 40,
+    ],
+)
 def test_json_that_means_mischief(fake: ServiceProcess, body: str) -> None:
     with fake.client() as client:
         answer = client.post(
-            "/sandbox/u/execute", content=body.encode("latin-1"),
+            "/sandbox/u/execute",
+            content=body.encode("latin-1"),
             headers={"Content-Type": "application/json"},
-        )  # fmt: skip
+        )
     assert answer.status_code in (400, 422), (body[:50], answer.text[:200])
     assert answer.json()["error"] and answer.json()["kind"] == "bad_input"
 

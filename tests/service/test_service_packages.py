@@ -22,19 +22,40 @@ from paracle_sandbox.settings import load_settings
 from paracle_sandbox.testing.fake import FakeBackend
 
 REFUSED = [
-    "--index-url http://evil.example", "-r /etc/passwd", "-e git+https://x.example/y", "x; rm -rf /",
-    "pkg @ file:///etc/passwd", "pkg @ https://evil.example/x.whl", "--target=/", "good\n--pre",
-    ".", "./dir", "/abs/path", "../up", "git+https://x.example/y", "", "a b", "$(id)", "x\0y",
-    "https://evil.example/x.whl", "pkg --pre", "-", "`id`", "pkg ; import os",
-]  # fmt: skip
+    "--index-url http://evil.example",
+    "-r /etc/passwd",
+    "-e git+https://x.example/y",
+    "x; rm -rf /",
+    "pkg @ file:///etc/passwd",
+    "pkg @ https://evil.example/x.whl",
+    "--target=/",
+    "good\n--pre",
+    ".",
+    "./dir",
+    "/abs/path",
+    "../up",
+    "git+https://x.example/y",
+    "",
+    "a b",
+    "$(id)",
+    "x\0y",
+    "https://evil.example/x.whl",
+    "pkg --pre",
+    "-",
+    "`id`",
+    "pkg ; import os",
+]
 
 
 @pytest.fixture
 def index() -> Iterator[IndexServer]:
     server = IndexServer(
-        wheel("needy", "1.0", requires="simple>=2"), wheel("simple", "1.0"), wheel("simple", "2.5"),
-        wheel("simple", "3.0"), wheel("large", "1.0", body="X = '" + "x" * 2_000_000 + "'"),
-    )  # fmt: skip
+        wheel("needy", "1.0", requires="simple>=2"),
+        wheel("simple", "1.0"),
+        wheel("simple", "2.5"),
+        wheel("simple", "3.0"),
+        wheel("large", "1.0", body="X = '" + "x" * 2_000_000 + "'"),
+    )
     yield server
     server.close()
 
@@ -112,18 +133,28 @@ async def test_the_opening_is_no_way_out(index: IndexServer) -> None:
     async with Sandbox(backend, "relay") as sandbox:
         async with serving(sandbox._live(), PackageIndex(index.url)) as port:
             lines = [
-                f"CONNECT {target} HTTP/1.1", f"GET http://{target}/ HTTP/1.1", "POST /simple/simple/ HTTP/1.1",
-                "PUT /file/x HTTP/1.1", "GET /simple/../files/simple-1.0-py3-none-any.whl HTTP/1.1",
-                "GET /files/simple-1.0-py3-none-any.whl HTTP/1.1", f"GET /file/{'0' * 32}/x HTTP/1.1",
-                "GET //evil.example/x HTTP/1.1", "GET /simple/UPPER/ HTTP/1.1", "DELETE / HTTP/1.1",
-                f"GET /simple/{'x' * 200}/ HTTP/1.1", "GET /simple/a%2fb/ HTTP/1.1", "nonsense", "",
-                "GET /simple/simple/?q=secret HTTP/1.1", "GET @evil.example/ HTTP/1.1",
-            ]  # fmt: skip
+                f"CONNECT {target} HTTP/1.1",
+                f"GET http://{target}/ HTTP/1.1",
+                "POST /simple/simple/ HTTP/1.1",
+                "PUT /file/x HTTP/1.1",
+                "GET /simple/../files/simple-1.0-py3-none-any.whl HTTP/1.1",
+                "GET /files/simple-1.0-py3-none-any.whl HTTP/1.1",
+                f"GET /file/{'0' * 32}/x HTTP/1.1",
+                "GET //evil.example/x HTTP/1.1",
+                "GET /simple/UPPER/ HTTP/1.1",
+                "DELETE / HTTP/1.1",
+                f"GET /simple/{'x' * 200}/ HTTP/1.1",
+                "GET /simple/a%2fb/ HTTP/1.1",
+                "nonsense",
+                "",
+                "GET /simple/simple/?q=secret HTTP/1.1",
+                "GET @evil.example/ HTTP/1.1",
+            ]
             program = textwrap.dedent(f"""
                 import socket
                 for line in {lines!r}:
                     with socket.create_connection(("127.0.0.1", {port})) as s:
-                        s.sendall(line.encode() + b"\\r\\nHost: {target}\\r\\nX-Secret: 1\\r\\n\\r\\n")
+                        s.sendall(line.encode() + b"\\r\\nHost: {target}\\r\\n\\r\\n")
                         answer = b""
                         while part := s.recv(65536):
                             answer += part

@@ -137,7 +137,7 @@ def test_a_kill_during_writes_leaves_every_file_whole(make: Make) -> None:
         assert listed and all(not one["name"].startswith(".paracle-") for one in listed)
         for one in listed:
             assert read(client, "ann", one["name"]) in contents
-    left = [path for path in (again.data / "users").rglob(".paracle-*")]
+    left = list((again.data / "users").rglob(".paracle-*"))
     assert left == []
 
 
@@ -211,6 +211,7 @@ def test_sigterm_ends_running_programs_with_a_definite_answer(make: Make) -> Non
         with service.client() as client:
             try:
                 answer = client.post(f"/sandbox/u{number}/shell", json={"command": "sleep 200"})
+                assert not answer.json()["success"]
                 outcomes.append(answer.status_code)
             except httpx2.HTTPError as error:
                 outcomes.append(type(error).__name__)
@@ -226,7 +227,7 @@ def test_sigterm_ends_running_programs_with_a_definite_answer(make: Make) -> Non
     service.stop()
     for thread in threads:
         thread.join(30)
-    assert len(outcomes) == 5
+    assert outcomes == [200] * 5, "each gets an answer, with success false"
     assert records(service) == []
     assert not _busy(service)
 
@@ -279,3 +280,9 @@ async def test_many_files_are_kept_too(tmp_path: Path) -> None:
         str(number) for number in range(1, 301)
     }
     await backend.close()
+
+
+def test_two_services_do_not_share_a_directory(fake: ServiceProcess) -> None:
+    done = fake.paracle("serve")
+    assert done.returncode == 3
+    assert "SANDBOX_DATA_DIR" in done.stderr

@@ -19,9 +19,12 @@ from paracle_sandbox.settings import Settings
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     process = ServiceProcess(
-        tmp_path_factory.mktemp("tight"), SANDBOX_MODE="fake", SANDBOX_MAX_CONTAINERS="3",
-        SANDBOX_USER_RATE="5", SANDBOX_USER_CONCURRENT="1",
-    ).start()  # fmt: skip
+        tmp_path_factory.mktemp("tight"),
+        SANDBOX_MODE="fake",
+        SANDBOX_MAX_CONTAINERS="3",
+        SANDBOX_USER_RATE="5",
+        SANDBOX_USER_CONCURRENT="1",
+    ).start()
     yield process
     process.stop()
 
@@ -118,9 +121,18 @@ def _running(client: httpx2.Client) -> int:
 def test_a_request_cannot_ask_for_more_than_the_service_gives(
     client: httpx2.Client, user: str
 ) -> None:
-    for wish in ({"cpu_limit": "inf"}, {"cpu_limit": 1e9}, {"cpu_limit": -1}, {"memory_limit": "-1"},
-                 {"memory_limit": "NaN"}, {"memory_limit": "1e99"}, {"privileged": True},
-                 {"mounts": ["/"]}, {"image": "../../etc"}, {"memory_limit": ["512m"]}):  # fmt: skip
+    for wish in (
+        {"cpu_limit": "inf"},
+        {"cpu_limit": 1e9},
+        {"cpu_limit": -1},
+        {"memory_limit": "-1"},
+        {"memory_limit": "NaN"},
+        {"memory_limit": "1e99"},
+        {"privileged": True},
+        {"mounts": ["/"]},
+        {"image": "../../etc"},
+        {"memory_limit": ["512m"]},
+    ):
         answer = client.post(f"/sandbox/{user}/create", json=wish)
         assert answer.status_code in (400, 422), (wish, answer.text)
     done = client.post(f"/sandbox/{user}/create", json={"memory_limit": "16g", "cpu_limit": 16})

@@ -17,8 +17,26 @@ from paracle_sandbox.service.faults import BadRequest
 from paracle_sandbox.service.keys import Doorman, KeyStore
 from paracle_sandbox.service.tenants import Names, checked_user_id
 
-ALIKE = ["a.b", "a-b", "a:b", "a_b", "a b", "A.B", "a.b ", "ä", "a\u0308", "日本", "x" * 300,
-         "x" * 301, "CON", "me@example.com", "%2e", "a%2Fb", "~", "'; DROP TABLE keys; --"]  # fmt: skip
+ALIKE = [
+    "a.b",
+    "a-b",
+    "a:b",
+    "a_b",
+    "a b",
+    "A.B",
+    "a.b ",
+    "ä",
+    "a\u0308",
+    "日本",
+    "x" * 300,
+    "x" * 301,
+    "CON",
+    "me@example.com",
+    "%2e",
+    "a%2Fb",
+    "~",
+    "'; DROP TABLE keys; --",
+]
 
 
 def test_any_text_is_a_user_of_its_own(fake: ServiceProcess) -> None:

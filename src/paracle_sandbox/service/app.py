@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import SandboxError
@@ -72,6 +73,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ValueError, _value_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _internal)
     _describe_security(app)
     return Gate(
@@ -146,6 +148,11 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _value_error(request: Request, error: Exception) -> JSONResponse:
     return _plain(400, str(error)[:500], "ValueError")
+
+
+async def _gone(request: Request, error: Exception) -> JSONResponse:
+    """Nobody is there to read it."""
+    return _plain(400, "The client went away", "ClientDisconnect")
 
 
 async def _internal(request: Request, error: Exception) -> JSONResponse:

@@ -165,7 +165,7 @@ class Hosting:
 
     async def _started(self, user_id: str, config: SandboxConfig) -> Sandbox:
         name = self._names.user_sandbox(user_id)
-        sandbox = Sandbox(self.backend, name, config, {LABEL: "user"})
+        sandbox = Sandbox(self.backend, name, config, {LABEL: self._names.installation})
         await sandbox.start()
         return sandbox
 
@@ -233,7 +233,7 @@ class Hosting:
         left = [
             info
             for info in await self.backend.list_sandboxes()
-            if LABEL in info.labels and not info.owner_alive
+            if info.labels.get(LABEL) == self._names.installation and not info.owner_alive
         ]
         for info in left:
             logger.warning("Removing sandbox %s, left by a service that died", info.sandbox_id)

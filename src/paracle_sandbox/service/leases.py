@@ -105,7 +105,9 @@ class Leases:
         self._leases[user_id, sandbox_id] = lease
         backend = self._hosting.backend
         try:
-            await made(lambda: backend.create(name, config, {**labels, LABEL: "lease"}))
+            await made(
+                lambda: backend.create(name, config, {**labels, LABEL: self._names.installation})
+            )
         except BaseException as error:
             self._forget(lease)
             if isinstance(error, SandboxError):

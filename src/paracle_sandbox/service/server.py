@@ -61,6 +61,18 @@ def bound_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
+class GracefulServer(uvicorn.Server):
+    """Ends what runs before it waits for the answers, so that every client gets one."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._service.wind_down()
+        await super().shutdown(sockets)
+
+
 def make_server(service: Service, **options: Any) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(service),
@@ -78,4 +90,4 @@ def make_server(service: Service, **options: Any) -> uvicorn.Server:
         lifespan="on",
         **options,
     )
-    return uvicorn.Server(config)
+    return GracefulServer(config, service)

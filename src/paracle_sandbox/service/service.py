@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
+from typing import IO
 
 from ..audit_log import AuditLog
 from ..backends.base import Backend, Health
+from ..errors import SandboxError
 from ..settings import Settings
 from .hosting import Hosting
 from .journal import Journal
@@ -20,11 +23,26 @@ from .workspaces import Workspaces
 AUDIT_FILE = "audit.jsonl"
 
 
+def _claimed(directory: Path) -> IO[bytes]:
+    """The directory is this process's until the file is closed, however that happens."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = (directory / "lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise SandboxError(
+            f"Another service uses {directory}. Stop it, or set SANDBOX_DATA_DIR to another."
+        ) from None
+    return lock
+
+
 class Service:
     """The parts, and their beginning and end. The backend stays the caller's."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         directory = Path(settings.service_dir)
+        self._lock = _claimed(directory)
         self.settings = settings
         self.backend = backend
         self.keys = KeyStore(directory)
@@ -52,13 +70,18 @@ class Service:
         self.leases.start()
         self.ready = self.health.available
 
-    async def close(self) -> None:
-        """Keep every user's files, remove every sandbox."""
+    async def wind_down(self) -> None:
+        """Keep every user's files, remove every sandbox; what runs ends with an error. From now
+        on nothing new is made. May be called again."""
         self.ready = False
-        await self.runner.close()
         await self.leases.close()
         await self.hosting.close()
+        await self.runner.close()
+
+    async def close(self) -> None:
+        await self.wind_down()
         self.journal.record("service_stop")
+        self._lock.close()
         self.journal.close()
         self.keys.close()
 

@@ -33,6 +33,11 @@ class Names:
     def __init__(self, directory: Path) -> None:
         self._key = _installation_key(directory / "installation")
 
+    @property
+    def installation(self) -> str:
+        """What tells this installation's sandboxes from others'."""
+        return self._digest("installation")
+
     def user_sandbox(self, user_id: str) -> str:
         return f"u-{self._digest('user', user_id)}"
 

@@ -86,6 +86,10 @@ class Hosting:
         self._idle: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     # Finding
 
     def find(self, user_id: str) -> Home | None:
@@ -145,6 +149,7 @@ class Hosting:
             workspace = self._workspaces.get(self._names.workspace(user_id))
             try:
                 await workspace.restore(sandbox)
+                self.refuse_when_closed()
             except BaseException:
                 await sandbox.stop()
                 raise
@@ -171,8 +176,7 @@ class Hosting:
 
     def take_room(self, user_id: str, config: SandboxConfig) -> None:
         """A slot for one more sandbox of this user. Raises TooMany or Unavailable."""
-        if self._closed:
-            raise Unavailable("The service is shutting down", RETRY_SECONDS)
+        self.refuse_when_closed()
         held = self._others.setdefault(user_id, [])
         check_room(self.settings, held, config)
         try:
@@ -181,6 +185,11 @@ class Hosting:
             limit = self.slots.limit
             raise Unavailable(f"Maximum containers ({limit}) reached", RETRY_SECONDS) from None
         held.append(config)
+
+    def refuse_when_closed(self) -> None:
+        """Also after a sandbox was made: the service may have begun to end meanwhile."""
+        if self._closed:
+            raise Unavailable("The service is shutting down", RETRY_SECONDS)
 
     def leave_room(self, user_id: str, config: SandboxConfig) -> None:
         self.slots.free()
@@ -262,10 +271,12 @@ class Hosting:
                     await self._remove(home, "idle")
 
     async def close(self) -> None:
-        """Save and remove everything."""
+        """Save and remove everything, also what is being made."""
         self._closed = True
         if self._idle is not None:
             self._idle.cancel()
             with suppress(asyncio.CancelledError):
                 await self._idle
-        await asyncio.gather(*(self.remove(home.user_id, "shutdown") for home in self.all()))
+        # Who is making one holds the lock, and then finds that it is too late.
+        users = {*self._homes, *self._locks}
+        await asyncio.gather(*(self.remove(user_id, "shutdown") for user_id in users))

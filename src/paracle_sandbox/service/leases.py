@@ -115,6 +115,9 @@ class Leases:
                 self._journal.record("create", user=user_id, outcome="failed", error=str(error))
             raise
         lease.ready = True
+        if self._hosting.is_closed:
+            await self.remove(user_id, sandbox_id, "shutdown")
+            self._hosting.refuse_when_closed()
         lease.unheld_since = time.monotonic()
         self._metrics.creations.labels("ok").inc()
         self._journal.record("create", user=user_id, sandbox_id=name, outcome="ok")

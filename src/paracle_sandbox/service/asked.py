@@ -67,20 +67,20 @@ def admin_of(connection: HTTPConnection) -> Caller:
     return caller
 
 
-# Functions, because FastAPI asks for a Request or a WebSocket by its own type.
-def _service(request: Request) -> Service:
+# FastAPI asks for a Request or a WebSocket by its own type; what is not async costs it a thread.
+async def _service(request: Request) -> Service:
     return service_of(request)
 
 
-def _user(user_id: str, request: Request) -> str:
+async def _user(user_id: str, request: Request) -> str:
     return user_of(request)
 
 
-def _acting_user(request: Request) -> str:
+async def _acting_user(request: Request) -> str:
     return acting_user_of(request)
 
 
-def _admin(request: Request) -> Caller:
+async def _admin(request: Request) -> Caller:
     return admin_of(request)
 
 

@@ -68,6 +68,7 @@ class Run:
     command: Command
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
+    saved: bool = False
 
 
 class Runner:
@@ -90,7 +91,11 @@ class Runner:
             async with self.started(user_id, program, max_output=MAX_OUTPUT) as run:
                 result = await run.command.wait()
                 answer = _answer(result, run.home)
-                answer["stats"] = await _stats(run.home.sandbox)
+                # Side by side: each is a round trip.
+                answer["stats"], _ = await asyncio.gather(
+                    _stats(run.home.sandbox), self._hosting.save(run.home)
+                )
+                run.saved = True
         except StoppedError as error:
             answer = stopped_answer(error)
         answer["execution_time"] = time.monotonic() - started
@@ -115,7 +120,8 @@ class Runner:
                 raise
             finally:
                 self._told(home, program, run, failure, time.monotonic() - begun)
-                await self._hosting.save(home)
+                if run is None or not run.saved:
+                    await self._hosting.save(home)
 
     def _told(
         self,
@@ -211,6 +217,9 @@ def _answer(result: CommandResult, home: Home) -> dict[str, Any]:
         "exit_code": result["exit_code"],
         "result": result,
         "sandbox_id": home.sandbox.sandbox_id,
+        "error_type": None,
+        "kind": None,
+        "state_lost": False,
         "recreated": home.recreated,
     }
 
@@ -230,6 +239,8 @@ def stopped_answer(error: StoppedError) -> dict[str, Any]:
         "error_type": type(error).__name__,
         "kind": failure.kind,
         "state_lost": failure.state_lost,
+        "stats": None,
+        "recreated": False,
     }
 
 

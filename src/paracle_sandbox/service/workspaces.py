@@ -38,11 +38,13 @@ class Workspace:
 
     directory: Path
     known: dict[str, Mark] = field(default_factory=dict)
+    top: str = ""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def restore(self, sandbox: Sandbox) -> None:
         """Put the kept files into a new, empty sandbox."""
         async with self.turn:
+            self.top = ""
             if await asyncio.to_thread(_prepare, self.directory):
                 await sandbox.copy_to(self.directory, sandbox.config.working_dir)
             self.known = _marks(await self._listing(sandbox))
@@ -78,10 +80,11 @@ class Workspace:
                 found.pop(path, None)
 
     async def _listing(self, sandbox: Sandbox) -> list[tuple[str, FileInfo]]:
-        # By the guest's own name for it, which entries begin with.
-        top = (await sandbox.stat("."))["path"]
+        if not self.top:
+            # By the guest's own name for it, which entries begin with.
+            self.top = (await sandbox.stat("."))["path"].rstrip("/") + "/"
         entries = await sandbox.list_files(".", recursive=True)
-        named = ((posixpath.relpath(entry["path"], top), entry) for entry in entries)
+        named = ((entry["path"].removeprefix(self.top), entry) for entry in entries)
         return [(path, entry) for path, entry in named if _is_below(path)]
 
     def _make_way(self, gone: list[str], changed: dict[str, Mark]) -> None:
@@ -132,7 +135,9 @@ async def save_quietly(workspace: Workspace, sandbox: Sandbox) -> bool:
     try:
         await workspace.save(sandbox)
     except SandboxError as error:
-        logger.error("Files of sandbox %s were not kept: %s", sandbox.sandbox_id, error)
+        # One that ends meanwhile was saved by whoever ended it, or is lost and told so.
+        level = logging.ERROR if sandbox.is_running else logging.INFO
+        logger.log(level, "Files of sandbox %s were not kept: %s", sandbox.sandbox_id, error)
         return False
     return True
 

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
 
 from ...config import SandboxConfig
 from ...errors import SandboxError
@@ -51,19 +52,19 @@ async def create(
 @router.post("/sandbox/{user_id}/execute", response_model=ExecutionAnswer)
 async def execute(
     request: Request, service: TheService, user: TheUser, wish: ExecuteRequest
-) -> dict[str, Any]:
+) -> Response:
     """Run Python code. A program that fails, or is stopped, is an answer with success false."""
     program = Program("python", wish.code, wish.timeout)
-    return await while_connected(request, service.runner.run(user, program))
+    return JSONResponse(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.post("/sandbox/{user_id}/shell", response_model=ExecutionAnswer)
 async def shell(
     request: Request, service: TheService, user: TheUser, wish: ShellRequest
-) -> dict[str, Any]:
+) -> Response:
     """Run a shell command."""
     program = Program("shell", wish.command, wish.timeout)
-    return await while_connected(request, service.runner.run(user, program))
+    return JSONResponse(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.get("/sandbox/{user_id}/status", response_model=SandboxAnswer)

@@ -7,7 +7,8 @@ variable counts as unset. The file is the first of ``$PARACLE_CONFIG``, ``./conf
 ``~/.config/paracle/config.toml``; without one the defaults hold.
 
 A config.toml may come with a checked-out project that nobody has read, so a file may not choose
-the interpreter or the directories we use, switch the isolation off (``fake``) or inject failures.
+the interpreter or the directories we use, the service that programs are sent to, switch the
+isolation off (``fake``) or inject failures.
 """
 
 from __future__ import annotations
@@ -218,12 +219,18 @@ class Settings:
     )
     incus_cpu_cores: float = _number("INCUS_SANDBOX_CPU", 1.0, "CPU of an instance", 0.1, 16.0)
     incus_remote: str = _text("INCUS_REMOTE", "local", "Incus server to use")
-    api_url: str | None = _text("SANDBOX_API_URL", None, "address of a remote sandbox service")
-    api_key: str | None = _text("SANDBOX_API_KEY", None, "key for the remote sandbox service")
+    api_url: str | None = _text(
+        "SANDBOX_API_URL", None, "address of a remote sandbox service", env_only=True
+    )
+    api_key: str | None = _text(
+        "SANDBOX_API_KEY", None, "key for the remote sandbox service", env_only=True
+    )
     request_timeout: float = _number(
         "SANDBOX_TIMEOUT", 60.0, "seconds a request to the remote service may take", 1.0, _DAY
     )
-    api_host: str = _text("SANDBOX_API_HOST", "127.0.0.1", "address the service listens on")
+    api_host: str = _text(
+        "SANDBOX_API_HOST", "127.0.0.1", "where the service listens", env_only=True
+    )
     api_port: int = _number("SANDBOX_API_PORT", 8080, "port of the service; 0 takes any", 0, 65535)
     service_image: str = _text("SANDBOX_DOCKER_IMAGE", "python:3.12-slim", "image of the service")
     service_idle_timeout: float = _number(

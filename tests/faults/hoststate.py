@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,7 +99,8 @@ class Place:
 
 @dataclass(frozen=True)
 class HostState:
-    """One look. Processes below this one count as ours too, whatever their uid."""
+    """One look. Processes below this one count as ours too, whatever their uid, except what an
+    owner of another place, there already at the ``earlier`` look, starts in the meantime."""
 
     processes: dict[tuple[int, int], str] = field(default_factory=dict)
     cgroups: frozenset[str] = frozenset()
@@ -109,8 +111,9 @@ class HostState:
     descriptors: int = 0
 
     @classmethod
-    def take(cls, place: Place) -> HostState:
-        processes = {**below(os.getpid()), **place.processes()}
+    def take(cls, place: Place, earlier: HostState | None = None) -> HostState:
+        strangers = {pid for pid, _ in earlier.processes} if earlier else set()
+        processes = {**below(os.getpid(), strangers), **place.processes()}
         return cls(
             processes=processes,
             cgroups=frozenset(place.cgroups()),
@@ -145,7 +148,7 @@ async def clean_since(
     kept = f"file {place.state}/"
     while left := [
         item
-        for item in HostState.take(place).left_since(before)
+        for item in HostState.take(place, before).left_since(before)
         if not (but_records and item.startswith(kept) and item.endswith(".json"))
     ]:
         if time.monotonic() > deadline:
@@ -167,8 +170,9 @@ def adopting():
                 pass
 
 
-def below(top: int) -> dict[tuple[int, int], str]:
-    """The living descendants of a process. A zombie holds nothing but its number."""
+def below(top: int, but: Container[int] = ()) -> dict[tuple[int, int], str]:
+    """The living descendants of a process, without those of ``but``. A zombie holds nothing but
+    its number."""
     parents: dict[int, int] = {}
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -177,7 +181,7 @@ def below(top: int) -> dict[tuple[int, int], str]:
     for pid in parents:
         above = parents[pid]
         while above not in (0, top):
-            above = parents.get(above, 0)
+            above = 0 if above in but else parents.get(above, 0)
         with contextlib.suppress(OSError, ValueError, IndexError):
             if above == top and state_of(pid) not in "ZX":
                 found[pid, start_time(pid)] = describe(pid)

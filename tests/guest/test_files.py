@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import resource
+import signal
 import socket
 import stat
 import struct
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,11 +130,21 @@ def tree_hash(top: Path) -> str:
     return digest.hexdigest()
 
 
-def exchange(one: Path, other: Path) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    paths = os.fsencode(one), os.fsencode(other)
-    if libc.renameat2(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE):
-        raise OSError(ctypes.get_errno(), "renameat2")
+@contextlib.contextmanager
+def exchanging(one: Path, other: Path) -> Iterator[None]:
+    """Another process, as an attacker would be, swaps two names all the time."""
+    renameat2 = ctypes.CDLL(None).renameat2
+    names = os.fsencode(one), os.fsencode(other)
+    parent, swapper = os.getpid(), os.fork()
+    if swapper == 0:
+        while os.getppid() == parent:
+            renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(swapper, signal.SIGKILL)
+        os.waitpid(swapper, 0)
 
 
 def entry(kind: int, name: bytes, content: bytes = b"", mode: int = 0o644) -> bytes:
@@ -752,16 +763,8 @@ def test_swapping_a_directory_for_a_link_never_leads_out(guest: Guest, outside: 
     (outside / "sub").mkdir()
     (outside / "sub" / "secret").write_text("canary")
     before = tree_hash(outside)
-    stop = threading.Event()
-
-    def swap() -> None:
-        while not stop.is_set():
-            exchange(top / "d", top / "swap")
-
-    thread = threading.Thread(target=swap)
-    thread.start()
     seen, naive = set(), set()
-    try:
+    with exchanging(top / "d", top / "swap"):
         for _ in range(1000):
             naive.add((top / "d" / "secret").read_bytes())
             seen.add(guest.run("read", path="d/secret")["output"])
@@ -771,9 +774,6 @@ def test_swapping_a_directory_for_a_link_never_leads_out(guest: Guest, outside: 
             guest.run("write", b"decoy", path="d/new/secret")
             guest.run("put_tree", entry(FOLDER, b"d") + entry(FILE, b"d/put") + THE_END, path=".")
             guest.run("remove", path="d/new", recursive=True)
-    finally:
-        stop.set()
-        thread.join()
     assert b"canary" in naive, "the race was not run: an ordinary open must lose it"
     assert seen <= {b"", b"decoy"}
     assert tree_hash(outside) == before
@@ -786,26 +786,12 @@ def test_removal_while_directories_are_swapped(guest: Guest, outside: Path) -> N
         (outside / str(number)).mkdir()
         (outside / str(number) / "secret").write_text("canary")
     before = tree_hash(outside)
-    stop = threading.Event()
     (top / "link").symlink_to(outside)
-
-    def swap() -> None:
-        while not stop.is_set():
-            try:
-                exchange(top / "d" / "victim", top / "link")
-            except FileNotFoundError:
-                continue
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
+    with exchanging(top / "d" / "victim", top / "link"):
         for _ in range(40):
             for number in range(20):
                 os.makedirs(top / "d" / f"a{number}" / "b", exist_ok=True)
             if not os.path.lexists(top / "d" / "victim"):
                 (top / "d" / "victim").mkdir()
             guest.run("remove", path="d", recursive=True)
-    finally:
-        stop.set()
-        thread.join()
     assert tree_hash(outside) == before

@@ -187,6 +187,8 @@ def apart(test: Callable[[], None]) -> None:
             kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
             kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
             kernel.mount("tmpfs", "/run", "tmpfs")
+            # A new network takes this over from the machine, where an engine may have set it.
+            Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
             test()
             code = 0
         except BaseException:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import errno
 import hashlib
 import os
+import signal
 import socket
 import stat
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -376,14 +376,24 @@ def test_no_stream_touches_anything_else(
 # Races on the host: somebody who can write in the destination swaps what is there
 
 
-def exchange(one: Path, other: Path) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
-    paths = os.fsencode(one), os.fsencode(other)
-    if libc.renameat2(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE) == 0:
-        return True
-    if ctypes.get_errno() in (errno.ENOENT, errno.EINVAL):
-        return False
-    raise OSError(ctypes.get_errno(), "renameat2")
+@contextlib.contextmanager
+def exchanging(*pairs: tuple[Path, str]) -> Iterator[None]:
+    """Another process swaps names all the time; a pattern stands for what it finds."""
+    renameat2 = ctypes.CDLL(None).renameat2
+    parent, swapper = os.getpid(), os.fork()
+    if swapper == 0:
+        while os.getppid() == parent:
+            for one, pattern in pairs:
+                with contextlib.suppress(Exception):
+                    for other in one.parent.glob(pattern):
+                        names = os.fsencode(one), os.fsencode(other)
+                        renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(swapper, signal.SIGKILL)
+        os.waitpid(swapper, 0)
 
 
 @pytest.mark.timeout(60)
@@ -399,17 +409,7 @@ def test_swapping_directories_for_links_never_leads_out(place: Path, canary: Pat
         + THE_END
     )
     before = tree_hash(canary)
-    stop = threading.Event()
-
-    def swap() -> None:
-        while not stop.is_set():
-            exchange(place / "d", place / "swap")
-            for stage in place.glob(".paracle-*"):
-                exchange(stage / "d", place / "swap")
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
+    with exchanging((place / "swap", "d"), (place / "swap", ".paracle-*/d")):
         for _ in range(1000):
             try:
                 unpack(stream, place, step=16)
@@ -418,9 +418,6 @@ def test_swapping_directories_for_links_never_leads_out(place: Path, canary: Pat
             finally:
                 if not os.path.lexists(place / "swap"):
                     os.symlink(canary, place / "swap")
-    finally:
-        stop.set()
-        thread.join()
     assert tree_hash(canary) == before
 
 
@@ -431,16 +428,8 @@ def test_packing_while_directories_are_swapped_reads_nothing_else(
     (place / "d" / "sub").mkdir(parents=True)
     (place / "d" / "sub" / "file").write_text("decoy")
     os.symlink(canary, place / "swap")
-    stop = threading.Event()
-
-    def swap() -> None:
-        while not stop.is_set():
-            exchange(place / "d", place / "swap")
-
-    thread = threading.Thread(target=swap)
-    thread.start()
     seen = 0
-    try:
+    with exchanging((place / "swap", "d")):
         for _ in range(1500):
             stream = bytearray()
             try:
@@ -451,9 +440,6 @@ def test_packing_while_directories_are_swapped_reads_nothing_else(
                 pass
             assert b"host-only" not in stream
             assert b"secret" not in stream
-    finally:
-        stop.set()
-        thread.join()
     assert seen
 
 

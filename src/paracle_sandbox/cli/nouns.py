@@ -13,7 +13,7 @@ from .. import __version__
 
 _NOUNS = {
     name: f"paracle_sandbox.cli.{name}"
-    for name in ("sandbox", "template", "serve", "keys", "audit")
+    for name in ("sandbox", "template", "image", "serve", "keys", "audit")
 }
 
 
@@ -61,6 +61,7 @@ def paracle(
       paracle sandbox execute agent.py --memory 256 --timeout 60
       paracle sandbox list
       paracle template build ml
+      paracle image build
       paracle serve
     """
 

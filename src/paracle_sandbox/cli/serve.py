@@ -58,6 +58,7 @@ def serve(
 
 def _serve(settings: Settings, backend: str | None) -> int:
     import asyncio
+    import gc
     import logging
 
     try:
@@ -81,6 +82,9 @@ def _serve(settings: Settings, backend: str | None) -> int:
         finally:
             await made.close()
 
+    # main() switched it off for the imports; those are never looked through again.
+    gc.freeze()
+    gc.enable()
     # uvicorn ends on SIGINT and SIGTERM by itself, and passes the signal on afterwards.
     asyncio.run(run())
     return endings.SUCCESS

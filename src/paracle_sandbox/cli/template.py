@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +10,7 @@ from ..errors import SandboxError
 from . import endings, output
 from .endings import UsageFault, ends_with_a_code
 from .options import settings_or_fault
+from .progress import progress
 
 if TYPE_CHECKING:
     from ..backends.catalog import Template, Templates
@@ -66,8 +64,8 @@ def build(name: Name, if_missing: IfMissing = False, as_json: Json = False) -> i
     built = _known(templates, name).path is None or not if_missing
     if built:
         try:
-            with _progress(name, quiet=as_json) as progress:
-                templates.build(name, progress)
+            with progress(f"Building the {name} template", quiet=as_json) as tell:
+                templates.build(name, tell)
         except SandboxError as error:
             if not if_missing:
                 raise
@@ -110,19 +108,3 @@ def _known(templates: Templates, name: str) -> Template:
 
 def _text(path: object) -> str | None:
     return None if path is None else str(path)
-
-
-@contextmanager
-def _progress(name: str, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A moving line for a person, plain lines for a log."""
-    if quiet:
-        yield lambda line: None
-    elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.markup import escape
-
-        with Console(stderr=True).status(f"Building {name}") as status:
-            yield lambda line: status.update(escape(output.printable(line)[:120]))
-    else:
-        output.note(f"Building the {name} template")
-        yield output.note

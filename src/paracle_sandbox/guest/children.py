@@ -11,7 +11,7 @@ behind is gone; the next command has a keeper meanwhile.
 """
 
 import os
-from typing import Dict, Generic, List, Optional, Set, TypeVar
+from typing import Any, Dict, Generic, List, Optional, Set, TypeVar
 
 from .seed import Seed
 
@@ -110,14 +110,21 @@ class Children(Generic[Owner]):
 
     # The seed
 
-    def have_seed(self) -> None:
+    def have_seed(self, likely: Dict[str, Any]) -> None:
         """Fork one, unless it is there. Best done when nobody waits."""
         if self._seed is None:
             try:
-                self._seed = Seed()
+                self._seed = Seed(likely)
             except OSError:
                 pass  # no process to spare: the next command will say so, if it lasts
 
     def take_seed(self) -> Optional[Seed]:
+        if self._seed is None or self._seed.closed:
+            return None
         seed, self._seed = self._seed, None
         return seed
+
+    def drop_seed(self) -> None:
+        """It ends by itself now, and is forgotten when it has."""
+        if self._seed is not None:
+            self._seed.close()

@@ -12,6 +12,7 @@ import mmap
 import os
 import signal
 import sys
+import time
 from typing import Any, Callable, Dict, NoReturn, Optional
 
 from ..channel import frames
@@ -29,6 +30,9 @@ from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
+_REHEARSAL = b'{"op":"python","path":"/tmp/x/code.py","source":"1","argv":[],"stdin":false}'
+# How long a Python that was forked ahead of need waits for its program: it holds memory.
+SEED_SECONDS = 5.0
 
 
 def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None) -> NoReturn:
@@ -103,6 +107,7 @@ class Guest:
         self._children: Children[Command] = Children()
         self._oom = OomFirst()
         self._seed_wanted = bool(setup.get("seed"))
+        self._seed_until: Optional[float] = None
         self._pythons = 0
         # Pages that nothing was read into cost nothing. Private: forks must not share it.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -118,24 +123,28 @@ class Guest:
         self._channel.send_json(
             frames.HELLO, 0, {"protocol": PROTOCOL, "python": python, "pid": os.getpid()}
         )
-        if self._seed_wanted:
-            self._rehearse()
         while True:
             busy = self._take_turns()
             self._channel.flush()
             if self._seed_wanted:  # and every answer is on its way: now there is time
                 self._seed_wanted = False
-                with self._oom:
-                    self._children.have_seed()
+                self._prepare_for_python()
             self._loop.run_once(block=not busy)
 
-    def _rehearse(self) -> None:
-        """Write to the pages that the first command will write to, while nobody waits for it.
+    # Ahead of need
 
-        We are a fork: the first write to each page copies it, and a command touches hundreds.
+    def _prepare_for_python(self) -> None:
+        """Fork the next program, then write to the pages that starting it will write to.
+
+        We are a fork, and were forked just now: the first write to each page copies it, and a
+        command touches hundreds.
         """
-        request = b'{"op":"python","path":"/tmp/x/code.py","source":"1","argv":[],"stdin":false}'
-        parse_python(frames.decode_json(request), self._setup)
+        launch = parse_python(frames.decode_json(_REHEARSAL), self._setup)
+        assert launch.program
+        with self._oom:
+            self._children.have_seed(launch.program)
+        self._keep_seed()
+        parse_python(frames.decode_json(_REHEARSAL), self._setup)
         self._children.orphans()
         wire = Wire(self._channel, 0, lambda stream: None)
         ends = os.pipe2(os.O_CLOEXEC)
@@ -143,6 +152,21 @@ class Guest:
         output.update()
         output.close()
         os.close(ends[1])
+
+    def _keep_seed(self) -> None:
+        """For a while, from now on."""
+        if self._seed_until is None:
+            self._loop.call_later(SEED_SECONDS, self._seed_waited)
+        self._seed_until = time.monotonic() + SEED_SECONDS
+
+    def _seed_waited(self) -> None:
+        assert self._seed_until is not None
+        left = self._seed_until - time.monotonic()
+        if left > 0:
+            self._loop.call_later(left, self._seed_waited)
+            return
+        self._seed_until = None
+        self._children.drop_seed()
 
     # Frames
 

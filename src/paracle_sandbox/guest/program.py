@@ -13,6 +13,7 @@ in `sys.modules` before the program imports them, and out of reach of the garbag
 `sys.unraisablehook` for good also gets the exception that ends the program.
 """
 
+import gc
 import importlib.machinery
 import io
 import os
@@ -54,6 +55,17 @@ def become_program(spec: Dict[str, Any]) -> NoReturn:
     scopes = [vars(module)]
     del module
     run_on_empty_stack([code], scopes, state.reset_threading, ending.report, ending.exit)
+
+
+def rehearse(spec: Dict[str, Any]) -> None:
+    """Prepare for a program that is not there, while nobody waits for the one that will come.
+
+    We are a fork: the first write to each page copies it, which is most of what preparing costs.
+    """
+    path = sys.path[:]
+    _prepare({**spec, "path": os.devnull, "argv": [], "path0": "/"})
+    sys.path[:] = path
+    gc.collect()
 
 
 def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:

@@ -16,7 +16,7 @@ import termios
 from typing import Any, Dict, Tuple
 
 from .kernel import SET_DUMPABLE, close_from, prctl, unblock_signals
-from .program import become_program
+from .program import become_program, rehearse
 
 GUEST_FD = 3  # on the seed's side
 # A message must fit into the socket at once, since the guest waits for nobody.
@@ -24,16 +24,19 @@ MAX_MESSAGE_BYTES = 64 << 10
 
 
 class Seed:
-    """The guest's side. Raises OSError when it cannot be had."""
+    """The guest's side. Raises OSError when it cannot be had.
 
-    def __init__(self) -> None:
+    ``likely``: the surroundings of the program that will come, as far as they can be guessed.
+    """
+
+    def __init__(self, likely: Dict[str, Any]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         try:
             with theirs:
                 self.pid = os.fork()
                 if self.pid == 0:
-                    _become_seed(theirs.fileno())
+                    _become_seed(theirs.fileno(), likely)
         except OSError:
             self._socket.close()
             raise
@@ -53,17 +56,22 @@ class Seed:
                 return False  # somebody killed it
         return True
 
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
     def close(self) -> None:
         self._socket.close()
 
 
-def _become_seed(fd: int) -> None:
+def _become_seed(fd: int, likely: Dict[str, Any]) -> None:
     """Does not return."""
     try:
         signal.set_wakeup_fd(-1)
         os.dup2(fd, GUEST_FD, inheritable=False)
         close_from(GUEST_FD + 1)
         settle()
+        rehearse(likely)
         _warm_up()
         guest = socket.socket(fileno=GUEST_FD)
         message, ancillary, _, _ = guest.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 3))
@@ -96,18 +104,11 @@ def grow(program: Dict[str, Any], terminal: bool) -> None:
 
 
 def _warm_up() -> None:
-    """Write to the pages that a program will write to, before anybody waits for it."""
+    """Write to the pages that nearly every program will write to, too."""
     scope: Dict[str, Any] = {}
     exec(compile("def f(x):\n    return '%s' % [x]\nf(1)\n", "warm", "exec"), scope)  # noqa: S102
-    with open("/dev/null", "rb") as file:
-        io.TextIOWrapper(io.BufferedReader(io.FileIO(file.fileno(), closefd=False)), "utf-8").read()
     with io.StringIO() as text:
         print("x", file=text, flush=True)
-    environment = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(environment)
-    for number in signal.valid_signals():
-        signal.getsignal(number)
     try:
         os.stat("/nonexistent")
     except OSError:

@@ -6,14 +6,16 @@ when the host has no more to say, RESULT when both sides are done. What nobody a
 with the listener. The guest never connects anywhere itself.
 """
 
-import socket
 from collections import deque
-from typing import Any, Deque, Dict, Optional
+from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
 
 from ..channel.frames import CHUNK
 from .launch import Invalid
 from .loop import READ, WRITE, Loop
 from .wire import Wire
+
+if TYPE_CHECKING:
+    import socket
 
 MAX_WAITING = 64
 _ADDRESS = "127.0.0.1"
@@ -24,7 +26,7 @@ class Tunnels:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._waiting: Dict[int, socket.socket] = {}
+        self._waiting: Dict[int, "socket.socket"] = {}
         self._last = 0
 
     def job(self, request: Dict[str, Any], wire: Wire) -> Any:
@@ -35,7 +37,7 @@ class Tunnels:
             raise Invalid("there is no such connection")
         return Tunnel(self._loop, wire, connection)
 
-    def arrived(self, connection: socket.socket) -> Optional[int]:
+    def arrived(self, connection: "socket.socket") -> Optional[int]:
         """The number to accept it by; None when too many wait."""
         if len(self._waiting) >= MAX_WAITING:
             return None
@@ -58,9 +60,12 @@ class Listener:
         self._loop = loop
         self._wire = wire
         self._tunnels = tunnels
-        self._socket: Optional[socket.socket] = None
+        self._socket: Optional["socket.socket"] = None
 
     def start(self) -> None:
+        # Only now: what is imported at the start is in the memory of every sandbox.
+        import socket
+
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listening.setblocking(False)
         try:
@@ -114,10 +119,10 @@ class Tunnel:
 
     wants_turn = False
 
-    def __init__(self, loop: Loop, wire: Wire, connection: socket.socket) -> None:
+    def __init__(self, loop: Loop, wire: Wire, connection: "socket.socket") -> None:
         self._loop = loop
         self._wire = wire
-        self._socket: Optional[socket.socket] = connection
+        self._socket: Optional["socket.socket"] = connection
         self._unwritten: Deque[bytes] = deque()
         self._program_done = False
         self._host_done = False

@@ -72,9 +72,11 @@ class Cgroups:
         for fd in self._fds.values():
             os.mkdir(slot, 0o755, dir_fd=fd)
 
-    def attach(self, slot: str, pid: int) -> None:
+    def enter(self, slot: str) -> None:
+        """Move this process there. Takes 0.2 ms if another was moved just before, and more than
+        10 ms otherwise: the kernel waits until nobody is in the middle of a fork."""
         for fd in self._fds.values():
-            _write(fd, f"{slot}/cgroup.procs", str(pid))
+            _write(fd, f"{slot}/cgroup.procs", "0")
 
     def limit(self, slot: str, limits: Limits) -> None:
         quota = max(1000, int(limits.cpu_cores * _CPU_PERIOD_US))

@@ -1,7 +1,9 @@
 """One forked child on its way to being a sandbox, as its spawner sees it, and its own first steps.
 
-spawner: fork ─ attach to cgroup ─ "go" ─────────────── "ok" ─ park, or hand over ─ kill ─ reap
-child:         wait ───────────────────── confine ───── serve as the guest ...
+spawner: have it forked ───────────────────── "ok" ─ park, or hand over ─ kill
+child:         furnish its place ─ confine ───── serve as the guest ...
+
+The child does by itself whatever it can: the spawner is one process, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, NoReturn
 
 from . import kernel
 from .confine import Filters, Identity, Shape, StepFailed, Steps, confine
+from .place import Grant, Place
 
 _CHANNEL_FD = 3
 _STATUS_FD = 4
@@ -27,6 +30,7 @@ class Child:
     slot: str
     shape: Shape
     identity: Identity
+    grant: Grant
     pid: int = 0
     pidfd: int = -1
     status: socket.socket | None = None
@@ -48,52 +52,41 @@ class Child:
         self.pidfd = self.disk_fd = -1
 
 
-def fork(child: Child, own_pidns: int, failpoints: dict[str, str], setup: dict[str, Any],
-         filters: Filters) -> None:  # fmt: skip
-    """Fork the process that becomes PID 1 of a new pid namespace."""
-    host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kernel.unshare(kernel.CLONE_NEWPID)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _run(child, guest_end, theirs, failpoints, setup, filters)
-    finally:
-        # Where later forks go; without this the next unshare would be refused.
-        kernel.setns(own_pidns, kernel.CLONE_NEWPID)
-    guest_end.close()
-    theirs.close()
-    child.pid = pid
-    child.pidfd = os.pidfd_open(pid)
-    child.status, child.host_end = ours, host_end
-    ours.setblocking(False)
+@dataclass(frozen=True)
+class Start:
+    """What every child of one spawner starts with."""
+
+    own_pidns: int
+    place: Place
+    filters: Filters
+    failpoints: dict[str, str]
 
 
-def _run(child: Child, channel: socket.socket, status: socket.socket, failpoints: dict[str, str],
-         setup: dict[str, Any], filters: Filters) -> NoReturn:  # fmt: skip
-    """The child itself. Whatever happens, it never returns into the spawner's code."""
+def run_child(
+    child: Child, start: Start, channel: int, report: int, setup: dict[str, Any]
+) -> NoReturn:
+    """The child itself. Whatever happens, it never returns into the code of its parent."""
     try:
-        _keep_only(channel.fileno(), status.fileno())
-        channel.detach()
-        status.detach()
-        with socket.socket(fileno=_STATUS_FD) as report:
-            if report.recv(8) != b"go":
-                os._exit(1)
-            steps = Steps(failpoints, lambda step: _pause_at(report, step))
-            try:
-                confine(
-                    child.slot,
-                    child.shape,
-                    child.identity,
-                    steps,
-                    filters,
-                    lambda fd: _show_disk(report, fd),
-                )
-            except StepFailed as failed:
-                report.send(json.dumps({"step": failed.step, "message": str(failed)}).encode())
-                os._exit(1)
-            os.dup2(0, 2)
-            report.send(b"ok")
+        status = socket.socket(fileno=report)
+        try:
+            place, steps = start.place, _steps(start, status)
+            place.furnish(child.slot, child.shape, child.identity, child.grant, steps)
+            _keep_only(channel, status.detach())
+            status = socket.socket(fileno=_STATUS_FD)
+            confine(
+                child.slot,
+                child.shape,
+                child.identity,
+                _steps(start, status),
+                start.filters,
+                lambda fd: _show_disk(status, fd),
+            )
+        except StepFailed as failed:
+            status.send(json.dumps({"step": failed.step, "message": str(failed)}).encode())
+            os._exit(1)
+        os.dup2(0, 2)
+        status.send(b"ok")
+        status.close()
         from ..guest.main import serve
 
         serve(_CHANNEL_FD, setup)
@@ -103,6 +96,10 @@ def _run(child: Child, channel: socket.socket, status: socket.socket, failpoints
     finally:
         os._exit(1)
     raise AssertionError("unreachable")
+
+
+def _steps(start: Start, report: socket.socket) -> Steps:
+    return Steps(start.failpoints, lambda step: _pause_at(report, step))
 
 
 def _keep_only(channel: int, status: int) -> None:

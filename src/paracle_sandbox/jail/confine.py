@@ -167,7 +167,7 @@ def _mount_workspace(
         options = f"mode=755,size={shape.tmpfs_mb}m,nr_inodes={shape.tmpfs_mb * 128}"
         kernel.mount("tmpfs", VOLUME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
         home = VOLUME
-        prepare_workspace(home, identity)
+        prepare_workspace(home, shape, identity)
         disk = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         show_disk(disk)
         os.close(disk)
@@ -183,12 +183,14 @@ def _mount_workspace(
             kernel.bind(f"{home}/{name}", f"/{name}", _WRITABLE)
     if shape.resolv_conf:
         _bind_text(home + "/resolv.conf", shape.resolv_conf, "/etc/resolv.conf")
-    kernel.umount(VOLUME)
+    # Covered, not unmounted: that would wait for a grace period of the whole kernel, and nobody
+    # inside has the power to uncover it.
+    kernel.bind("/.empty", VOLUME, READ_ONLY)
 
 
-def prepare_workspace(home: str, identity: Identity) -> None:
+def prepare_workspace(home: str, shape: Shape, identity: Identity) -> None:
     """The directories that belong to the sandbox."""
-    for name in ("workspace", "tmp", *_EXTRA_WRITABLE):
+    for name in ("workspace", "tmp", *(() if shape.read_only else _EXTRA_WRITABLE)):
         os.mkdir(f"{home}/{name}", 0o755)
         os.chmod(f"{home}/{name}", 0o1777 if name == "tmp" else 0o755)
         os.chown(f"{home}/{name}", identity.uid, identity.gid)

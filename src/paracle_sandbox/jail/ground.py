@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import os
-import pkgutil
-import site
-import sys
 from typing import Any
 
-from ..guest.program_state import remember_guest_modules
 from . import kernel, landlock, root, seccomp
 from .cgroups import Cgroups, CgroupsUnavailable
 from .child import Child
 from .confine import UID_INSIDE, Filters, Identity
+from .place import Place
 from .records import Records
 from .uids import UidBlock
 from .volume import Volume, VolumeUnavailable
@@ -34,7 +29,7 @@ class Ground:
         self.records = Records(options["state_dir"])
         self.instance = self.records.instance
         self._uids = None if self._rootless else UidBlock(options["uid_base"])
-        self._place = os.path.join(options["state_dir"], f"root-{self.instance}")
+        self._root = os.path.join(options["state_dir"], f"root-{self.instance}")
         self._state = os.open(options["state_dir"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.cgroups, self.cgroup_note = self._find_cgroups()
         self._host_proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -44,14 +39,14 @@ class Ground:
         except BaseException:
             self.close()
             raise
-        self.packages = _preload(options["modules"])
+        self.place = Place(self.cgroups, self.volume)
 
     def _build(self, options: dict[str, Any]) -> None:
-        os.makedirs(self._place, 0o700, exist_ok=True)
+        os.makedirs(self._root, 0o700, exist_ok=True)
         kernel.unshare(kernel.CLONE_NEWNS)
-        root.build(self._place, options["template_dir"], rootless=self._rootless)
+        root.build(self._root, options["template_dir"], rootless=self._rootless)
         self.volume, self.volume_note = self._make_volume(options["data_dir"])
-        root.enter(self._place)
+        root.enter(self._root)
 
     def _find_cgroups(self) -> tuple[Cgroups | None, str]:
         try:
@@ -68,7 +63,7 @@ class Ground:
             os.makedirs(data_dir, 0o711, exist_ok=True)
             free = os.statvfs(data_dir)
             size = min(_VOLUME_LIMIT, int(free.f_bavail * free.f_frsize * _VOLUME_SHARE))
-            return Volume.create(data_dir, size, self._place + root.VOLUME), ""
+            return Volume.create(data_dir, size, self._root + root.VOLUME), ""
         except VolumeUnavailable as error:
             return None, f"workspaces are in memory: {error}"
         except (OSError, ValueError) as error:
@@ -83,7 +78,6 @@ class Ground:
             "cgroup_note": self.cgroup_note,
             "volume": self.volume is not None,
             "volume_note": self.volume_note,
-            "missing_modules": self.packages,
         }
 
     def take_identity(self) -> Identity:
@@ -110,8 +104,10 @@ class Ground:
 
     def _read(self, path: str) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._host_proc)
-        with open(fd, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        try:
+            return os.read(fd, 4096).decode("utf-8", "replace")
+        finally:
+            os.close(fd)
 
     def disk_usage(self, child: Child) -> tuple[int, int]:
         if self.volume and not child.shape.tmpfs_mb:
@@ -127,45 +123,7 @@ class Ground:
         if self.cgroups:
             self.cgroups.close()
         with contextlib.suppress(OSError):
-            os.rmdir(os.path.basename(self._place), dir_fd=self._state)
+            os.rmdir(os.path.basename(self._root), dir_fd=self._state)
         if self._uids is not None:
             self._uids.close()
         self.records.close()
-
-
-def import_guest() -> None:
-    """Everything the guest may need, while its files can still be seen."""
-    from .. import guest
-
-    for module in pkgutil.iter_modules(guest.__path__):
-        importlib.import_module(f"{guest.__name__}.{module.name}")
-
-
-def _preload(modules: list[str]) -> list[str]:
-    """Import the template's modules once, so that no sandbox pays for them. Returns the missing."""
-    site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
-    missing = [name for name in modules if not _try_import(name)]
-    _freeze()
-    return missing
-
-
-def preload_idle(modules: list[str]) -> None:
-    """Import one more module of the standard library, in time that nobody waits for."""
-    _try_import(modules.pop(0))
-    if not modules:
-        _freeze()
-
-
-def _try_import(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except Exception:  # noqa: BLE001 - a package may raise anything; the sandbox works without it
-        return False
-    return True
-
-
-def _freeze() -> None:
-    # Collected objects would be written to in every child, and their pages copied.
-    remember_guest_modules()
-    gc.collect()
-    gc.freeze()

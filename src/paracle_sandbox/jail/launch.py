@@ -8,8 +8,10 @@ spawner into them, and only waits: when it dies the spawner dies, and the other 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import signal
 import socket
@@ -18,10 +20,19 @@ from typing import Any
 
 from . import kernel
 
+_MAX_MESSAGE = 1 << 16
 
-def main(control: socket.socket, options: dict[str, Any]) -> None:
+
+def main(control: socket.socket, package_path: str) -> None:
     step = "start"
     try:
+        _import_everything()
+        # What is ours was found here; what a sandbox imports must not be.
+        sys.path.remove(package_path)
+        packet = control.recv(_MAX_MESSAGE)
+        if not packet:
+            os._exit(0)  # started ahead of a need that did not come
+        options = json.loads(packet)
         options["rootless"] = os.geteuid() != 0
         options["owner_fd"] = os.pidfd_open(options["owner_pid"])
         step = "user namespace"
@@ -42,8 +53,20 @@ def main(control: socket.socket, options: dict[str, Any]) -> None:
     os._exit(0)
 
 
+def _import_everything() -> None:
+    """While our files can still be seen, and before anybody waits: here, not at the top, so that
+    a module that cannot be imported is reported like any other step."""
+    from .. import guest
+    from . import ground, mold, spawner  # noqa: F401
+
+    for module in pkgutil.iter_modules(guest.__path__):
+        importlib.import_module(f"{guest.__name__}.{module.name}")
+
+
 def _serve(control: socket.socket, options: dict[str, Any]) -> None:
-    from .ground import Ground, import_guest
+    from .child import Start
+    from .ground import Ground
+    from .mold import Mold
     from .spawner import Spawner
 
     # A sandbox costs a descriptor or two; what it may open itself is limited later.
@@ -52,15 +75,15 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    import_guest()
-    # What is ours was found here; what a sandbox imports must not be.
-    sys.path.remove(options["package_path"])
     ground = Ground(options)
+    start = Start(ground.own_pidns, ground.place, ground.filters, options["failpoints"])
+    mold = Mold(start, options["modules"], (control.fileno(), options["owner_fd"]))
     control.setblocking(False)
     # An owner that is gone already is noticed by the loop, which then cleans up.
     with contextlib.suppress(OSError):
-        control.send(json.dumps({"event": "ready", **ground.posture()}).encode())
-    Spawner(control, ground, options).run()
+        posture = {**ground.posture(), "missing_modules": mold.missing}
+        control.send(json.dumps({"event": "ready", **posture}).encode())
+    Spawner(control, ground, mold, options).run()
 
 
 def _become_root_of_a_user_namespace() -> None:

@@ -1,25 +1,24 @@
-"""The spawner: a privileged process that turns forks of itself into sandboxes.
+"""The spawner: a privileged process that has sandboxes made, and removes them.
 
     owner ── control socket ── launcher ── spawner (PID 1 of its own pid namespace)
-                                             ├── parked child, parked child, ...
-                                             └── sandbox, sandbox, ...
+                                             └── mold
+                                                   ├── parked child, parked child, ...
+                                                   └── sandbox, sandbox, ...
 
-It is single-threaded: parent-death signals name a thread, and a fork of a threaded process is
-a lottery. It holds no secret, because every sandbox starts with a copy of its memory. It ends
-when its owner does, and takes everything with it: being PID 1, its death is that of every
-sandbox, and what it leaves on disk (records, cgroups) is removed by itself or by the next
-sweep.
+It is single-threaded, as is the mold: parent-death signals name a thread, and a fork of a
+threaded process is a lottery. It ends when its owner does, and takes everything with it: being
+PID 1, its death is that of every sandbox, and what it leaves on disk (records, cgroups) is
+removed by itself or by the next sweep.
 
 Messages are JSON, one a packet; a request carries a number that its answer repeats. None says
-what a sandbox is called or whose it is: what is in this memory is in that of every later one.
+what a sandbox is called or whose it is: neither this process nor the mold, whose memory is in
+every later sandbox, holds a secret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import resource
 import select
 import selectors
 import signal
@@ -29,18 +28,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .cgroups import Limits
-from .child import Child, fork
-from .confine import Shape, StepFailed, Steps, prepare_workspace
-from .ground import Ground, preload_idle
-from .root import VOLUME
+from .child import Child
+from .confine import Shape, StepFailed, Steps
+from .ground import Ground
+from .mold import Mold
+from .place import Grant
 
 _MAX_MESSAGE = 1 << 16
 _BUSY_RETRY_SECONDS = 0.001
 _BUSY_PATIENCE_SECONDS = 10.0
-# Moving a process into a cgroup takes 0.2 ms if another was moved just before, and more than
-# 10 ms otherwise, in which nobody is answered. So the stock is filled while that is hot, or
-# when it has been quiet for a while: whoever asked for a sandbox is likely to ask again.
+# While a child enters its cgroup nobody can fork, which is short if another entered one just
+# before and takes 10 ms otherwise. So the stock is filled while that is hot, or when it has been
+# quiet for a while: whoever asked for a sandbox is likely to ask again.
 _HOT_SECONDS = 0.04
 _QUIET_SECONDS = 0.03
 
@@ -48,12 +47,16 @@ _QUIET_SECONDS = 0.03
 class Spawner:
     """The loop and its children. ``ground`` is what they all stand on."""
 
-    def __init__(self, control: socket.socket, ground: Ground, options: dict[str, Any]) -> None:
+    def __init__(
+        self, control: socket.socket, ground: Ground, mold: Mold, options: dict[str, Any]
+    ) -> None:
         self._control = control
         self._ground = ground
+        self._mold = mold
         self._setup: dict[str, Any] = options["setup"]
         self._stock_size: int = options["stock"]
         self._stock_shape = Shape(**options["stock_shape"])
+        self._stock_grant = Grant.asked(options["stock_grant"])
         self._idle_modules: list[str] = options["idle_modules"]
         self._failpoints: dict[str, str] = options["failpoints"]
         self._steps = Steps(self._failpoints, self._at_failpoint)
@@ -71,7 +74,8 @@ class Spawner:
     def run(self) -> None:
         """Serve until the owner is gone."""
         self._watch(self._control.fileno(), self._on_control)
-        self._watch(self._owner_fd, self._on_owner_exit)
+        self._watch(self._owner_fd, self._end_soon)
+        self._watch(self._mold.pidfd, self._end_soon)  # all sandboxes died with it
         while not self._ends:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
@@ -111,7 +115,7 @@ class Spawner:
         operations = {"create": self._create, "destroy": self._destroy, "disk": self._disk}
         operations[message["op"]](message)
 
-    def _on_owner_exit(self) -> None:
+    def _end_soon(self) -> None:
         self._ends = True
 
     def _answer(self, number: int, fds: tuple[int, ...] = (), **answer: Any) -> None:
@@ -126,7 +130,7 @@ class Spawner:
         child = self._take_parked() if shape == self._stock_shape else None
         if child is None:
             try:
-                child = self._start_child(shape)
+                child = self._start_child(shape, Grant.asked(message))
             except StepFailed as failed:
                 self._answer(message["request"], error=failed.step, message=str(failed))
                 return
@@ -157,47 +161,29 @@ class Spawner:
 
     # -- the way up ----------------------------------------------------------------------
 
-    def _start_child(self, shape: Shape, *, ahead: bool = False) -> Child:
+    def _start_child(self, shape: Shape, grant: Grant, *, ahead: bool = False) -> Child:
         ground = self._ground
         self._slots += 1
-        child = Child(f"slot-{ground.instance}-{self._slots}", shape, ground.take_identity())
+        slot = f"slot-{ground.instance}-{self._slots}"
+        child = Child(slot, shape, ground.take_identity(), grant)
         try:
             with self._steps.step("record"):
-                ground.records.write(child.slot, ground.cgroup_paths(child.slot))
-            with self._steps.step("volume"):
-                if ground.volume and not shape.tmpfs_mb:
-                    ground.volume.create_subvolume(child.slot)
-                    prepare_workspace(f"{VOLUME}/{child.slot}", child.identity)
-            with self._steps.step("cgroup"):
-                if ground.cgroups:
-                    ground.cgroups.create(child.slot)
+                ground.records.write(slot, ground.cgroup_paths(slot))
             with self._steps.step("fork"):
                 # Limits that belong to processes, not to a group, would not reach a seed.
                 seed = ahead and ground.cgroups is not None
                 setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
-                fork(child, ground.own_pidns, self._failpoints, setup, ground.filters)
-            self._children[child.slot] = child
-            self._starting.add(child.slot)
-            assert child.status is not None
-            self._watch(child.pidfd, lambda: self._on_exit(child))
-            self._watch(child.status.fileno(), lambda: self._on_status(child))
-            with self._steps.step("cgroup attach"):
-                if ground.cgroups:
-                    ground.cgroups.attach(child.slot, child.pid)
-            self._hot_until = time.monotonic() + _HOT_SECONDS
+                self._mold.fork(child, setup)
         except StepFailed:
-            self._abandon(child)
-            raise
-        with contextlib.suppress(OSError):  # it died meanwhile: its status will say so
-            child.status.send(b"go")
-        return child
-
-    def _abandon(self, child: Child) -> None:
-        """Undo a start that failed half way."""
-        if child.pid:
-            self._kill(child)
-        else:
             self._remove(child)
+            raise
+        self._hot_until = time.monotonic() + _HOT_SECONDS
+        self._children[slot] = child
+        self._starting.add(slot)
+        assert child.status is not None
+        self._watch(child.pidfd, lambda: self._on_exit(child))
+        self._watch(child.status.fileno(), lambda: self._on_status(child))
+        return child
 
     def _on_status(self, child: Child) -> None:
         assert child.status is not None
@@ -229,15 +215,15 @@ class Spawner:
             self._parked.append(child)
 
     def _hand_over(self, child: Child) -> None:
-        """Give a finished child its limits, and its channel to the owner."""
+        """Give the channel of a finished child to the owner, and to the child what was asked for.
+
+        It has that already, unless it was made ahead of need or cannot have it from a cgroup."""
         request, ground = child.request, self._ground
         assert request is not None and child.host_end is not None
+        grant = Grant.asked(request)
         try:
-            with self._steps.step("limits"):
-                self._limit(child, Limits(**request["limits"]))
-            with self._steps.step("disk limit"):
-                if ground.volume and not child.shape.tmpfs_mb:
-                    ground.volume.limit(child.slot, request["disk_bytes"])
+            if grant != child.grant or not ground.cgroups:
+                ground.place.allow(child.slot, child.shape, grant, self._steps, child.pid)
         except StepFailed as failed:
             child.failure = {"step": failed.step, "message": str(failed)}
             self._kill(child)
@@ -254,17 +240,6 @@ class Spawner:
         child.host_end.close()
         child.host_end = None
 
-    def _limit(self, child: Child, limits: Limits) -> None:
-        if self._ground.cgroups:
-            self._ground.cgroups.limit(child.slot, limits)
-            return
-        # Without a cgroup: what each process may have, and how many tasks in all.
-        for kind, most in (
-            (resource.RLIMIT_DATA, limits.memory_bytes),
-            (resource.RLIMIT_NPROC, limits.max_processes),
-        ):
-            resource.prlimit(child.pid, kind, (most, most))
-
     # -- the way down --------------------------------------------------------------------
 
     def _kill(self, child: Child) -> None:
@@ -280,14 +255,14 @@ class Spawner:
             self._selector.unregister(child.status.fileno())
         if child in self._parked:
             self._parked.remove(child)
-        _, status = os.waitpid(child.pid, 0)
+        with contextlib.suppress(OSError):  # the mold has ended too: so shall we
+            self._mold.reap(child.pid)
         if child.failure is None and child.state in ("starting", "parked"):
-            child.failure = {"step": "start", "message": f"the child died (status {status})"}
+            child.failure = {"step": "start", "message": "the child died"}
         self._remove(child)
 
     def _remove(self, child: Child) -> None:
-        ground = self._ground
-        if ground.cgroups and not ground.cgroups.remove(child.slot):
+        if not self._ground.place.leave(child.slot):
             self._busy.append((time.monotonic() + _BUSY_PATIENCE_SECONDS, child))
             return
         self._forget(child)
@@ -295,7 +270,7 @@ class Spawner:
     def _retry_busy(self) -> None:
         busy, self._busy = self._busy, []
         for deadline, child in busy:
-            if self._ground.cgroups is None or self._ground.cgroups.remove(child.slot):
+            if self._ground.place.leave(child.slot):
                 self._forget(child)
             elif time.monotonic() > deadline:
                 self._forget(child, left="its cgroup is still busy")
@@ -304,13 +279,10 @@ class Spawner:
 
     def _forget(self, child: Child, left: str = "") -> None:
         ground = self._ground
-        if ground.volume and not child.shape.tmpfs_mb:
-            try:
-                ground.volume.delete_subvolume(child.slot)
-            except FileNotFoundError:
-                pass  # it was not made yet
-            except OSError as error:  # of this one: the others must not suffer for it
-                left = left or f"its files: {error}"
+        try:
+            ground.place.clear(child.slot, child.shape)
+        except OSError as error:  # of this one: the others must not suffer for it
+            left = left or f"its files: {error}"
         ground.records.remove(child.slot)
         self._children.pop(child.slot, None)
         self._starting.discard(child.slot)
@@ -332,10 +304,10 @@ class Spawner:
         if self._busy or not self._wants_work() or not (hot or now >= self._quiet_at):
             return
         if self._idle_modules:
-            preload_idle(self._idle_modules)
+            self._mold.preload([self._idle_modules.pop(0)])
         elif len(self._parked) < self._stock_size:
             try:
-                self._start_child(self._stock_shape, ahead=True)
+                self._start_child(self._stock_shape, self._stock_grant, ahead=True)
             except StepFailed:
                 self._stock_size = 0  # the next request meets the same step and reports it
 
@@ -352,7 +324,7 @@ class Spawner:
         deadline = time.monotonic() + _BUSY_PATIENCE_SECONDS
         while self._children and time.monotonic() < deadline:
             for key, _ in self._selector.select(_BUSY_RETRY_SECONDS):
-                if key.fd not in (self._control.fileno(), self._owner_fd):
+                if key.fd not in (self._control.fileno(), self._owner_fd, self._mold.pidfd):
                     key.data()
             self._retry_busy()
         self._ground.close()

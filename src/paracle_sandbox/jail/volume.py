@@ -166,8 +166,10 @@ class Volume:
 
     def _figure(self, group: str, name: str) -> int:
         fd = os.open(f"{group}/{name}", os.O_RDONLY, dir_fd=self._groups)
-        with contextlib.closing(os.fdopen(fd, "rb")) as figure:
-            return int(figure.read())
+        try:
+            return int(os.read(fd, 32))
+        finally:
+            os.close(fd)
 
     def _id(self, name: str) -> int:
         fd = self.open(name)

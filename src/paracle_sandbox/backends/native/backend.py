@@ -30,9 +30,10 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from .launcher import default_python
 from .orders import base_env, create_request, failpoints
 from .records import Record, RecordStore, kill_process, start_time
-from .spawner import Spawner, boot_id, default_python
+from .spawner import Spawner, boot_id
 from .templates import Template, Templates
 from .usage import read_usage
 
@@ -152,6 +153,7 @@ class NativeBackend(Backend):
             self._swept = True
             self.records.sweep()
         python = settings.python or default_python()
+        usual = create_request(SandboxConfig(), {"volume": os.geteuid() == 0})
         options = {
             "state_dir": str(settings.state_dir),
             "data_dir": str(settings.data_dir),
@@ -160,7 +162,8 @@ class NativeBackend(Backend):
             "idle_modules": list(template.idle_modules),
             "uid_base": settings.uid_base,
             "stock": settings.stock,
-            "stock_shape": {"tmpfs_mb": 0 if os.geteuid() == 0 else SandboxConfig().disk_mb},
+            "stock_shape": usual.pop("shape"),
+            "stock_grant": usual,
             "failpoints": failpoints(settings.failpoints),
             "setup": {"env": base_env(), "python": python},
         }

@@ -10,22 +10,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from ...errors import BackendUnavailableError, SandboxExecutionError
+from .launcher import launch
 
 _MAX_MESSAGE = 1 << 16
 _START_SECONDS = 60.0
-_PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
-# The path of the package comes over the socket: a command line can be read inside.
-_PROGRAM = (
-    "import json, socket, sys; control = socket.socket(fileno={fd}); "
-    "options = json.loads(control.recv(65536)); sys.path.insert(0, options['package_path']); "
-    "from paracle_sandbox.jail.launch import main; main(control, options)"
-)
 
 
 class Spawner:
@@ -45,27 +38,13 @@ class Spawner:
     @classmethod
     async def start(cls, python: str, options: dict[str, Any]) -> Spawner:
         """Raises BackendUnavailableError when it cannot come up; the message names the step."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        program = _PROGRAM.format(fd=theirs.fileno())
-        with theirs:
-            process = subprocess.Popen(
-                [python, "-I", "-S", "-E", "-c", program],
-                # The locale that programs will have; nothing else of ours.
-                env={"LANG": "C.UTF-8"},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        spawner = cls(process, ours)
-        message = {**options, "owner_pid": os.getpid(), "package_path": _PACKAGE_PATH}
+        launched = launch(python)
+        spawner = cls(*launched)
+        message = {**options, "owner_pid": os.getpid()}
         try:
             spawner._attach()
             spawner._ready = asyncio.get_running_loop().create_future()
-            ours.send(json.dumps(message).encode())
+            launched.control.send(json.dumps(message).encode())
             spawner.posture = await asyncio.wait_for(spawner._ready, _START_SECONDS)
         except TimeoutError:
             await spawner.close()
@@ -196,11 +175,6 @@ class Spawner:
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def default_python() -> str:
-    """The interpreter below this one's virtual environment, if any: the same that sandboxes run."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 _REMEDIES = {

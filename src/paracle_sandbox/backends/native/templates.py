@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ...errors import SandboxCreationError, SandboxError
 from ...settings import Settings
-from .spawner import default_python
+from .launcher import default_python
 
 log = logging.getLogger("paracle_sandbox.templates")
 

@@ -1,0 +1,20 @@
+"""What a command line program will need of a backend, started while it still imports.
+
+It imports next to nothing itself, which is why it looks at the environment without the settings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Whoever sets one of these may want another backend, or another interpreter inside.
+_OTHERS = ("SANDBOX_MODE", "SANDBOX_API_URL", "PARACLE_PYTHON")
+
+
+def start_ahead() -> None:
+    """Begin to start what ``auto`` is likely to choose. It ends by itself if it is not used."""
+    if sys.platform == "linux" and not any(os.environ.get(name) for name in _OTHERS):
+        from .native.launcher import launch_ahead
+
+        launch_ahead()

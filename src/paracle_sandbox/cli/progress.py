@@ -1,0 +1,24 @@
+"""What a long command says while it works: a moving line for a person, plain lines for a log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from . import output
+
+
+@contextmanager
+def progress(title: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    if quiet:
+        yield lambda line: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status(escape(title)) as status:
+            yield lambda line: status.update(escape(output.printable(line)[:120]))
+    else:
+        output.note(title)
+        yield output.note

@@ -1,0 +1,187 @@
+"""Builds the images on an engine, and says which are there.
+
+The engine's classic builder is used, which every Docker and Podman has. The network of a build is
+the machine's own, so that an index or a proxy on localhost is reached as pip reaches it here. The
+stage that holds the machine's pip configuration is removed afterwards, also when the build failed
+or was broken off: an index may have a password in its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies
+
+from .. import __version__
+from ..errors import SandboxError
+from .engine import CANNOT_CONNECT
+from .package_index import files_of_this_machine
+from .recipe import RECIPES, Recipe, pack
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+
+VARIANT_LABEL = "paracle.image.variant"
+RECIPE_LABEL = "paracle.image.recipe"
+STAGE_LABEL = "paracle.image.stage"
+
+log = logging.getLogger("paracle_sandbox.images")
+
+_REMOVE_TRIES = 50
+_REMOVE_PAUSE_SECONDS = 0.2
+# What the builder says of its own layers and containers.
+_NOISE = ("--->", "Removing intermediate container")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image on the engine. ``current`` is None when it was not built by us."""
+
+    name: str
+    variant: str
+    id: str
+    size_mb: int
+    created: str
+    current: bool | None
+
+
+class Images:
+    """Those of one engine."""
+
+    def __init__(self, client: Docker) -> None:
+        self._client = client
+
+    async def list_images(self) -> list[Image]:
+        """Every tagged image of ours, and those that were made from one."""
+        params = {"filters": json.dumps({"label": [VARIANT_LABEL], "dangling": ["false"]})}
+        answer = await self._client._query_json("images/json", params=params)
+        return sorted(
+            (_image(name, entry) for entry in answer for name in entry["RepoTags"] or ()),
+            key=lambda image: image.name,
+        )
+
+    async def find(self, name: str) -> Image | None:
+        return next((i for i in await self.list_images() if i.name == name), None)
+
+    async def build(self, recipe: Recipe, progress: Progress) -> Image:
+        """Build it, and first what it starts from unless that is there as it should be.
+
+        Raises SandboxError when a step of the build fails."""
+        if recipe.base is not None:
+            base = RECIPES[recipe.base]
+            there = await self.find(base.image)
+            if there is None or there.current is False:
+                await self.build(base, progress)
+        build_id = secrets.token_hex(8)
+        try:
+            async for line in self._output(recipe, build_id):
+                progress(line)
+        finally:
+            await self._remove_stage(build_id)
+        built = await self.find(recipe.image)
+        if built is None:
+            raise SandboxError(f"The engine has built {recipe.image}, but does not have it.")
+        return built
+
+    async def _output(self, recipe: Recipe, build_id: str) -> AsyncIterator[str]:
+        from aiodocker import DockerError
+
+        context = pack({**recipe.files(), **files_of_this_machine()})
+        headers = {"Content-Type": "application/x-tar"}
+        last = ""
+        try:
+            async with self._client._query(
+                "build", "POST", params=_parameters(recipe, build_id), data=context,
+                headers=headers, timeout=None,
+            ) as response:  # fmt: skip
+                # To hang up is how a build is broken off.
+                with closing(response):
+                    async for line in response.content:
+                        if text := _text(recipe, json.loads(line), last):
+                            last = text
+                            yield text
+        except DockerError as error:
+            if error.status == CANNOT_CONNECT:
+                raise
+            raise _failed(recipe, str(error.message), last) from error
+
+    async def _remove_stage(self, build_id: str) -> None:
+        """A build that was broken off holds on to it until the engine has noticed."""
+        label = f"{STAGE_LABEL}={build_id}"
+        prune = {"filters": json.dumps({"dangling": ["true"], "label": [label]})}
+        look = {"all": "1", "filters": json.dumps({"label": [label]})}
+        for _ in range(_REMOVE_TRIES):
+            await self._client._query_json("images/prune", "POST", params=prune)
+            if not await self._client._query_json("images/json", params=look):
+                return
+            await asyncio.sleep(_REMOVE_PAUSE_SECONDS)
+        log.warning("The engine keeps the stage of a build: docker image prune removes it.")
+
+
+def _parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
+    labels = {
+        RECIPE_LABEL: recipe.digest(),
+        "org.opencontainers.image.version": __version__,
+        "org.opencontainers.image.created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    # The engine keeps these three out of an image's history by itself.
+    proxies = {
+        f"{kind.upper()}_PROXY": address
+        for kind, address in getproxies().items()
+        if kind in ("http", "https", "no")
+    }
+    return {
+        "t": recipe.image,
+        "dockerfile": recipe.dockerfile,
+        "networkmode": "host",
+        "rm": "1",
+        "forcerm": "1",
+        "labels": json.dumps(labels),
+        "buildargs": json.dumps({"BUILD_ID": build_id, **proxies}),
+    }
+
+
+def _text(recipe: Recipe, event: dict[str, Any], last: str) -> str:
+    """What one message of the builder says to a person. Raises SandboxError if it has failed."""
+    if "error" in event:
+        raise _failed(recipe, str(event["error"]), last)
+    text = str(event.get("stream") or event.get("status") or "").strip()
+    return "" if text.startswith(_NOISE) else text
+
+
+def _failed(recipe: Recipe, error: str, last: str) -> SandboxError:
+    said = f" ({last[:200]})" if last else ""
+    return SandboxError(
+        f"The image {recipe.image} could not be built: {error[:300]}{said}. "
+        f"Try again with: paracle image build {recipe.variant}"
+    )
+
+
+def _image(name: str, entry: dict[str, Any]) -> Image:
+    labels = entry["Labels"] or {}
+    variant = str(labels.get(VARIANT_LABEL, ""))
+    return Image(
+        name,
+        variant,
+        str(entry["Id"]),
+        round(entry["Size"] / 1_000_000),
+        datetime.fromtimestamp(entry["Created"], UTC).isoformat(),
+        _is_current(name, variant, labels.get(RECIPE_LABEL)),
+    )
+
+
+def _is_current(name: str, variant: str, digest: str | None) -> bool | None:
+    recipe = RECIPES.get(variant)
+    # An image that somebody made from ours has inherited the label, but is not ours to judge.
+    if digest is None or recipe is None or name != recipe.image:
+        return None
+    return digest == recipe.digest()

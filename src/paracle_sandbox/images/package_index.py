@@ -1,0 +1,63 @@
+"""How this machine's pip reaches its packages, in a form that a build in a container can use.
+
+The indexes, the proxy and the certificates of `pip config list` become a pip.conf and a ca.pem of
+the build context. They are seen by the stage that installs, and by nothing that stays. What only
+works on this machine, a folder of wheels for instance, is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+CONF, CERTIFICATES = "pip.conf", "ca.pem"
+
+_ADDRESSES = ("index-url", "extra-index-url", "find-links")
+_AS_THEY_ARE = ("trusted-host", "proxy", "timeout", "default-timeout", "retries")
+# The later win, as in pip.
+_SECTIONS = ("global", "install", ":env:")
+_SECONDS = 60.0
+
+
+def files_of_this_machine() -> dict[str, bytes]:
+    """Raises OSError when a file that pip is configured with cannot be read."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    asked = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_SECONDS,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    # Without a pip there is no configuration of pip.
+    return files(read_listing(asked.stdout)) if asked.returncode == 0 else {}
+
+
+def files(options: Mapping[str, str]) -> dict[str, bytes]:
+    """The pip.conf, and the certificates if some are configured."""
+    kept = {name: options[name] for name in _AS_THEY_ARE if name in options}
+    for name in _ADDRESSES:
+        addresses = [word for word in options.get(name, "").split() if _is_remote(word)]
+        if addresses:
+            kept[name] = " ".join(addresses)
+    found: dict[str, bytes] = {}
+    if options.get("cert"):
+        found[CERTIFICATES] = Path(options["cert"]).read_bytes()
+        kept["cert"] = f"/build/{CERTIFICATES}"
+    lines = ["[global]", *(f"{name} = {value}" for name, value in kept.items())]
+    return {CONF: "\n".join(lines).encode() + b"\n", **found}
+
+
+def read_listing(text: str) -> dict[str, str]:
+    """What `pip config list` says, the sections laid over each other as pip does for install."""
+    by_section: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if equals and section in by_section:
+            by_section[section][name.strip()] = str(ast.literal_eval(value))
+    return {name: value for options in by_section.values() for name, value in options.items()}
+
+
+def _is_remote(address: str) -> bool:
+    return address.startswith(("http://", "https://"))

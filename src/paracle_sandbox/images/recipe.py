@@ -1,0 +1,75 @@
+"""What an image is made of: a Dockerfile, a list of packages, and the image below it.
+
+The files are those of the folder ``docker`` of the project, which the installed package carries
+with it. The digest of a recipe is written into the image as a label, so that an image that was
+made from older files is told apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import SandboxError
+
+_SHARED = "list_packages.py"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One image. ``base`` is the variant that it starts from, if it is one of ours."""
+
+    variant: str
+    image: str
+    base: str | None = None
+
+    @property
+    def dockerfile(self) -> str:
+        return "Dockerfile.sandbox" + ("" if self.base is None else f".{self.variant}")
+
+    def files(self) -> dict[str, bytes]:
+        """The build context, by the names that the Dockerfile uses."""
+        names = (self.dockerfile, f"packages/{self.variant}.txt", _SHARED)
+        return {name: _read(name) for name in names}
+
+    def digest(self) -> str:
+        """Changes when anything changes that the image is made of."""
+        whole = hashlib.sha256(b"" if self.base is None else RECIPES[self.base].digest().encode())
+        for name, content in sorted(self.files().items()):
+            whole.update(f"{name} {len(content)}\n".encode() + content)
+        return whole.hexdigest()[:16]
+
+
+RECIPES = {
+    recipe.variant: recipe
+    for recipe in (
+        Recipe("sandbox", "paracle/sandbox:latest"),
+        Recipe("dev", "paracle/sandbox:dev", "sandbox"),
+        Recipe("ml", "paracle/sandbox:ml", "sandbox"),
+        Recipe("api", "paracle/sandbox:api", "sandbox"),
+    )
+}
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """A build context as the engine wants it. The same files give the same bytes."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, content in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _read(name: str) -> bytes:
+    here = Path(__file__).resolve()
+    # In an installed package, else in a checkout.
+    for folder in (here.parent / "docker", here.parents[3] / "docker"):
+        if (folder / name).is_file():
+            return (folder / name).read_bytes()
+    raise SandboxError(f"docker/{name} is missing: install paracle-sandbox anew.")

@@ -7,7 +7,8 @@
     ├── Conflict        409  it exists already
     ├── TooLarge        413
     ├── TooMany         429  a quota; Retry-After says when to come back
-    └── Unavailable     503  not now; Retry-After
+    ├── Unavailable     503  not now; Retry-After
+    └── NotKept         507  done inside, but the service cannot keep it
 
 Failures are classified as well (``recovery``), so that a caller knows without reading text
 whether to try again, and whether something was lost.
@@ -91,6 +92,13 @@ class Unavailable(ServiceFault):
 
     status = 503
     kind = "busy"
+
+
+class NotKept(ServiceFault):
+    """The service's own disk is full, or broken."""
+
+    status = 507
+    kind = "storage"
 
 
 # The first that fits: narrower ones stand first.

@@ -22,7 +22,7 @@ from ..errors import SandboxError, SandboxLimitError
 from ..sandbox import Sandbox
 from ..settings import Settings
 from ..slots import Slots
-from .faults import RETRY_SECONDS, Unavailable
+from .faults import RETRY_SECONDS, NotKept, Unavailable
 from .journal import Journal
 from .metrics import Metrics
 from .quotas import check_room
@@ -200,9 +200,14 @@ class Hosting:
 
     # Removing
 
-    async def save(self, home: Home) -> None:
-        """Keep what changed in the working directory."""
-        await save_quietly(home.workspace, home.sandbox)
+    async def save(self, home: Home) -> bool:
+        """Keep what changed in the working directory; whether all of it is kept."""
+        return await save_quietly(home.workspace, home.sandbox)
+
+    async def keep(self, home: Home) -> None:
+        """Like save(), for what a user was promised. Raises NotKept."""
+        if not await self.save(home):
+            raise NotKept("It is in the sandbox, but could not be kept for the next one")
 
     async def remove(self, user_id: str, reason: str) -> bool:
         """Save the files and remove the sandbox; whether there was one."""

@@ -92,7 +92,7 @@ class Runner:
                 result = await run.command.wait()
                 answer = _answer(result, run.home)
                 # Side by side: each is a round trip.
-                answer["stats"], _ = await asyncio.gather(
+                answer["stats"], answer["files_kept"] = await asyncio.gather(
                     _stats(run.home.sandbox), self._hosting.save(run.home)
                 )
                 run.saved = True
@@ -240,6 +240,7 @@ def stopped_answer(error: StoppedError) -> dict[str, Any]:
         "kind": failure.kind,
         "state_lost": failure.state_lost,
         "stats": None,
+        "files_kept": True,
         "recreated": False,
     }
 

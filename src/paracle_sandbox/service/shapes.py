@@ -177,6 +177,7 @@ class ExecutionAnswer(BaseModel):
     error_type: str | None = None
     kind: str | None = None
     state_lost: bool = False
+    files_kept: bool = True
     recreated: bool = False
 
 

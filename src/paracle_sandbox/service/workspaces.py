@@ -75,6 +75,8 @@ class Workspace:
             try:
                 await sandbox.copy_from(inside, target)
             except SandboxFileError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise  # our own disk, not a file that changed
                 # It was removed, or became something else, since it was listed: next time.
                 logger.info("Not kept: %s: %s", path, error)
                 found.pop(path, None)

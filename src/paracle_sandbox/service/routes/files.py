@@ -73,7 +73,7 @@ async def write_file(service: TheService, user: TheUser, wish: WriteRequest) -> 
     content = _decoded(wish)
     async with service.hosting.using(user) as home:
         await home.sandbox.write_file(wish.path, content)
-        await service.hosting.save(home)
+        await service.hosting.keep(home)
     service.journal.record("write_file", user=user, path=wish.path, size=len(content))
     return {"output": f"Written {len(content)} bytes to {wish.path}"}
 
@@ -85,7 +85,7 @@ async def remove_file(
     """Remove a file or an empty directory; any directory with recursive."""
     async with service.hosting.using(user) as home:
         await home.sandbox.remove(path, recursive)
-        await service.hosting.save(home)
+        await service.hosting.keep(home)
     service.journal.record("remove_file", user=user, path=path)
     return {"output": f"Removed {path}"}
 
@@ -119,7 +119,7 @@ async def upload(
     """Write the body to a file, of any size the disk has room for."""
     async with service.hosting.using(user) as home:
         size = await home.sandbox.write_stream(path, request.stream())
-        await service.hosting.save(home)
+        await service.hosting.keep(home)
     service.journal.record("write_file", user=user, path=path, size=size)
     return {"output": f"Written {size} bytes to {path}"}
 

@@ -139,3 +139,25 @@ def test_a_request_cannot_ask_for_more_than_the_service_gives(
     assert done.status_code == 200, done.text
     limit = client.get(f"/sandbox/{user}/usage").json()["stats"]["memory_limit_mb"]
     assert limit == 512
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"network_mode": "host"},
+        {"network_mode": "bridge"},
+        {"drop_capabilities": False},
+        {"allow_degraded": ["cgroup"]},
+        {"base_image": "registry.example/evil:latest"},
+        {"memory_mb": 1 << 40},
+        {"working_dir": "/etc"},
+        {"privileged": True},
+        {"timeout_seconds": 1e9},
+    ],
+)
+def test_a_remote_client_gets_no_more_than_the_operator_gives(
+    client: httpx2.Client, config: dict[str, object]
+) -> None:
+    answer = client.post("/v1/sandboxes", json={"sandbox_id": "greedy", "config": config})
+    assert answer.status_code == 400, answer.text
+    assert client.get("/v1/sandboxes").json()["sandboxes"] == []

@@ -119,6 +119,8 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
 
 
 def status_of(error: SandboxError) -> int:
+    if type(error) is SandboxCreationError and error.step is None:
+        return 400  # what was asked for cannot be had, now or later
     return next(status for kind, status in _STATUS if isinstance(error, kind))
 
 

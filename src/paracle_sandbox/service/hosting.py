@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..backends.base import Backend
 from ..command import Command
 from ..config import SandboxConfig
-from ..errors import SandboxError, SandboxLimitError
+from ..errors import SandboxError, SandboxExecutionError, SandboxLimitError
 from ..sandbox import Sandbox
 from ..settings import Settings
 from ..slots import Slots
@@ -32,8 +33,18 @@ from .workspaces import Workspace, Workspaces, save_quietly
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _LOOK_SECONDS = 5.0
 LABEL = "paracle.service"
+
+
+@dataclass
+class _Turns:
+    """One user's lock, and how many hold it or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wanted: int = 0
 
 
 @dataclass
@@ -81,8 +92,8 @@ class Hosting:
         self._journal = journal
         self._metrics = metrics
         self._homes: dict[str, Home] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._others: dict[str, list[SandboxConfig]] = {}
+        self._locks: dict[str, _Turns] = {}
+        self._held: dict[str, list[SandboxConfig]] = {}
         self._idle: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -114,12 +125,22 @@ class Hosting:
             home.users_now -= 1
             home.touch()
 
+    async def read(self, user_id: str, work: Callable[[Home], Awaitable[T]]) -> T:
+        """Do what only looks; once more when the sandbox was lost under it, which is safe."""
+        try:
+            async with self.using(user_id) as home:
+                return await work(home)
+        except SandboxExecutionError as error:
+            logger.warning("Looking again, in a new sandbox: %s", error)
+            async with self.using(user_id) as home:
+                return await work(home)
+
     async def open(self, user_id: str, config: SandboxConfig | None = None) -> Home:
         home = self._homes.get(user_id)
         if home is not None and home.sandbox.is_running:
             home.recreated = False
             return home
-        async with self._lock(user_id):
+        async with self._alone(user_id):
             home = self._homes.get(user_id)
             if home is not None and home.sandbox.is_running:
                 return home
@@ -177,14 +198,13 @@ class Hosting:
     def take_room(self, user_id: str, config: SandboxConfig) -> None:
         """A slot for one more sandbox of this user. Raises TooMany or Unavailable."""
         self.refuse_when_closed()
-        held = self._others.setdefault(user_id, [])
-        check_room(self.settings, held, config)
+        check_room(self.settings, self._held.get(user_id, []), config)
         try:
             self.slots.take()
         except SandboxLimitError:
             limit = self.slots.limit
             raise Unavailable(f"Maximum containers ({limit}) reached", RETRY_SECONDS) from None
-        held.append(config)
+        self._held.setdefault(user_id, []).append(config)
 
     def refuse_when_closed(self) -> None:
         """Also after a sandbox was made: the service may have begun to end meanwhile."""
@@ -193,10 +213,10 @@ class Hosting:
 
     def leave_room(self, user_id: str, config: SandboxConfig) -> None:
         self.slots.free()
-        held = self._others.get(user_id, [])
+        held = self._held[user_id]
         held.remove(config)
         if not held:
-            self._others.pop(user_id, None)
+            del self._held[user_id]
 
     # Removing
 
@@ -211,7 +231,7 @@ class Hosting:
 
     async def remove(self, user_id: str, reason: str) -> bool:
         """Save the files and remove the sandbox; whether there was one."""
-        async with self._lock(user_id):
+        async with self._alone(user_id):
             home = self._homes.get(user_id)
             if home is None:
                 return False
@@ -233,8 +253,18 @@ class Hosting:
             "destroy", user=home.user_id, sandbox_id=home.sandbox.id, reason=reason, files_kept=kept
         )
 
-    def _lock(self, user_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(user_id, asyncio.Lock())
+    @asynccontextmanager
+    async def _alone(self, user_id: str) -> AsyncIterator[None]:
+        """Nobody else makes or removes this user's sandbox inside the block."""
+        turns = self._locks.setdefault(user_id, _Turns())
+        turns.wanted += 1
+        try:
+            async with turns.lock:
+                yield
+        finally:
+            turns.wanted -= 1
+            if not turns.wanted:
+                del self._locks[user_id]
 
     # Life of the service
 
@@ -262,16 +292,13 @@ class Hosting:
             await asyncio.sleep(pause)
             for home in self.all():
                 await self._look_after(home)
-            for user_id, lock in list(self._locks.items()):
-                if user_id not in self._homes and not lock.locked():
-                    del self._locks[user_id]
 
     async def _look_after(self, home: Home) -> None:
         idle = time.monotonic() - max(home.last_used_mark, home.sandbox.last_used)
         if home.is_busy:
             await self.save(home)  # what runs for hours is kept all along
         elif idle > self.settings.service_idle_timeout:
-            async with self._lock(home.user_id):
+            async with self._alone(home.user_id):
                 if self._homes.get(home.user_id) is home and not home.is_busy:
                     await self._remove(home, "idle")
 

@@ -58,6 +58,8 @@ _KINDS: tuple[tuple[type[SandboxError], Failure], ...] = (
 
 
 def classify(error: SandboxError) -> Failure:
+    if type(error) is SandboxCreationError and error.step is None:
+        return Failure("creation")  # refused, not failed: it would be again
     return next((f for kind, f in _KINDS if isinstance(error, kind)), Failure("internal"))
 
 

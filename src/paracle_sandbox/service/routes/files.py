@@ -55,11 +55,14 @@ class _BadRange(ServiceFault):
 @router.get("/sandbox/{user_id}/file", response_model=FileAnswer)
 async def read_file(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
     """A file as text, or as base64 when it is none."""
-    async with service.hosting.using(user) as home:
+
+    async def read(home: Home) -> bytes:
         info = await _file(home, path)
         if info["size"] > MAX_INLINE:
             raise TooLarge(f"{path} is larger than {MAX_INLINE} bytes: use files/raw")
-        content = await home.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
+        return await home.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
+
+    content = await service.hosting.read(user, read)
     try:
         text, encoding = content.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
@@ -100,8 +103,9 @@ async def list_files(
     limit: Limit = 1000,
 ) -> dict[str, Any]:
     """What is in a directory, sorted by path, page by page."""
-    async with service.hosting.using(user) as home:
-        entries = await home.sandbox.list_files(path, recursive)
+    entries = await service.hosting.read(
+        user, lambda home: home.sandbox.list_files(path, recursive)
+    )
     entries.sort(key=lambda entry: entry["path"])
     page = entries[offset : offset + limit]
     return {

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ...config import SandboxConfig
 from ...errors import SandboxError
+from ..allowed import checked_config
 from ..asked import ActingUser, StrictRoute, TheService, acting_user_of, service_of
 from ..faults import BadRequest, ServiceFault, fault_body
 from ..leases import Lease
@@ -28,7 +29,7 @@ CLOSE_OUT_OF_STEP = 4409
 async def create(service: TheService, user: ActingUser, wish: LeaseRequest) -> dict[str, Any]:
     """Make a sandbox under an id of the client's choice."""
     try:
-        config = SandboxConfig(**wish.config)
+        config = checked_config(service.settings, SandboxConfig(**wish.config))
     except (ValidationError, TypeError) as error:
         raise BadRequest(f"Not a configuration: {error}") from None
     return described(await service.leases.create(user, wish.sandbox_id, config, wish.labels))

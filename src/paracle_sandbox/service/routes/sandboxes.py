@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from ...config import SandboxConfig
 from ...errors import SandboxError
 from ...settings import parse_memory_mb
+from ..allowed import checked_config
 from ..asked import (
     Limit,
     Offset,
@@ -151,9 +152,10 @@ def wished(hosting: Hosting, wish: CreateRequest | None) -> SandboxConfig | None
             changes["cpu_cores"] = min(wish.cpu_limit, base.cpu_cores)
         if wish.image is not None:
             changes["base_image"] = wish.image
-        return SandboxConfig(**{**base.model_dump(), **changes})
+        config = SandboxConfig(**{**base.model_dump(), **changes})
     except (ValueError, OverflowError) as error:
         raise BadRequest(f"Not a sandbox that can be made: {error}") from None
+    return checked_config(hosting.settings, config)
 
 
 async def described(home: Home) -> dict[str, Any]:

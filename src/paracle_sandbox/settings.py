@@ -225,6 +225,9 @@ class Settings:
     api_key: str | None = _text(
         "SANDBOX_API_KEY", None, "key for the remote sandbox service", env_only=True
     )
+    api_user: str | None = _text(
+        "SANDBOX_API_USER", None, "user to act for, with a key for several", env_only=True
+    )
     request_timeout: float = _number(
         "SANDBOX_TIMEOUT", 60.0, "seconds a request to the remote service may take", 1.0, _DAY
     )

@@ -189,6 +189,23 @@ async def test_ids_of_different_users_do_not_meet(native: ServiceProcess) -> Non
     await bob.close()
 
 
+async def test_a_key_for_several_users_names_one(native: ServiceProcess) -> None:
+    key = native.keys("make", "rc", "rd")
+    unnamed = remote(native, key=key)
+    with pytest.raises(SandboxError, match="X-Sandbox-User"):
+        await unnamed.create("which", SandboxConfig(), {})
+    await unnamed.close()
+    for user, error in (("rc", None), ("rx", SandboxNotFoundError)):
+        backend = RemoteBackend(Settings(api_url=native.url, api_key=key, api_user=user))
+        if error is None:
+            async with Sandbox(backend, "which") as sandbox:
+                assert await sandbox.run_command("echo mine") == "mine\n"
+        else:
+            with pytest.raises(error):
+                await backend.create("which", SandboxConfig(), {})
+        await backend.close()
+
+
 async def test_quotas_hold_over_the_channel(tmp_path: Path) -> None:
     service = ServiceProcess(
         tmp_path / "tight", SANDBOX_MODE="fake", SANDBOX_USER_RATE="2", SANDBOX_USER_SANDBOXES="1"

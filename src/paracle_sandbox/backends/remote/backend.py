@@ -78,8 +78,10 @@ class RemoteBackend(Backend):
             raise SandboxCreationError(error.message, sandbox_id, step="remote") from error
 
     async def connect(self, sandbox_id: str) -> Channel:
-        from .channel import RemoteChannel
-
+        try:
+            from .channel import RemoteChannel
+        except ModuleNotFoundError as error:
+            raise _not_installed(error) from None
         scheme, rest = self._url.split("://", 1)
         address = f"{'wss' if scheme == 'https' else 'ws'}://{rest}{_at(sandbox_id)}/channel"
         return await RemoteChannel.open(address, self._headers(), sandbox_id)
@@ -165,16 +167,13 @@ class RemoteBackend(Backend):
             try:
                 import httpx2
             except ModuleNotFoundError as error:
-                raise BackendUnavailableError(
-                    f"The remote backend needs {error.name}. Install it with: {_INSTALL}"
-                ) from None
+                raise _not_installed(error) from None
             seconds = self._settings.request_timeout
             self._http = httpx2.AsyncClient(
                 base_url=self._url,
                 headers=self._headers(),
                 timeout=httpx2.Timeout(seconds, connect=min(seconds, 10.0)),
                 limits=httpx2.Limits(max_connections=100, max_keepalive_connections=20),
-                transport=None,
             )
         return self._http
 
@@ -189,7 +188,14 @@ class RemoteBackend(Backend):
         return url
 
     def _headers(self) -> dict[str, str]:
-        return {"X-API-Key": self._settings.api_key} if self._settings.api_key else {}
+        named = {"X-API-Key": self._settings.api_key, "X-Sandbox-User": self._settings.api_user}
+        return {name: value for name, value in named.items() if value}
+
+
+def _not_installed(error: ModuleNotFoundError) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"The remote backend needs {error.name}. Install it with: {_INSTALL}"
+    )
 
 
 def _at(sandbox_id: str) -> str:

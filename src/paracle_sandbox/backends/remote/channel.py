@@ -11,6 +11,9 @@ import asyncio
 import logging
 from typing import Any
 
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
 from ...channel.resumable import (
     MAX_MESSAGE,
     Inbox,
@@ -45,8 +48,6 @@ class RemoteChannel(Channel):
     @classmethod
     async def open(cls, address: str, headers: dict[str, str], sandbox_id: str) -> RemoteChannel:
         """Raises SandboxNotFoundError, BackendUnavailableError."""
-        from websockets.exceptions import InvalidStatus, WebSocketException
-
         channel = cls(address, headers)
         try:
             await channel._dial()
@@ -54,13 +55,11 @@ class RemoteChannel(Channel):
             if error.response.status_code == 404:
                 raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
             raise BackendUnavailableError(f"The service refused a channel: {error}") from error
-        except (OSError, TimeoutError, WebSocketException) as error:
+        except (OSError, TimeoutError, WebSocketException, OutOfStep) as error:
             raise BackendUnavailableError(f"No channel to the sandbox: {error}") from error
         return channel
 
     async def receive(self) -> bytes:
-        from websockets.exceptions import ConnectionClosed
-
         while not self._over:
             try:
                 kind, payload = parse(await self._socket.recv(decode=False))
@@ -102,23 +101,19 @@ class RemoteChannel(Channel):
                 await self._try_to_send(told)
 
     async def _try_to_send(self, message: bytes) -> None:
-        from websockets.exceptions import ConnectionClosed
-
         try:
             await self._socket.send(message)
         except ConnectionClosed:
             return  # receive() notices, and sends the outbox again
 
     async def _resume(self) -> None:
-        from websockets.exceptions import InvalidStatus, WebSocketException
-
         clock = asyncio.get_running_loop().time
         deadline = clock() + RESUME_SECONDS
         while not self._over and clock() < deadline:
             try:
                 await self._dial()
-            except InvalidStatus:
-                break  # the service is there, the sandbox is not
+            except (InvalidStatus, OutOfStep):
+                break  # the service is there, the sandbox is not, or is another
             except (OSError, TimeoutError, WebSocketException):
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
@@ -127,8 +122,6 @@ class RemoteChannel(Channel):
         self._over = True
 
     async def _dial(self) -> None:
-        from websockets.asyncio.client import connect
-
         async with self._sending:
             socket = await connect(
                 f"{self._address}?received={self._inbox.received}",
@@ -138,10 +131,14 @@ class RemoteChannel(Channel):
                 open_timeout=_OPEN_SECONDS,
                 max_queue=64,
             )
-            kind, payload = parse(await socket.recv(decode=False))
-            if kind != "a":
-                raise OutOfStep("the service did not say how much it has")
-            self._outbox.acknowledge(count_of(payload))
+            try:
+                kind, payload = parse(await socket.recv(decode=False))
+                if kind != "a":
+                    raise OutOfStep("the service did not say how much it has")
+                self._outbox.acknowledge(count_of(payload))
+            except BaseException:
+                await socket.close()
+                raise
             self._socket = socket
             for piece in self._outbox.pending():
                 await self._try_to_send(data_message(piece))

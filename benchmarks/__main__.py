@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import ours, peers
+from . import ours, peers, service
 from .measure import PACE_SECONDS, Times, per_second, timed_command
 
 _README = Path(__file__).resolve().parent.parent / "README.md"
@@ -68,6 +68,33 @@ class Bench:
         await self._cli()
         await self._idle()
         await self._bulk()
+        await self._service()
+
+    async def _service(self) -> None:
+        hello, _ = await ours.live_times(self.count, 0.0)
+        rest = self.note(
+            await service.rest_times(self.count), "over HTTP; files kept, figures, audit log"
+        )
+        above = rest.p50 - hello.p50
+        self.rows.append(
+            Row(
+                "service: hello in a live sandbox by request, p50",
+                f"{rest.p50:.1f} ms, {above:.1f} ms above the library",
+                None,
+                "<= 3 ms above the library",
+                above <= 3.0,
+            )
+        )
+        seen = await service.crowd(200)
+        self.rows.append(
+            Row(
+                f"service: {seen.users} users at once, each create + execute + read + destroy",
+                f"{seen.seconds:.1f} s, {seen.failures} failures, {seen.left} left",
+                None,
+                "no failure, nothing left",
+                not seen.failures and not seen.left,
+            )
+        )
 
     async def _fresh(self) -> None:
         usual = shutil.which("python3")

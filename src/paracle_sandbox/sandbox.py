@@ -7,10 +7,10 @@ import time
 from .backends.base import Usage
 from .limits import MIB, disk_breach, memory_alarm
 from .results import Stats
-from .sandbox_commands import SandboxCommands
+from .sandbox_packages import SandboxPackages
 
 
-class Sandbox(SandboxCommands):
+class Sandbox(SandboxPackages):
     """One isolated place. ``async with`` makes it and removes it, whatever happens inside.
 
     Everything may be used concurrently. A program that fails is a result; one that we stopped

@@ -22,10 +22,10 @@ from .launch import (
 )
 from .limits import MIB
 from .results import CommandResult
-from .sandbox_files import SandboxFiles
+from .sandbox_transfers import SandboxTransfers
 
 
-class SandboxCommands(SandboxFiles):
+class SandboxCommands(SandboxTransfers):
     """A str is a shell command, a list an argv; ``timeout`` is in seconds, by default the
     configuration's; the other options are those of CommandOptions."""
 

@@ -7,7 +7,8 @@ variable counts as unset. The file is the first of ``$PARACLE_CONFIG``, ``./conf
 ``~/.config/paracle/config.toml``; without one the defaults hold.
 
 A config.toml may come with a checked-out project that nobody has read, so a file may not choose
-the interpreter or the directories we use, switch the isolation off (``fake``) or inject failures.
+the interpreter or the directories we use, the service that programs are sent to, switch the
+isolation off (``fake``) or inject failures.
 """
 
 from __future__ import annotations
@@ -83,6 +84,16 @@ def _data_dir(env: Environment) -> str:
     if os.geteuid() == 0:
         return "/var/lib/paracle-sandbox"
     return str(_home(env) / ".local/share/paracle-sandbox")
+
+
+def _service_dir(env: Environment) -> str:
+    return f"{env.get('PARACLE_DATA_DIR') or _data_dir(env)}/service"
+
+
+def _index_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(text)
+    return text
 
 
 def _home(env: Environment) -> Path:
@@ -208,10 +219,65 @@ class Settings:
     )
     incus_cpu_cores: float = _number("INCUS_SANDBOX_CPU", 1.0, "CPU of an instance", 0.1, 16.0)
     incus_remote: str = _text("INCUS_REMOTE", "local", "Incus server to use")
-    api_url: str | None = _text("SANDBOX_API_URL", None, "address of a remote sandbox service")
-    api_key: str | None = _text("SANDBOX_API_KEY", None, "key for the remote sandbox service")
+    api_url: str | None = _text(
+        "SANDBOX_API_URL", None, "address of a remote sandbox service", env_only=True
+    )
+    api_key: str | None = _text(
+        "SANDBOX_API_KEY", None, "key for the remote sandbox service", env_only=True
+    )
+    api_user: str | None = _text(
+        "SANDBOX_API_USER", None, "user to act for, with a key for several", env_only=True
+    )
     request_timeout: float = _number(
         "SANDBOX_TIMEOUT", 60.0, "seconds a request to the remote service may take", 1.0, _DAY
+    )
+    api_host: str = _text(
+        "SANDBOX_API_HOST", "127.0.0.1", "where the service listens", env_only=True
+    )
+    api_port: int = _number("SANDBOX_API_PORT", 8080, "port of the service; 0 takes any", 0, 65535)
+    service_image: str = _text("SANDBOX_DOCKER_IMAGE", "python:3.12-slim", "image of the service")
+    service_idle_timeout: float = _number(
+        "SANDBOX_DOCKER_TIMEOUT", 900.0, "seconds until the service ends an unused sandbox", 1.0,
+        _DAY,
+    )  # fmt: skip
+    service_memory_mb: int = _number(
+        "SANDBOX_DOCKER_MEMORY", 512, "memory of a user's sandbox", 128, 16384, mb=True
+    )
+    service_cpu_cores: float = _number(
+        "SANDBOX_DOCKER_CPU", 1.0, "CPU of a user's sandbox", 0.1, 16.0
+    )
+    service_disk_mb: int = _number(
+        "SANDBOX_DOCKER_DISK", 1024, "disk of a user's sandbox", 256, 10240, mb=True
+    )
+    max_containers: int = _number(
+        "SANDBOX_MAX_CONTAINERS", 10, "sandboxes the service has at most", 1, 100_000
+    )
+    service_dir: str = _directory(
+        "SANDBOX_DATA_DIR", _service_dir, "users' files, API keys and audit log of the service"
+    )
+    user_sandboxes: int = _number("SANDBOX_USER_SANDBOXES", 5, "sandboxes of one user", 1, 100_000)
+    user_cpu_cores: float = _number(
+        "SANDBOX_USER_CPU", 8.0, "CPU of all sandboxes of one user", 0.1, 100_000.0
+    )
+    user_memory_mb: int = _number(
+        "SANDBOX_USER_MEMORY", 4096, "memory of all sandboxes of one user", 128, 1 << 30, mb=True
+    )
+    user_disk_mb: int = _number(
+        "SANDBOX_USER_DISK", 10240, "disk of all sandboxes of one user", 256, 1 << 30, mb=True
+    )
+    user_rate: int = _number(
+        "SANDBOX_USER_RATE", 600, "executions of one user per minute", 1, 10_000_000
+    )
+    user_concurrent: int = _number(
+        "SANDBOX_USER_CONCURRENT", 16, "executions of one user at the same time", 1, 100_000
+    )
+    packages: bool = _flag("SANDBOX_PACKAGES", True, "let sandboxes install packages")
+    package_index: str | None = _row(
+        Setting("SANDBOX_PACKAGE_INDEX", "package index for sandboxes; unset, that of pip here",
+                _index_url, "an http or https address", env_only=True), None
+    )  # fmt: skip
+    audit_content: bool = _flag(
+        "SANDBOX_AUDIT_CONTENT", False, "keep commands and code in the audit log as well"
     )
 
     def default_config(self) -> SandboxConfig:

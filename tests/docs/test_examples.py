@@ -34,6 +34,7 @@ SAYS = {
                           "limit reached: output", "limit reached: pids"],
     "hello.py": ["I am paracle (uid 1000)", "working in /workspace"],
     "monitoring.py": ["high usage:", "peak memory: 1"],
+    "service.py": ["42", "files stay: hello", "refused: 401", "remote: hello from afar"],
     "streaming.py": ["step 2", "4 doubled is 8", "21 doubled is 42"],
     "terminal_session.py": ["hello, world", "stopped after 1 s", "exit code 3"],
 }  # fmt: skip
@@ -42,7 +43,8 @@ SAYS = {
 SHOW_LIMITS = {"batch.py", "error_handling.py", "monitoring.py"}
 
 # Downloads packages: has its own tests.
-UNSAFE = ("paracle template build", "paracle sandbox execute --template")
+# The last one does not end by itself: examples/service.py starts and ends it.
+UNSAFE = ("paracle template build", "paracle sandbox execute --template", "paracle serve")
 
 
 @pytest.fixture(scope="module", autouse=True)

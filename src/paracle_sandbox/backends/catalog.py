@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from .native.templates import Template as Template
     from .native.templates import Templates as Templates
 
-# The fake backend's sandboxes live and die inside one process: no other can see them.
-_LISTED = tuple(name for name in BACKENDS if name != "fake")
+# The fake backend's sandboxes live and die inside one process: no other can see them. Those of
+# a remote service are on another machine.
+_LISTED = tuple(name for name in BACKENDS if name not in ("fake", "remote"))
 
 
 @asynccontextmanager

@@ -18,17 +18,18 @@ logger = logging.getLogger(__name__)
 
 BACKENDS = {
     "native": "paracle_sandbox.backends.native.backend:NativeBackend",
+    "remote": "paracle_sandbox.backends.remote.backend:RemoteBackend",
     "fake": "paracle_sandbox.testing.fake:FakeBackend",
 }
 # Known by name, but not part of this version: what to say to someone who asks for one.
 LATER = {
-    "remote": "set SANDBOX_MODE=native meanwhile",
     "docker": "install Docker and a later paracle-sandbox[docker]; or set SANDBOX_MODE=native",
     "gvisor": "install Docker, runsc and a later paracle-sandbox[docker]",
     "incus": "install Incus and a later paracle-sandbox[incus]; or set SANDBOX_MODE=native",
     "incus-vm": "install Incus and a later paracle-sandbox[incus]",
     "daytona": "install a later paracle-sandbox[daytona]",
 }
+_PROBE_SECONDS = 3.0
 AUTO_ORDER = ("remote", "native", "docker", "incus")
 
 
@@ -72,15 +73,37 @@ async def _health_of(name: str, settings: Settings) -> Health:
 
 def _choose(settings: Settings) -> str:
     if settings.api_url:
-        logger.warning(
-            "SANDBOX_API_URL is set, but this version has no remote backend; using native."
-        )
+        problem = service_problem(settings)
+        if problem is None:
+            return "remote"
+        logger.warning("The service of SANDBOX_API_URL is not used (%s); using native.", problem)
     if sys.platform != "linux":
         raise BackendUnavailableError(
             f"No backend works on {sys.platform} in this version: native needs Linux. "
             "Use a Linux machine, a virtual machine or WSL 2."
         )
     return "native"
+
+
+def service_problem(settings: Settings) -> str | None:
+    """Why the configured service cannot be used; None when it can. Takes a few seconds at most,
+    and needs nothing installed: the remote backend is imported only when it is taken."""
+    import urllib.error
+    import urllib.request
+
+    address = f"{(settings.api_url or '').rstrip('/')}/info"
+    headers = {"X-API-Key": settings.api_key or ""}
+    if not address.startswith(("http://", "https://")):
+        return "its address is not http or https"
+    try:
+        request = urllib.request.Request(address, headers=headers)  # noqa: S310  checked above
+        with urllib.request.urlopen(request, timeout=_PROBE_SECONDS):  # noqa: S310
+            return None
+    except urllib.error.HTTPError as error:
+        with error:
+            return "it refuses the key" if error.code == 401 else f"it answers {error.code}"
+    except (OSError, ValueError) as error:
+        return f"it cannot be reached: {error}"
 
 
 def _real_name(name: str, settings: Settings) -> str:

@@ -12,9 +12,8 @@ from typer.core import TyperGroup
 from .. import __version__
 
 _NOUNS = {
-    "sandbox": "paracle_sandbox.cli.sandbox",
-    "template": "paracle_sandbox.cli.template",
-    "image": "paracle_sandbox.cli.image",
+    name: f"paracle_sandbox.cli.{name}"
+    for name in ("sandbox", "template", "image", "serve", "keys", "audit")
 }
 
 
@@ -63,6 +62,7 @@ def paracle(
       paracle sandbox list
       paracle template build ml
       paracle image build
+      paracle serve
     """
 
 

@@ -26,6 +26,7 @@ from .leftovers import Leftovers
 from .loop import READ, Loop
 from .oom import OomFirst
 from .stdio import Output
+from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
@@ -112,6 +113,7 @@ class Guest:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._buffer = memoryview(mmap.mmap(-1, frames.CHUNK, flags))
         self._sweep: Optional[TreeKill] = None
+        self._tunnels = Tunnels(self._loop)
 
     def run(self) -> NoReturn:
         """Raises ChannelClosed, ProtocolError: there is no other end."""
@@ -231,6 +233,10 @@ class Guest:
             leftovers = Leftovers(self._loop, self._children, wire)
             leftovers.start()
             return leftovers
+        if op in ("listen", "accept"):
+            tunnel = self._tunnels.job(request, wire)
+            tunnel.start()
+            return tunnel
         if not isinstance(op, str) or op not in OPS:
             wire.error("unknown_op", "no such operation: %.100r" % (op,))
             return None

@@ -1,0 +1,104 @@
+"""What the service costs: a process of its own on the loopback, beside the library."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx2
+
+from .measure import Times, timed
+
+_ROOMY = {
+    "SANDBOX_API_PORT": "0", "SANDBOX_MODE": "native", "SANDBOX_MAX_CONTAINERS": "1000",
+    "SANDBOX_USER_RATE": "10000000",
+}  # fmt: skip
+_READY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Users who come all at once: each makes a sandbox, runs, reads a file and leaves."""
+
+    users: int
+    seconds: float
+    failures: int
+    left: int
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[httpx2.AsyncClient]:
+    with tempfile.TemporaryDirectory(prefix="paracle-bench-") as directory:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paracle_sandbox", "serve"],
+            env={**os.environ, **_ROOMY, "SANDBOX_DATA_DIR": directory},
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(4)]
+            url, key = re.search(r"http://\S+", lines[0]), re.search(r"prc_\S+", lines[1])
+            if url is None or key is None:
+                raise RuntimeError(f"the service did not start: {lines}")
+            limits = httpx2.Limits(max_connections=400)
+            async with httpx2.AsyncClient(
+                base_url=url[0], headers={"X-API-Key": key[0]}, timeout=120, limits=limits
+            ) as client:
+                await _ready(client)
+                yield client
+        finally:
+            process.terminate()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+async def _ready(client: httpx2.AsyncClient) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while (await client.get("/ready")).status_code != 200:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the service is not ready")
+        await asyncio.sleep(0.05)
+
+
+async def rest_times(count: int) -> Times:
+    """Python hello by request, in a sandbox that is there."""
+    async with running() as client:
+
+        async def hello() -> None:
+            answer = await client.post("/sandbox/bench/execute", json={"code": "print('hello')"})
+            if answer.json()["output"] != "hello\n":
+                raise RuntimeError(answer.text)
+
+        return await timed("hello by request, live", hello, count)
+
+
+async def crowd(users: int) -> Crowd:
+    async with running() as client:
+        start = time.perf_counter()
+        outcomes = await asyncio.gather(*(_visit(client, f"u{n}") for n in range(users)))
+        seconds = time.perf_counter() - start
+        left = (await client.get("/sandboxes")).json()["total"]
+        return Crowd(users, seconds, outcomes.count(False), left)
+
+
+async def _visit(client: httpx2.AsyncClient, user: str) -> bool:
+    where = f"/sandbox/{user}"
+    code = f"open('f', 'w').write({user!r}); print({user!r})"
+    made = await client.post(f"{where}/create")
+    ran = await client.post(f"{where}/execute", json={"code": code})
+    read = await client.get(f"{where}/file", params={"path": "f"})
+    gone = await client.delete(f"{where}/destroy")
+    return (
+        made.status_code == gone.status_code == 200
+        and ran.json().get("output") == f"{user}\n"
+        and read.json().get("content") == user
+    )

@@ -1,0 +1,71 @@
+"""What the service says went wrong, as the same error that it was there.
+
+Names are looked up in a table and nowhere else: an answer cannot choose what is raised here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import (
+    BackendUnavailableError,
+    DockerConnectionError,
+    ResourceLimitError,
+    SandboxCleanupError,
+    SandboxConflictError,
+    SandboxCreationError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxFileError,
+    SandboxFileNotFoundError,
+    SandboxLimitError,
+    SandboxNotFoundError,
+    SandboxPathError,
+    SandboxTimeoutError,
+)
+
+_KINDS: dict[str, type[SandboxError]] = {
+    kind.__name__: kind
+    for kind in (
+        BackendUnavailableError, DockerConnectionError, ResourceLimitError, SandboxCleanupError,
+        SandboxConflictError, SandboxCreationError, SandboxError, SandboxExecutionError,
+        SandboxFileError, SandboxFileNotFoundError, SandboxLimitError, SandboxNotFoundError,
+        SandboxPathError, SandboxTimeoutError,
+    )
+}  # fmt: skip
+# The service's own refusals.
+_KINDS |= {
+    "Conflict": SandboxConflictError,
+    "NotFound": SandboxNotFoundError,
+    "TooMany": SandboxLimitError,
+    "Unavailable": SandboxLimitError,
+}
+_BY_STATUS: dict[int, type[SandboxError]] = {
+    404: SandboxNotFoundError,
+    409: SandboxConflictError,
+    429: SandboxLimitError,
+    503: BackendUnavailableError,
+}
+_DETAILS = ("step", "resource_type", "limit", "usage", "timeout_seconds", "stdout", "stderr")
+_MESSAGE_LENGTH = 2000
+
+
+def remote_error(status: int, body: object, sandbox_id: str | None) -> SandboxError:
+    """The error for an answer of 400 and above, whatever is in it."""
+    told: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    message = str(told.get("error") or f"API error ({status})")[:_MESSAGE_LENGTH]
+    if status == 401:
+        return BackendUnavailableError(
+            "Authentication failed: invalid API key. Set SANDBOX_API_KEY to one of the service's.",
+            sandbox_id,
+        )
+    kind = _KINDS.get(str(told.get("error_type"))) or _BY_STATUS.get(status, SandboxExecutionError)
+    error = kind(message, sandbox_id)
+    details = told.get("details")
+    if not isinstance(details, dict):
+        return error
+    for name in _DETAILS:
+        if hasattr(error, name) and isinstance(details.get(name), str | int | float):
+            setattr(error, name, details[name])
+    return error

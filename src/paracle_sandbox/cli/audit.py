@@ -1,0 +1,112 @@
+"""``paracle audit``: what the service wrote down."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import endings, output
+from .endings import UsageFault, ends_with_a_code
+from .options import settings_or_fault
+
+app = typer.Typer(
+    help="The audit log of the sandbox service.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+User = Annotated[str | None, typer.Option("--user", help="Only of this user.")]
+Event = Annotated[str | None, typer.Option("--event", help="Only of this kind.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+_SHOWN_APART = ("n", "time", "event", "user", "previous", "hash")
+_PAUSE_SECONDS = 0.2
+
+
+@app.command()
+@ends_with_a_code
+def show(
+    user: User = None,
+    event: Event = None,
+    last: Annotated[int, typer.Option(help="So many lines at most.")] = 100,
+    as_json: Json = False,
+) -> int:
+    """Show what was written down, the newest last."""
+    from collections import deque
+
+    from ..audit_log import read
+
+    wanted = (line for line in read(_path()) if _fits(line, user, event))
+    for line in deque(wanted, maxlen=max(1, last)):
+        _say(line, as_json)
+    return endings.SUCCESS
+
+
+@app.command()
+@ends_with_a_code
+def verify(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> int:
+    """Check that nothing was changed or removed. Exits with 1 when something was."""
+    from ..audit_log import verify
+
+    verdict = verify(_path())
+    whole = verdict.broken_at is None
+    if as_json:
+        output.say_json(
+            {"whole": whole, "lines": verdict.lines, "head": verdict.head,
+             "broken_at": verdict.broken_at, "reason": verdict.reason}
+        )  # fmt: skip
+    elif whole:
+        output.say(f"✅ {verdict.lines} lines, unbroken. Last hash: {verdict.head}")
+    else:
+        output.say(f"❌ Broken at line {verdict.broken_at}: {verdict.reason}")
+    return endings.SUCCESS if whole else endings.FAILURE
+
+
+@app.command()
+@ends_with_a_code
+def tail(user: User = None, event: Event = None, as_json: Json = False) -> int:
+    """Show what is written down from now on, until Ctrl-C."""
+    for line in _coming(_path()):
+        if _fits(line, user, event):
+            _say(line, as_json)
+            sys.stdout.flush()
+    return endings.SUCCESS
+
+
+def _coming(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        held = b""
+        while True:
+            held += file.readline()
+            if held.endswith(b"\n"):
+                yield json.loads(held)
+                held = b""
+            elif not held:
+                time.sleep(_PAUSE_SECONDS)
+
+
+def _path() -> Path:
+    path = Path(settings_or_fault().service_dir) / "audit.jsonl"
+    if not path.exists():
+        raise UsageFault(f"There is no audit log at {path}; set SANDBOX_DATA_DIR to the service's")
+    return path
+
+
+def _fits(line: dict[str, Any], user: str | None, event: str | None) -> bool:
+    return (user is None or line.get("user") == user) and (event is None or line["event"] == event)
+
+
+def _say(line: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(line))
+        return
+    rest = " ".join(f"{k}={v!r}" for k, v in line.items() if k not in _SHOWN_APART)
+    output.say(f"{line['n']:>6} {line['time']} {line['event']:<18} {line.get('user', '-')} {rest}")

@@ -1,0 +1,129 @@
+"""``paracle keys``: who may use the service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import endings, output
+from .endings import UsageFault, ends_with_a_code
+from .options import settings_or_fault
+
+if TYPE_CHECKING:
+    from ..service.keys import KeyStore
+
+app = typer.Typer(
+    help="API keys of the sandbox service.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_DAY = 86_400
+
+
+@app.command()
+@ends_with_a_code
+def make(
+    users: Annotated[
+        list[str] | None, typer.Argument(metavar="USERS", help="The users it acts for.")
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="It acts for every user.")] = False,
+    days: Annotated[float | None, typer.Option(help="It expires after so many days.")] = None,
+    note: Annotated[str, typer.Option(help="What it is for.")] = "",
+    as_json: Json = False,
+) -> int:
+    """Make a key and show it, this once: only its hash is kept.
+
+    \b
+    Examples:
+      paracle keys make alice bob
+      paracle keys make --admin --days 30 --note "dashboard"
+    """
+    if not users and not admin:
+        raise UsageFault("Name the users it acts for, or give --admin")
+    if days is not None and days <= 0:
+        raise UsageFault("--days must be more than 0")
+    expires = None if days is None else time.time() + days * _DAY
+    with _store() as store:
+        key = store.make(users or (), admin=admin, expires=expires, note=note)
+    _record("key_made", key=key.split("_")[1], admin=admin)
+    if as_json:
+        output.say_json({"key": key, "key_id": key.split("_")[1]})
+    else:
+        output.say(key)
+    return endings.SUCCESS
+
+
+@app.command("list")
+@ends_with_a_code
+def list_keys(as_json: Json = False) -> int:
+    """Show the keys, without their secrets."""
+    with _store() as store:
+        keys = store.all()
+    now = time.time()
+    if as_json:
+        output.say_json(
+            [{"key_id": k.key_id, "users": list(k.users), "admin": k.admin, "note": k.note,
+              "created": k.created, "expires": k.expires, "works": k.is_good(now)} for k in keys]
+        )  # fmt: skip
+        return endings.SUCCESS
+    rows = [
+        (k.key_id, "everybody" if k.admin else ", ".join(k.users), output.tick(k.is_good(now)),
+         _day(k.created), _day(k.expires), k.note)
+        for k in keys
+    ]  # fmt: skip
+    if rows:
+        output.table("", ("Key", "Acts for", "Works", "Made", "Expires", "Note"), rows)
+    else:
+        output.say("There are no keys. Make one with: paracle keys make --admin")
+    return endings.SUCCESS
+
+
+@app.command()
+@ends_with_a_code
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Its id, as list shows it.")],
+    as_json: Json = False,
+) -> int:
+    """Make a key useless, at once and for good."""
+    with _store() as store:
+        revoked = store.revoke(key_id)
+    if not revoked:
+        raise UsageFault(f"There is no key {key_id!r} that works; see: paracle keys list")
+    _record("key_revoked", key=key_id)
+    if as_json:
+        output.say_json({"key_id": key_id, "revoked": True})
+    else:
+        output.say(f"✅ Key {key_id} revoked")
+    return endings.SUCCESS
+
+
+@contextmanager
+def _store() -> Iterator[KeyStore]:
+    from ..service.keys import KeyStore
+
+    store = KeyStore(Path(settings_or_fault().service_dir))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _record(event: str, **fields: object) -> None:
+    from ..audit_log import AuditLog
+
+    log = AuditLog(Path(settings_or_fault().service_dir) / "audit.jsonl")
+    log.record(event, by="paracle keys", **fields)
+    log.close()
+
+
+def _day(moment: float | None) -> str:
+    return "-" if moment is None else time.strftime("%Y-%m-%d", time.localtime(moment))

@@ -1,0 +1,208 @@
+"""Tunnels: programs inside connect to a port of the loopback, the host answers them.
+
+A `listen` stream opens a port and announces it and every connection as EVENTs; it lasts until
+the host cancels it. For each connection the host opens an `accept` stream: DATA both ways, END
+when the host has no more to say, RESULT when both sides are done. What nobody accepts is closed
+with the listener. The guest never connects anywhere itself.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
+
+from ..channel.frames import CHUNK
+from .launch import Invalid
+from .loop import READ, WRITE, Loop
+from .wire import Wire
+
+if TYPE_CHECKING:
+    import socket
+
+MAX_WAITING = 64
+_ADDRESS = "127.0.0.1"
+
+
+class Tunnels:
+    """The connections that wait for the host to take them."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._waiting: Dict[int, "socket.socket"] = {}
+        self._last = 0
+
+    def job(self, request: Dict[str, Any], wire: Wire) -> Any:
+        if request["op"] == "listen":
+            return Listener(self._loop, wire, self)
+        connection = self._waiting.pop(request.get("connection"), None)  # type: ignore[arg-type]
+        if connection is None:
+            raise Invalid("there is no such connection")
+        return Tunnel(self._loop, wire, connection)
+
+    def arrived(self, connection: "socket.socket") -> Optional[int]:
+        """The number to accept it by; None when too many wait."""
+        if len(self._waiting) >= MAX_WAITING:
+            return None
+        self._last += 1
+        self._waiting[self._last] = connection
+        return self._last
+
+    def hang_up(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for connection in waiting.values():
+            connection.close()
+
+
+class Listener:
+    """One open port."""
+
+    wants_turn = False
+
+    def __init__(self, loop: Loop, wire: Wire, tunnels: Tunnels) -> None:
+        self._loop = loop
+        self._wire = wire
+        self._tunnels = tunnels
+        self._socket: Optional["socket.socket"] = None
+
+    def start(self) -> None:
+        # Only now: what is imported at the start is in the memory of every sandbox.
+        import socket
+
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.setblocking(False)
+        try:
+            listening.bind((_ADDRESS, 0))
+            listening.listen(MAX_WAITING)
+        except OSError as error:
+            listening.close()
+            self._wire.os_error(error, "cannot listen")
+            return
+        self._socket = listening
+        self._wire.event({"port": listening.getsockname()[1]})
+        self._loop.watch(listening.fileno(), READ, self._accept)
+
+    def _accept(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        number = self._tunnels.arrived(connection) if self._wire.credit > 0 else None
+        if number is None:
+            connection.close()
+        else:
+            self._wire.event({"connection": number})
+
+    def on_data(self, data: bytes) -> None:
+        self._wire.consumed(len(data))
+
+    def on_end(self) -> None:
+        self.cancel()
+        self._wire.result({})
+
+    def on_credit(self) -> None:
+        pass
+
+    def turn(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        if self._socket is not None:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+            self._tunnels.hang_up()
+
+
+class Tunnel:
+    """One connection of a program inside, joined to a stream."""
+
+    wants_turn = False
+
+    def __init__(self, loop: Loop, wire: Wire, connection: "socket.socket") -> None:
+        self._loop = loop
+        self._wire = wire
+        self._socket: Optional["socket.socket"] = connection
+        self._unwritten: Deque[bytes] = deque()
+        self._program_done = False
+        self._host_done = False
+
+    def start(self) -> None:
+        self._update()
+
+    def on_data(self, data: bytes) -> None:
+        self._unwritten.append(data)
+        self._write()
+
+    def on_end(self) -> None:
+        self._host_done = True
+        self._write()
+
+    def on_credit(self) -> None:
+        self._update()
+
+    def turn(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        if self._socket is not None:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def _ready(self) -> None:
+        if self._socket is not None and self._unwritten:
+            self._write()
+        if self._socket is not None and not self._program_done and self._wire.credit > 0:
+            self._read()
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(min(CHUNK, self._wire.credit))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._finish()
+            return
+        if data:
+            self._wire.data(data)
+        else:
+            self._program_done = True
+        self._update()
+
+    def _write(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            while self._unwritten:
+                count = self._socket.send(self._unwritten[0])
+                self._wire.consumed(count)
+                rest = self._unwritten.popleft()[count:]
+                if rest:
+                    self._unwritten.appendleft(rest)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._finish()
+            return
+        self._update()
+
+    def _update(self) -> None:
+        """Watch for what can go on; end when nothing can."""
+        if self._socket is None:
+            return
+        if self._host_done and not self._unwritten:
+            self._finish()
+            return
+        events = WRITE if self._unwritten else 0
+        if not self._program_done and self._wire.credit > 0:
+            events |= READ
+        if events:
+            self._loop.watch(self._socket.fileno(), events, self._ready)
+        else:
+            self._loop.unwatch(self._socket.fileno())
+
+    def _finish(self) -> None:
+        self.cancel()
+        self._wire.result({})

@@ -1,0 +1,48 @@
+"""Large files of a sandbox, piece by piece: for callers that pass them on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+
+from .channel.frames import DATA
+from .errors import SandboxFileError
+from .sandbox_files import SandboxFiles
+
+
+class SandboxTransfers(SandboxFiles):
+    """Memory stays flat: a slow reader or writer stalls the other side."""
+
+    async def read_stream(
+        self, path: str, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The content from ``offset`` on, ``length`` bytes at most."""
+        request: dict[str, object] = {"op": "read", "path": self._checked(path), "offset": offset}
+        if length is not None:
+            request["length"] = length
+        async with self._operation() as connection:
+            with connection.open(request) as stream:
+                async for kind, payload in stream:
+                    if kind != DATA:
+                        raise stream.refuse("file content that cannot be")
+                    yield payload
+
+    async def write_stream(
+        self, path: str, pieces: AsyncIterable[bytes], *, max_bytes: int | None = None
+    ) -> int:
+        """Replace the file, or make it with its parents: whole, or not at all. Returns its size;
+        raises SandboxFileError when there is more than ``max_bytes``."""
+        size = 0
+        request = {"op": "write", "path": self._checked(path)}
+        async with self._operation() as connection:
+            with connection.open(request) as stream:
+                async for piece in pieces:
+                    size += len(piece)
+                    if max_bytes is not None and size > max_bytes:
+                        raise SandboxFileError(
+                            f"{path} is larger than {max_bytes} bytes", self.sandbox_id
+                        )
+                    if not await stream.write(piece):
+                        break
+                stream.end()
+                await stream.finish()
+        return size

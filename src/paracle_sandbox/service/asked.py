@@ -1,0 +1,176 @@
+"""What every route needs of a request: the service, the caller, the user it is about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any, TypeVar, cast
+
+from fastapi import Depends, Query, Request
+from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from .faults import BadRequest, Forbidden, NotFound
+from .keys import Caller
+from .service import Service
+from .tenants import checked_user_id
+
+T = TypeVar("T")
+
+MAX_DEPTH = 32
+MAX_PAGE = 1000
+MAX_OFFSET = 1 << 40
+
+
+def service_of(connection: HTTPConnection) -> Service:
+    return cast(Service, connection.app.state.service)
+
+
+def caller_of(connection: HTTPConnection) -> Caller:
+    return cast(Caller, connection.scope["state"]["caller"])
+
+
+def user_of(connection: HTTPConnection) -> str:
+    """The user in the address. For anybody else's, the answer is that of one that is not there."""
+    user_id = checked_user_id(connection.path_params["user_id"])
+    if not caller_of(connection).may_act_for(user_id):
+        service = service_of(connection)
+        service.metrics.refusals.labels("user").inc()
+        service.journal.refused("other_user", user=user_id, key=caller_of(connection).key_id)
+        raise NotFound("Sandbox not found")
+    return user_id
+
+
+def acting_user_of(connection: HTTPConnection) -> str:
+    """The user a remote client acts for: the header's, or the only one of its key."""
+    caller = caller_of(connection)
+    named = connection.headers.get("x-sandbox-user")
+    if named is None:
+        if caller.admin:
+            return f"key:{caller.key_id}"
+        if len(caller.users) != 1:
+            raise BadRequest("This key acts for several users: name one in X-Sandbox-User")
+        return next(iter(caller.users))
+    user_id = checked_user_id(named)
+    if not caller.may_act_for(user_id):
+        raise NotFound("Sandbox not found")
+    return user_id
+
+
+def admin_of(connection: HTTPConnection) -> Caller:
+    caller = caller_of(connection)
+    if not caller.admin:
+        service_of(connection).journal.refused("admin_only", key=caller.key_id)
+        raise Forbidden("Only an admin key may do this")
+    return caller
+
+
+# FastAPI asks for a Request or a WebSocket by its own type; what is not async costs it a thread.
+async def _service(request: Request) -> Service:
+    return service_of(request)
+
+
+async def _user(user_id: str, request: Request) -> str:
+    return user_of(request)
+
+
+async def _acting_user(request: Request) -> str:
+    return acting_user_of(request)
+
+
+async def _admin(request: Request) -> Caller:
+    return admin_of(request)
+
+
+TheService = Annotated[Service, Depends(_service)]
+TheUser = Annotated[str, Depends(_user)]
+ActingUser = Annotated[str, Depends(_acting_user)]
+TheAdmin = Annotated[Caller, Depends(_admin)]
+FilePath = Annotated[str, Query(min_length=1, max_length=4096)]
+Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET)]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+def next_offset(offset: int, limit: int, total: int) -> int | None:
+    return offset + limit if offset + limit < total else None
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do it, unless the client goes away: then it is cancelled, and what it had started ends."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else await _cancelled(task)
+    finally:
+        watch.cancel()
+        if not task.done():
+            await _ended(task)
+
+
+async def _gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancelled(task: asyncio.Future[T]) -> T:
+    task.cancel()
+    return await task
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class StrictRoute(APIRoute):
+    """Reads JSON that means one thing only: no name twice, no NaN, no bottomless nesting."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strict
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        return parse_json(await self.body())
+
+
+def parse_json(body: bytes | str) -> Any:
+    try:
+        value = json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise BadRequest("The JSON is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise BadRequest("The JSON is not UTF-8") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise BadRequest(f"The JSON cannot be read: {error}") from None
+    if _deeper(value, MAX_DEPTH):
+        raise BadRequest("The JSON is nested too deeply")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name appears twice")
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _deeper(value: Any, room: int) -> bool:
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return room == 0 or any(_deeper(item, room - 1) for item in items)
+    return False

@@ -1,0 +1,140 @@
+"""What a request can fail with, and how each failure is told over HTTP.
+
+    ServiceFault
+    ├── BadRequest      400  the request makes no sense
+    ├── NotFound        404  not there, or not this caller's: the two answer alike
+    ├── Forbidden       403  only an admin key may
+    ├── Conflict        409  it exists already
+    ├── TooLarge        413
+    ├── TooMany         429  a quota; Retry-After says when to come back
+    ├── Unavailable     503  not now; Retry-After
+    └── NotKept         507  done inside, but the service cannot keep it
+
+Failures are classified as well (``recovery``), so that a caller knows without reading text
+whether to try again, and whether something was lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import (
+    BackendUnavailableError,
+    ResourceLimitError,
+    SandboxConflictError,
+    SandboxCreationError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxFileError,
+    SandboxFileNotFoundError,
+    SandboxLimitError,
+    SandboxNotFoundError,
+    SandboxPathError,
+    SandboxTimeoutError,
+)
+from .recovery import classify
+
+RETRY_SECONDS = 5
+_CARRIED = ("step", "resource_type", "limit", "usage", "timeout_seconds", "stdout", "stderr")
+
+
+class ServiceFault(Exception):
+    """A request that is refused."""
+
+    status = 400
+    kind = "bad_input"
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class BadRequest(ServiceFault):
+    """It makes no sense."""
+
+
+class NotFound(ServiceFault):
+    """There is no such thing for this caller."""
+
+    status = 404
+    kind = "not_found"
+
+
+class Forbidden(ServiceFault):
+    """Only an admin key may."""
+
+    status = 403
+    kind = "denied"
+
+
+class Conflict(ServiceFault):
+    """It exists already."""
+
+    status = 409
+    kind = "conflict"
+
+
+class TooLarge(ServiceFault):
+    """More than the service takes."""
+
+    status = 413
+
+
+class TooMany(ServiceFault):
+    """A quota of the user."""
+
+    status = 429
+    kind = "quota"
+
+
+class Unavailable(ServiceFault):
+    """Not now."""
+
+    status = 503
+    kind = "busy"
+
+
+class NotKept(ServiceFault):
+    """The service's own disk is full, or broken."""
+
+    status = 507
+    kind = "storage"
+
+
+# The first that fits: narrower ones stand first.
+_STATUS: tuple[tuple[type[SandboxError], int], ...] = (
+    (SandboxPathError, 400),
+    (SandboxFileNotFoundError, 404),
+    (SandboxFileError, 409),
+    (SandboxNotFoundError, 404),
+    (SandboxConflictError, 409),
+    (SandboxLimitError, 503),
+    (BackendUnavailableError, 503),
+    (SandboxCreationError, 503),
+    (SandboxTimeoutError, 504),
+    (ResourceLimitError, 507),
+    (SandboxExecutionError, 502),
+    (SandboxError, 500),
+)
+
+
+def status_of(error: SandboxError) -> int:
+    if type(error) is SandboxCreationError and error.step is None:
+        return 400  # what was asked for cannot be had, now or later
+    return next(status for kind, status in _STATUS if isinstance(error, kind))
+
+
+def fault_body(error: ServiceFault | SandboxError) -> dict[str, Any]:
+    """The JSON of a failure: the same fields for every one."""
+    if isinstance(error, ServiceFault):
+        return {"error": str(error), "error_type": type(error).__name__, "kind": error.kind}
+    details = {name: getattr(error, name) for name in _CARRIED if getattr(error, name, None)}
+    failure = classify(error)
+    return {
+        "error": error.message,
+        "error_type": type(error).__name__,
+        "kind": failure.kind,
+        "retryable": failure.retryable,
+        "state_lost": failure.state_lost,
+        "details": details,
+    }

@@ -1,0 +1,102 @@
+"""The service's view of the audit log: requests, refusals, security events, and suspicion.
+
+Security events of the library (path escapes, broken protocols) come in over its logger and get
+the user they belong to. A user who fails again and again, or tries what is not allowed, is
+flagged once a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from .. import audit
+from ..audit_log import AuditLog
+
+SUSPICIOUS_FAILURES = 20
+SUSPICIOUS_EVENTS = 3
+_WINDOW_SECONDS = 60.0
+
+
+class Journal:
+    """Writes the log. ``with_content`` keeps commands and code as well, never secrets."""
+
+    def __init__(self, log: AuditLog, *, with_content: bool = False) -> None:
+        self.log = log
+        self.with_content = with_content
+        self._suspicion = _Suspicion(self.log.record)
+        self._user_of: Callable[[str], str | None] = lambda sandbox_id: None
+        self._handler = _Handler(self)
+        audit.LOGGER.addHandler(self._handler)
+
+    def close(self) -> None:
+        audit.LOGGER.removeHandler(self._handler)
+        self.log.close()
+
+    def know_users(self, user_of: Callable[[str], str | None]) -> None:
+        """How to find the user of a sandbox."""
+        self._user_of = user_of
+
+    def record(self, event: str, **fields: object) -> None:
+        self.log.record(event, **fields)
+
+    def execution(self, *, user: str, ok: bool, content: str | None = None, **f: object) -> None:
+        """One program that ended, however it did."""
+        fields = {"user": user, "outcome": "ok" if ok else "failed", **f}
+        if self.with_content and content is not None:
+            fields["content"] = content
+        self.log.record("execution", **fields)
+        if not ok:
+            self._suspicion.failed(user)
+
+    def refused(self, reason: str, *, user: str | None = None, **fields: object) -> None:
+        self.log.record("refused", reason=reason, user=user, **fields)
+        if user is not None:
+            self._suspicion.failed(user)
+
+    def security_event(self, event: str, sandbox_id: str | None, details: object) -> None:
+        user = self._user_of(sandbox_id) if sandbox_id else None
+        self.log.record("security", kind=event, user=user, sandbox_id=sandbox_id, details=details)
+        if user is not None:
+            self._suspicion.tried(user)
+
+
+class _Handler(logging.Handler):
+    """Takes the library's security events over."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", None)
+        if isinstance(event, str):
+            found = vars(record)
+            self._journal.security_event(event, found.get("sandbox_id"), found.get("details"))
+
+
+class _Suspicion:
+    """Counts what went wrong for each user in the current minute."""
+
+    def __init__(self, record: Callable[..., None]) -> None:
+        self._record = record
+        self._since = time.monotonic()
+        self._failures: Counter[str] = Counter()
+        self._events: Counter[str] = Counter()
+
+    def failed(self, user: str) -> None:
+        self._count(self._failures, user, SUSPICIOUS_FAILURES, "repeated_failures")
+
+    def tried(self, user: str) -> None:
+        self._count(self._events, user, SUSPICIOUS_EVENTS, "repeated_security_events")
+
+    def _count(self, counts: Counter[str], user: str, threshold: int, reason: str) -> None:
+        if time.monotonic() - self._since > _WINDOW_SECONDS:
+            self._since = time.monotonic()
+            self._failures.clear()
+            self._events.clear()
+        counts[user] += 1
+        if counts[user] == threshold:
+            self._record("suspicious", user=user, reason=reason, count=threshold)

@@ -1,0 +1,160 @@
+"""API keys: made once, shown once, stored as hashes, checked in constant time.
+
+A key is ``prc_<id>_<secret>``. The id finds the row, the secret has 256 random bits and is
+compared as a hash: neither a prefix nor the time an answer takes tells anything about it. The
+keys are in an SQLite file, so that ``paracle keys`` of another process takes effect at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import SandboxError
+
+_FORM = re.compile(r"prc_([0-9a-f]{12})_([A-Za-z0-9_-]{43})\Z")
+_NO_HASH = hashlib.sha256(b"no key has this").hexdigest()
+_TABLE = """
+CREATE TABLE IF NOT EXISTS keys (
+    id TEXT PRIMARY KEY, hash TEXT NOT NULL, admin INTEGER NOT NULL, note TEXT NOT NULL,
+    created REAL NOT NULL, expires REAL, revoked REAL
+);
+CREATE TABLE IF NOT EXISTS bindings (
+    id TEXT NOT NULL REFERENCES keys (id), user TEXT NOT NULL, PRIMARY KEY (id, user)
+);
+"""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request: a key, and the users it may act for."""
+
+    key_id: str
+    users: frozenset[str] = frozenset()
+    admin: bool = False
+
+    def may_act_for(self, user: str) -> bool:
+        return self.admin or user in self.users
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key, without what would let anybody use it."""
+
+    key_id: str
+    users: tuple[str, ...]
+    admin: bool
+    note: str
+    created: float
+    expires: float | None
+    revoked: float | None
+
+    def is_good(self, now: float) -> bool:
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+
+class KeyStore:
+    """The keys of one service, in ``keys.db`` of its data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = directory / "keys.db"
+        path.touch(mode=0o600)
+        self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None)
+        self._db.executescript(_TABLE)
+        self._seen = -1
+        self._hashes: dict[str, str] = {}
+        self._keys: dict[str, Key] = {}
+
+    def close(self) -> None:
+        self._db.close()
+
+    def make(
+        self,
+        users: Iterable[str] = (),
+        *,
+        admin: bool = False,
+        expires: float | None = None,
+        note: str = "",
+    ) -> str:
+        """A new key, in the only moment in which it can be read."""
+        bound = sorted(set(users))
+        if not bound and not admin:
+            raise SandboxError("A key acts for users or is an admin key: name users, or --admin")
+        key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(
+                "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, NULL)",
+                (key_id, _hash(secret), int(admin), note, time.time(), expires),
+            )
+            self._db.executemany(
+                "INSERT INTO bindings VALUES (?, ?)", [(key_id, user) for user in bound]
+            )
+        self._seen = -1
+        return f"prc_{key_id}_{secret}"
+
+    def revoke(self, key_id: str) -> bool:
+        """Whether there was such a key that still worked."""
+        with self._db:
+            done = self._db.execute(
+                "UPDATE keys SET revoked = ? WHERE id = ? AND revoked IS NULL",
+                (time.time(), key_id),
+            )
+        self._seen = -1
+        return done.rowcount > 0
+
+    def all(self) -> list[Key]:
+        self._refresh()
+        return sorted(self._keys.values(), key=lambda key: key.created)
+
+    def find(self, text: str) -> Caller | None:
+        """Who has this key; None when nobody may."""
+        self._refresh()
+        form = _FORM.match(text)
+        key_id, secret = (form[1], form[2]) if form else ("", text)
+        same = hmac.compare_digest(self._hashes.get(key_id, _NO_HASH), _hash(secret))
+        key = self._keys.get(key_id)
+        if not same or key is None or not key.is_good(time.time()):
+            return None
+        return Caller(key.key_id, frozenset(key.users), key.admin)
+
+    def _refresh(self) -> None:
+        """Read again what another process may have changed; the question costs microseconds."""
+        version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        if version == self._seen:
+            return
+        users: dict[str, list[str]] = {}
+        for key_id, user in self._db.execute("SELECT id, user FROM bindings ORDER BY user"):
+            users.setdefault(key_id, []).append(user)
+        self._keys, self._hashes = {}, {}
+        rows = self._db.execute("SELECT id, hash, admin, note, created, expires, revoked FROM keys")
+        for key_id, digest, admin, *rest in rows:
+            self._hashes[key_id] = digest
+            self._keys[key_id] = Key(key_id, tuple(users.get(key_id, ())), bool(admin), *rest)
+        self._seen = version
+
+
+class Doorman:
+    """All keys that open a service: the stored ones, and the operator's own from its settings."""
+
+    def __init__(self, store: KeyStore, operator_key: str | None = None) -> None:
+        self._store = store
+        self._operator = None if operator_key is None else _hash(operator_key)
+
+    def find(self, text: str) -> Caller | None:
+        if self._operator is not None and hmac.compare_digest(self._operator, _hash(text)):
+            return Caller("operator", admin=True)
+        return self._store.find(text)
+
+
+def _hash(secret: str) -> str:
+    # A plain hash will do: there is nothing to guess in 256 random bits.
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

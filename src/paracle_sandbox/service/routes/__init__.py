@@ -1,0 +1,1 @@
+"""The addresses of the service, by what they are about."""

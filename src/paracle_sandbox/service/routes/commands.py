@@ -1,0 +1,115 @@
+"""Commands in the background: start, look, feed, signal, remove."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from contextlib import suppress
+from typing import Any
+
+from fastapi import APIRouter
+
+from ...errors import SandboxError
+from ..asked import Limit, Offset, StrictRoute, TheService, TheUser, next_offset
+from ..faults import BadRequest, Conflict
+from ..running import Program, Run
+from ..shapes import (
+    CommandAnswer,
+    CommandsAnswer,
+    DoneAnswer,
+    InputRequest,
+    RunRequest,
+    SignalRequest,
+)
+from .sandboxes import iso
+
+router = APIRouter(tags=["commands"], route_class=StrictRoute)
+
+
+@router.post("/sandbox/{user_id}/commands", status_code=201, response_model=CommandAnswer)
+async def start(service: TheService, user: TheUser, wish: RunRequest) -> dict[str, Any]:
+    """Start a program and return at once; it runs until it ends, its timeout, or DELETE."""
+    return await shown(await service.runner.start_background(user, Program.of(wish)))
+
+
+@router.get("/sandbox/{user_id}/commands", response_model=CommandsAnswer)
+async def list_commands(
+    service: TheService, user: TheUser, offset: Offset = 0, limit: Limit = 100
+) -> dict[str, Any]:
+    """The background commands of the sandbox, oldest first, without their output."""
+    runs = service.runner.commands(user)
+    page = [await shown(run, with_output=False) for run in runs[offset : offset + limit]]
+    return {
+        "commands": page,
+        "total": len(runs),
+        "next_offset": next_offset(offset, limit, len(runs)),
+    }
+
+
+@router.get("/sandbox/{user_id}/commands/{command_id}", response_model=CommandAnswer)
+async def look(service: TheService, user: TheUser, command_id: str) -> dict[str, Any]:
+    """How a command fares, and what it has printed so far, up to 2 MiB."""
+    return await shown(service.runner.command(user, command_id))
+
+
+@router.post("/sandbox/{user_id}/commands/{command_id}/stdin", response_model=DoneAnswer)
+async def feed(
+    service: TheService, user: TheUser, command_id: str, wish: InputRequest
+) -> dict[str, Any]:
+    """Write to its standard input; it must have been started with keep_stdin."""
+    run = service.runner.command(user, command_id)
+    try:
+        data = wish.data.encode() if wish.encoding == "utf-8" else base64.b64decode(wish.data)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"The data cannot be read: {error}") from None
+    try:
+        if data:
+            await run.command.write_stdin(data)
+    except BrokenPipeError:
+        raise Conflict("The command has ended") from None
+    if wish.close:
+        await run.command.close_stdin()
+    return {"output": f"Written {len(data)} bytes"}
+
+
+@router.post("/sandbox/{user_id}/commands/{command_id}/signal", response_model=DoneAnswer)
+async def send_signal(
+    service: TheService, user: TheUser, command_id: str, wish: SignalRequest
+) -> dict[str, Any]:
+    """Send a signal to its process group."""
+    await service.runner.command(user, command_id).command.send_signal(wish.signal)
+    return {"output": f"Signal {wish.signal} sent"}
+
+
+@router.delete("/sandbox/{user_id}/commands/{command_id}", response_model=CommandAnswer)
+async def remove(service: TheService, user: TheUser, command_id: str) -> dict[str, Any]:
+    """End it with everything it started, and forget it."""
+    return await shown(await service.runner.remove_command(user, command_id))
+
+
+async def shown(run: Run, *, with_output: bool = True) -> dict[str, Any]:
+    command = run.command
+    code = command.poll()
+    answer: dict[str, Any] = {
+        "command_id": run.command_id,
+        "running": code is None,
+        "exit_code": code,
+        "started_at": iso(run.started_at),
+    }
+    if with_output:
+        answer["stdout"] = command.stdout_bytes.decode("utf-8", "replace")
+        answer["stderr"] = command.stderr_bytes.decode("utf-8", "replace")
+    if code is not None:
+        with suppress(SandboxError):
+            answer["truncated"] = (await command.wait())["truncated"]
+            return answer
+        answer.update(await _failure(run))
+    return answer
+
+
+async def _failure(run: Run) -> dict[str, Any]:
+    try:
+        await run.command.wait()
+    except SandboxError as error:
+        return {"error": error.message, "error_type": type(error).__name__}
+    return {}

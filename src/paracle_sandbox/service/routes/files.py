@@ -1,0 +1,225 @@
+"""Files of users: small ones as JSON, large ones raw."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import posixpath
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Header, Request
+from starlette.responses import Response, StreamingResponse
+
+from ...limits import MIB
+from ...results import FileInfo
+from ..asked import (
+    FilePath,
+    Limit,
+    Offset,
+    StrictRoute,
+    TheService,
+    TheUser,
+    next_offset,
+    while_connected,
+)
+from ..faults import BadRequest, NotFound, ServiceFault, TooLarge
+from ..hosting import Home
+from ..running import Program
+from ..shapes import (
+    DoneAnswer,
+    ExecutionAnswer,
+    FileAnswer,
+    FilesAnswer,
+    UnzipRequest,
+    WriteRequest,
+)
+from ..unpacking import UNPACK
+
+router = APIRouter(tags=["files"], route_class=StrictRoute)
+
+# What fits into a JSON answer; the rest is for /files/raw.
+MAX_INLINE = 4 * MIB
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
+
+
+class _BadRange(ServiceFault):
+    """Nothing of the file lies there."""
+
+    status = 416
+
+
+@router.get("/sandbox/{user_id}/file", response_model=FileAnswer)
+async def read_file(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
+    """A file as text, or as base64 when it is none."""
+
+    async def read(home: Home) -> bytes:
+        info = await _file(home, path)
+        if info["size"] > MAX_INLINE:
+            raise TooLarge(f"{path} is larger than {MAX_INLINE} bytes: use files/raw")
+        return await home.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
+
+    content = await service.hosting.read(user, read)
+    try:
+        text, encoding = content.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        text, encoding = base64.b64encode(content).decode(), "base64"
+    return {"path": path, "content": text, "encoding": encoding, "size": len(content)}
+
+
+@router.post("/sandbox/{user_id}/file", response_model=DoneAnswer)
+async def write_file(service: TheService, user: TheUser, wish: WriteRequest) -> dict[str, Any]:
+    """Write a file, with the directories it needs: whole, or not at all."""
+    content = _decoded(wish)
+    async with service.hosting.using(user) as home:
+        await home.sandbox.write_file(wish.path, content)
+        await service.hosting.keep(home)
+    service.journal.record("write_file", user=user, path=wish.path, size=len(content))
+    return {"output": f"Written {len(content)} bytes to {wish.path}"}
+
+
+@router.delete("/sandbox/{user_id}/file", response_model=DoneAnswer)
+async def remove_file(
+    service: TheService, user: TheUser, path: FilePath, recursive: bool = False
+) -> dict[str, Any]:
+    """Remove a file or an empty directory; any directory with recursive."""
+    async with service.hosting.using(user) as home:
+        await home.sandbox.remove(path, recursive)
+        await service.hosting.keep(home)
+    service.journal.record("remove_file", user=user, path=path)
+    return {"output": f"Removed {path}"}
+
+
+@router.get("/sandbox/{user_id}/files", response_model=FilesAnswer)
+async def list_files(
+    service: TheService,
+    user: TheUser,
+    path: FilePath = "/workspace",
+    recursive: bool = False,
+    offset: Offset = 0,
+    limit: Limit = 1000,
+) -> dict[str, Any]:
+    """What is in a directory, sorted by path, page by page."""
+    entries = await service.hosting.read(
+        user, lambda home: home.sandbox.list_files(path, recursive)
+    )
+    entries.sort(key=lambda entry: entry["path"])
+    page = entries[offset : offset + limit]
+    return {
+        "path": path,
+        "files": [_entry(entry) for entry in page],
+        "total": len(entries),
+        "next_offset": next_offset(offset, limit, len(entries)),
+    }
+
+
+@router.put("/sandbox/{user_id}/files/raw", response_model=DoneAnswer)
+async def upload(
+    request: Request, service: TheService, user: TheUser, path: FilePath
+) -> dict[str, Any]:
+    """Write the body to a file, of any size the disk has room for."""
+    async with service.hosting.using(user) as home:
+        size = await home.sandbox.write_stream(path, request.stream())
+        await service.hosting.keep(home)
+    service.journal.record("write_file", user=user, path=path, size=size)
+    return {"output": f"Written {size} bytes to {path}"}
+
+
+@router.get(
+    "/sandbox/{user_id}/files/raw",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {}}},
+        206: {"content": {"application/octet-stream": {}}, "description": "A part of the file"},
+    },
+)
+async def download(
+    service: TheService,
+    user: TheUser,
+    path: FilePath,
+    range_: str | None = Header(None, alias="range", max_length=100),
+) -> Response:
+    """The exact bytes of a file, or the part that a Range header asks for."""
+    stack = AsyncExitStack()
+    home = await stack.enter_async_context(service.hosting.using(user))
+    try:
+        info = await _file(home, path)
+        start, length = _part(range_, info["size"])
+    except BaseException:
+        await stack.aclose()
+        raise
+    headers = {
+        "content-length": str(length),
+        "accept-ranges": "bytes",
+        "content-disposition": f"attachment; filename*=UTF-8''{_file_name(path)}",
+    }
+    if range_ is not None:
+        headers["content-range"] = f"bytes {start}-{start + length - 1}/{info['size']}"
+    return StreamingResponse(
+        _pieces(stack, home, path, start, length),
+        206 if range_ is not None else 200,
+        headers,
+        "application/octet-stream",
+    )
+
+
+async def _pieces(
+    stack: AsyncExitStack, home: Home, path: str, start: int, length: int
+) -> AsyncIterator[bytes]:
+    async with stack:
+        async for piece in home.sandbox.read_stream(path, offset=start, length=length):
+            yield piece
+
+
+@router.post("/sandbox/{user_id}/unzip", response_model=ExecutionAnswer)
+async def unzip(
+    request: Request, service: TheService, user: TheUser, wish: UnzipRequest
+) -> dict[str, Any]:
+    """Unpack a zip, tar or gzip archive of the sandbox, inside it."""
+    program = Program("python", UNPACK, 300, args=(wish.path, wish.destination or ""))
+    return await while_connected(request, service.runner.run(user, program))
+
+
+async def _file(home: Home, path: str) -> FileInfo:
+    info = await home.sandbox.stat(path)
+    if info["kind"] != "file":
+        raise NotFound(f"{path} is not a file")
+    return info
+
+
+def _decoded(wish: WriteRequest) -> bytes:
+    if wish.encoding == "utf-8":
+        return wish.content.encode("utf-8", "surrogatepass")
+    try:
+        return base64.b64decode(wish.content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"The content is not base64: {error}") from None
+
+
+def _entry(info: FileInfo) -> dict[str, Any]:
+    return {**info, "is_dir": info["kind"] == "directory"}
+
+
+def _file_name(path: str) -> str:
+    """Quoted, so that no name can add a header or hide its ending."""
+    return quote(posixpath.basename(path)[:200], safe="", errors="replace")
+
+
+def _part(text: str | None, size: int) -> tuple[int, int]:
+    """Offset and length of one range. Raises _BadRange."""
+    if text is None:
+        return 0, size
+    match = _RANGE.match(text)
+    if match is None or match.groups() == ("", ""):
+        raise _BadRange("Ask for one range of bytes: bytes=0-99, bytes=100- or bytes=-50")
+    first, last = match.groups()
+    if not first:
+        start, end = max(0, size - int(last)), size
+    else:
+        start, end = int(first), min(size, int(last) + 1) if last else size
+    if start >= end:
+        raise _BadRange(f"The file has {size} bytes; nothing lies in {text}")
+    return start, end - start

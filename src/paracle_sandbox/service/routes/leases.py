@@ -1,0 +1,110 @@
+"""For the remote backend of the library: places and channels, without anything inside."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from ...config import SandboxConfig
+from ...errors import SandboxError
+from ..allowed import checked_config
+from ..asked import ActingUser, StrictRoute, TheService, acting_user_of, service_of
+from ..faults import BadRequest, ServiceFault, fault_body
+from ..leases import Lease
+from ..relay import Relay
+from ..shapes import LeaseRequest
+from .streams import _denied
+
+router = APIRouter(prefix="/v1/sandboxes", tags=["remote"], route_class=StrictRoute)
+
+CLOSE_OUT_OF_STEP = 4409
+
+
+@router.post("", status_code=201)
+async def create(service: TheService, user: ActingUser, wish: LeaseRequest) -> dict[str, Any]:
+    """Make a sandbox under an id of the client's choice."""
+    try:
+        config = checked_config(service.settings, SandboxConfig(**wish.config))
+    except (ValidationError, TypeError) as error:
+        raise BadRequest(f"Not a configuration: {error}") from None
+    return described(await service.leases.create(user, wish.sandbox_id, config, wish.labels))
+
+
+@router.get("")
+async def list_leases(service: TheService, user: ActingUser) -> dict[str, Any]:
+    """Those of this user."""
+    return {"sandboxes": [described(lease) for lease in service.leases.all(user)]}
+
+
+@router.get("/{sandbox_id}/usage")
+async def usage(service: TheService, user: ActingUser, sandbox_id: str) -> dict[str, Any]:
+    """What it uses now, and the kernel's counts of limits that were reached."""
+    return asdict(await service.leases.usage(service.leases.get(user, sandbox_id)))
+
+
+@router.delete("/{sandbox_id}")
+async def remove(service: TheService, user: ActingUser, sandbox_id: str) -> dict[str, Any]:
+    """Remove it with everything in it; gone is success."""
+    gone = await service.leases.remove(user, sandbox_id)
+    return {"status": "deleted" if gone else "not_found"}
+
+
+@router.websocket("/{sandbox_id}/channel")
+async def channel(socket: WebSocket) -> None:
+    """The byte stream to its guest, in the messages of channel.resumable."""
+    service = service_of(socket)
+    try:
+        user = acting_user_of(socket)
+        lease = service.leases.get(user, socket.path_params["sandbox_id"])
+        received = _received(socket)
+        relay = await service.leases.relay(lease)
+    except ServiceFault as fault:
+        await _denied(socket, fault)
+        return
+    except SandboxError as error:
+        await socket.send_denial_response(
+            Response(str(fault_body(error)), 502, media_type="application/json")
+        )
+        return
+    await socket.accept()
+    await _talk(socket, relay, received)
+
+
+async def _talk(socket: WebSocket, relay: Relay, received: int) -> None:
+    from ...channel.resumable import OutOfStep
+
+    holder = -1
+    try:
+        holder = await relay.attach(socket.send_bytes, received)
+        while True:
+            await relay.take(await socket.receive_bytes(), holder)
+    except OutOfStep:
+        with suppress(RuntimeError):
+            await socket.close(CLOSE_OUT_OF_STEP)
+    except (WebSocketDisconnect, KeyError, RuntimeError):
+        pass  # it is gone, or sent text
+    finally:
+        relay.detach(holder)
+
+
+def _received(socket: WebSocket) -> int:
+    text = socket.query_params.get("received", "0")
+    if not text.isdecimal() or len(text) > 20:
+        raise BadRequest("received is a number of bytes")
+    return int(text)
+
+
+def described(lease: Lease) -> dict[str, Any]:
+    shown = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
+    return {
+        "sandbox_id": lease.sandbox_id,
+        "state": "running",
+        "created_at": lease.created_at,
+        "config": lease.config.model_dump(mode="json", include=shown),
+        "labels": dict(lease.labels),
+    }

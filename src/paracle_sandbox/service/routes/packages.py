@@ -1,0 +1,75 @@
+"""Packages of a user's sandbox."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from ...errors import StoppedError
+from ..asked import StrictRoute, TheService, TheUser, while_connected
+from ..faults import BadRequest, Forbidden
+from ..running import stopped_answer
+from ..service import Service
+from ..shapes import ExecutionAnswer, InstallRequest
+
+router = APIRouter(tags=["packages"], route_class=StrictRoute)
+
+
+@router.post("/sandbox/{user_id}/pip/install", response_model=ExecutionAnswer)
+async def install(
+    request: Request, service: TheService, user: TheUser, wish: InstallRequest
+) -> dict[str, Any]:
+    """Install packages inside, also where the sandbox has no network. Only names with versions,
+    extras and markers are taken: no files, addresses or options."""
+    if not service.settings.packages:
+        raise Forbidden("Packages are switched off by the operator (SANDBOX_PACKAGES)")
+    wanted = [*wish.packages, *_several(wish.package or "")]
+    if not wanted:
+        raise BadRequest("Name a package, or several in packages")
+    return await while_connected(request, _install(service, user, wanted, wish.timeout))
+
+
+@router.get("/sandbox/{user_id}/pip/list")
+async def installed(service: TheService, user: TheUser) -> dict[str, Any]:
+    """The packages that programs of the sandbox can import."""
+    async with service.hosting.using(user) as home:
+        return {"packages": await home.sandbox.installed_packages()}
+
+
+async def _install(
+    service: Service, user: str, wanted: list[str], timeout: float
+) -> dict[str, Any]:
+    started = time.monotonic()
+    with service.executions.one(user):
+        async with service.hosting.using(user) as home:
+            index = service.settings.package_index
+            try:
+                result = await home.sandbox.install(*wanted, timeout=timeout, index_url=index)
+            except StoppedError as error:
+                answer = stopped_answer(error)
+            else:
+                ok = result["exit_code"] == 0
+                answer = {
+                    "success": ok, "output": result["stdout"], "exit_code": result["exit_code"],
+                    "error": None if ok else result["stderr"], "result": result,
+                    "sandbox_id": home.sandbox.sandbox_id,
+                }  # fmt: skip
+            home.execution_count += 1
+    service.journal.record(
+        "install", user=user, packages=wanted, outcome="ok" if answer["success"] else "failed"
+    )
+    answer["execution_time"] = time.monotonic() - started
+    return answer
+
+
+def _several(text: str) -> list[str]:
+    """One requirement a line; a comma or space between plain names counts as well, because that
+    is how people name several. A requirement with versions or markers has a line of its own."""
+    found: list[str] = []
+    for line in text.splitlines():
+        words = line.replace(",", " ").split()
+        plain = all(word[:1].isalnum() for word in words) and not set(line) & set(";<>=!~@[(")
+        found += words if plain else [line.strip()]
+    return [one for one in found if one]

@@ -1,0 +1,194 @@
+"""Sandboxes of users: make, run in, look at, remove."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from ...config import SandboxConfig
+from ...errors import SandboxError
+from ...settings import parse_memory_mb
+from ..allowed import checked_config
+from ..asked import (
+    Limit,
+    Offset,
+    StrictRoute,
+    TheService,
+    TheUser,
+    caller_of,
+    next_offset,
+    while_connected,
+)
+from ..faults import BadRequest, NotFound
+from ..hosting import Home, Hosting
+from ..running import Program
+from ..service import Service
+from ..shapes import (
+    CreateRequest,
+    DestroyAnswer,
+    ExecuteRequest,
+    ExecutionAnswer,
+    SandboxAnswer,
+    SandboxesAnswer,
+    ShellRequest,
+)
+
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
+
+
+@router.post("/sandbox/{user_id}/create", response_model=SandboxAnswer)
+async def create(
+    service: TheService, user: TheUser, wish: CreateRequest | None = None
+) -> dict[str, Any]:
+    """The user's sandbox: made if there is none yet, else as it is."""
+    config = wished(service.hosting, wish)
+    async with service.hosting.using(user, config) as home:
+        return await described(home)
+
+
+@router.post("/sandbox/{user_id}/execute", response_model=ExecutionAnswer)
+async def execute(
+    request: Request, service: TheService, user: TheUser, wish: ExecuteRequest
+) -> Response:
+    """Run Python code. A program that fails, or is stopped, is an answer with success false."""
+    program = Program("python", wish.code, wish.timeout)
+    return JSONResponse(await while_connected(request, service.runner.run(user, program)))
+
+
+@router.post("/sandbox/{user_id}/shell", response_model=ExecutionAnswer)
+async def shell(
+    request: Request, service: TheService, user: TheUser, wish: ShellRequest
+) -> Response:
+    """Run a shell command."""
+    program = Program("shell", wish.command, wish.timeout)
+    return JSONResponse(await while_connected(request, service.runner.run(user, program)))
+
+
+@router.get("/sandbox/{user_id}/status", response_model=SandboxAnswer)
+async def status(service: TheService, user: TheUser) -> dict[str, Any]:
+    """What the user's sandbox does now; 404 when there is none."""
+    return await described(_found(service, user))
+
+
+@router.get("/sandbox/{user_id}/usage")
+async def usage(service: TheService, user: TheUser) -> dict[str, Any]:
+    """What the user's sandbox uses, what its kept files take, and the quotas."""
+    home = service.hosting.find(user)
+    stats = dict(await home.sandbox.get_stats()) if home is not None else None
+    settings = service.settings
+    return {
+        "user_id": user,
+        "stats": stats,
+        "kept_bytes": await service.workspaces.usage_bytes(service.names.workspace(user)),
+        "running_executions": service.executions.running(user),
+        "quotas": {
+            "sandboxes": settings.user_sandboxes,
+            "cpu_cores": settings.user_cpu_cores,
+            "memory_mb": settings.user_memory_mb,
+            "disk_mb": settings.user_disk_mb,
+            "executions_per_minute": settings.user_rate,
+            "concurrent_executions": settings.user_concurrent,
+        },
+    }
+
+
+@router.post("/sandbox/{user_id}/stop", response_model=DestroyAnswer)
+async def stop(service: TheService, user: TheUser) -> dict[str, Any]:
+    """End the sandbox; the next request makes a new one with the kept files."""
+    gone = await _remove(service, user, "stop")
+    return {"status": "stopped" if gone else "not_found", "files_preserved": True}
+
+
+@router.post("/sandbox/{user_id}/restart", response_model=SandboxAnswer)
+async def restart(service: TheService, user: TheUser) -> dict[str, Any]:
+    """A fresh sandbox with the kept files; processes and /tmp are gone."""
+    home = service.hosting.find(user)
+    config = home.sandbox.config if home is not None else None
+    await _remove(service, user, "restart")
+    async with service.hosting.using(user, config) as fresh:
+        return await described(fresh)
+
+
+@router.delete("/sandbox/{user_id}/destroy", response_model=DestroyAnswer)
+@router.delete("/sandbox/{user_id}", response_model=DestroyAnswer)
+async def destroy(service: TheService, user: TheUser, erase_files: bool = False) -> dict[str, Any]:
+    """Remove the sandbox. The files stay for the next one, unless erase_files is true."""
+    gone = await _remove(service, user, "request")
+    if erase_files:
+        await service.workspaces.erase(service.names.workspace(user))
+        service.journal.record("erase_files", user=user)
+    return {"status": "deleted" if gone else "not_found", "files_preserved": not erase_files}
+
+
+@router.get("/sandboxes", response_model=SandboxesAnswer)
+async def list_sandboxes(
+    request: Request, service: TheService, offset: Offset = 0, limit: Limit = 100
+) -> dict[str, Any]:
+    """The live sandboxes of the users this key acts for, page by page."""
+    caller = caller_of(request)
+    homes = [home for home in service.hosting.all() if caller.may_act_for(home.user_id)]
+    shown = await asyncio.gather(*map(described, homes[offset : offset + limit]))
+    return {
+        "sandboxes": shown,
+        "total": len(homes),
+        "next_offset": next_offset(offset, limit, len(homes)),
+    }
+
+
+def wished(hosting: Hosting, wish: CreateRequest | None) -> SandboxConfig | None:
+    """The configuration a user asks for: never more than the service gives by itself."""
+    if wish is None:
+        return None
+    base = hosting.default_config()
+    changes: dict[str, Any] = {}
+    try:
+        if wish.memory_limit is not None:
+            changes["memory_mb"] = min(parse_memory_mb(wish.memory_limit), base.memory_mb)
+        if wish.cpu_limit is not None:
+            changes["cpu_cores"] = min(wish.cpu_limit, base.cpu_cores)
+        if wish.image is not None:
+            changes["base_image"] = wish.image
+        config = SandboxConfig(**{**base.model_dump(), **changes})
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"Not a sandbox that can be made: {error}") from None
+    return checked_config(hosting.settings, config)
+
+
+async def described(home: Home) -> dict[str, Any]:
+    try:
+        stats: dict[str, Any] = dict(await home.sandbox.get_stats())
+    except SandboxError:
+        stats = {}
+    return {
+        "user_id": home.user_id,
+        "sandbox_id": home.sandbox.sandbox_id,
+        "container_id": home.sandbox.sandbox_id,
+        "status": "running" if home.sandbox.is_running else "lost",
+        "created_at": iso(home.created_at),
+        "last_used": iso(home.last_used),
+        "execution_count": home.execution_count,
+        "memory_usage_mb": stats.get("memory_mb", 0.0),
+        "cpu_percent": stats.get("cpu_percent", 0.0),
+        "recreated": home.recreated,
+    }
+
+
+def iso(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+
+
+def _found(service: Service, user: str) -> Home:
+    home = service.hosting.find(user)
+    if home is None:
+        raise NotFound("Sandbox not found")
+    return home
+
+
+async def _remove(service: Service, user: str, reason: str) -> bool:
+    gone = await service.hosting.remove(user, reason)
+    service.runner.forget(user)
+    return gone

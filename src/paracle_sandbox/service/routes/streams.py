@@ -1,0 +1,239 @@
+"""Programs watched while they run: server-sent events, WebSockets, terminals."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import ValidationError
+from starlette.responses import Response, StreamingResponse
+
+from ...command import Command
+from ...errors import SandboxError, StoppedError
+from ..asked import StrictRoute, TheService, TheUser, parse_json, service_of, user_of
+from ..faults import ServiceFault, fault_body
+from ..running import Program, Run, stopped_answer
+from ..service import Service
+from ..shapes import RunRequest
+
+router = APIRouter(tags=["streams"], route_class=StrictRoute)
+
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "Events, as they happen"}
+}
+_MAX_TERMINAL_SIZE = 1000
+MAX_INPUT = 1 << 20
+
+Event = dict[str, Any]
+
+
+@router.post("/sandbox/{user_id}/stream", response_class=Response, responses=_EVENTS)
+async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Response:
+    """Run a program and follow it: events ``start``, ``stdout``, ``stderr`` and at the end
+    ``result`` or ``error``. Who goes away ends it."""
+    stack = AsyncExitStack()
+    run = await stack.enter_async_context(
+        service.runner.started(user, Program.of(wish), max_output=0)
+    )
+    return sse(_closing(stack, events(run)))
+
+
+@router.get(
+    "/sandbox/{user_id}/commands/{command_id}/stream", response_class=Response, responses=_EVENTS
+)
+async def follow(service: TheService, user: TheUser, command_id: str) -> Response:
+    """Follow a background command from its beginning. Who goes away leaves it running."""
+    return sse(events(service.runner.command(user, command_id)))
+
+
+@router.websocket("/sandbox/{user_id}/ws")
+async def run_over_websocket(socket: WebSocket) -> None:
+    """First a message with a program, as for /stream; then its events. Meanwhile messages
+    {"stdin": text}, {"stdin_base64": text}, {"close_stdin": true}, {"signal": 15} reach it."""
+    await _served(socket, _run_program)
+
+
+@router.websocket("/sandbox/{user_id}/terminal")
+async def terminal(socket: WebSocket) -> None:
+    """A shell on a terminal: binary messages are what is typed and shown; {"resize": [rows,
+    columns]} changes its size; at the end comes {"exit_code": 0}."""
+    await _served(socket, _run_terminal)
+
+
+# Events
+
+
+async def events(run: Run) -> AsyncIterator[Event]:
+    """What happens to a program, from its beginning to its end."""
+    yield {"event": "start", "command_id": run.command_id, "sandbox_id": run.home.sandbox.id}
+    decoders = {
+        name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
+    }
+    async for name, data in run.command.output():
+        if text := decoders[name].decode(data):
+            yield {"event": name, "text": text}
+    for name, decoder in decoders.items():
+        if text := decoder.decode(b"", final=True):
+            yield {"event": name, "text": text}
+    yield await _last(run.command)
+
+
+async def _last(command: Command) -> Event:
+    try:
+        result = await command.wait()
+    except StoppedError as error:
+        answer = stopped_answer(error)
+        del answer["result"], answer["output"]
+        return {"event": "error", **answer}
+    except SandboxError as error:
+        return {"event": "error", "success": False, **fault_body(error)}
+    return {
+        "event": "result",
+        "success": result["exit_code"] == 0,
+        "exit_code": result["exit_code"],
+    }
+
+
+async def _closing(stack: AsyncExitStack, source: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    async with stack:
+        async for event in source:
+            yield event
+
+
+def sse(source: AsyncIterator[Event]) -> Response:
+    async def lines() -> AsyncIterator[bytes]:
+        async for event in source:
+            yield f"event: {event['event']}\ndata: {json.dumps(event)}\n\n".encode()
+
+    return StreamingResponse(lines(), media_type="text/event-stream")
+
+
+# WebSockets
+
+Conversation = Callable[[Service, str, WebSocket], Awaitable[None]]
+
+
+async def _served(socket: WebSocket, talk: Conversation) -> None:
+    """Check who it is, talk, and tell a failure as a last message."""
+    service = service_of(socket)
+    try:
+        user = user_of(socket)
+    except ServiceFault as fault:
+        await _denied(socket, fault)
+        return
+    await socket.accept()
+    try:
+        with suppress(WebSocketDisconnect):
+            await talk(service, user, socket)
+    except (ServiceFault, SandboxError) as fault:
+        await _said(socket, {"event": "error", "success": False, **fault_body(fault)})
+    except (ValidationError, ValueError) as error:
+        await _said(socket, {"event": "error", "success": False, "error": str(error)[:500]})
+    with suppress(RuntimeError):
+        await socket.close()
+
+
+async def _denied(socket: WebSocket, fault: ServiceFault) -> None:
+    body = json.dumps(fault_body(fault)).encode()
+    await socket.send_denial_response(Response(body, fault.status, media_type="application/json"))
+
+
+async def _said(socket: WebSocket, event: Event) -> None:
+    with suppress(RuntimeError, WebSocketDisconnect):
+        await socket.send_text(json.dumps(event))
+
+
+async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
+    wish = RunRequest.model_validate(_object(await socket.receive_text()))
+    async with service.runner.started(user, Program.of(wish), max_output=0) as run:
+        await _both_ways(_listen(socket, run.command), _tell(socket, run))
+
+
+async def _tell(socket: WebSocket, run: Run) -> None:
+    async for event in events(run):
+        await socket.send_text(json.dumps(event))
+
+
+async def _listen(socket: WebSocket, command: Command) -> None:
+    while True:
+        message = _object(await socket.receive_text())
+        with suppress(BrokenPipeError):
+            if "stdin" in message:
+                await command.write_stdin(str(message["stdin"]))
+            if "stdin_base64" in message:
+                await command.write_stdin(base64.b64decode(str(message["stdin_base64"])))
+        if message.get("close_stdin"):
+            await command.close_stdin()
+        number = message.get("signal")
+        if isinstance(number, int) and 0 < number <= 64:
+            await command.send_signal(number)
+
+
+async def _run_terminal(service: Service, user: str, socket: WebSocket) -> None:
+    size = (_size(socket, "rows", 24), _size(socket, "columns", 80))
+    text = socket.query_params.get("command", "command -v bash >/dev/null && exec bash; exec sh")
+    program = Program("terminal", text, 3600, {"pty": size, "stdin": True})
+    async with service.runner.started(user, program, max_output=0) as run:
+        await _both_ways(_type(socket, run.command), _show(socket, run.command))
+
+
+async def _show(socket: WebSocket, command: Command) -> None:
+    async for _, data in command.output():
+        await socket.send_bytes(data)
+    last = await _last(command)
+    await socket.send_text(json.dumps({key: last.get(key) for key in ("exit_code", "error")}))
+
+
+async def _type(socket: WebSocket, command: Command) -> None:
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect
+        with suppress(BrokenPipeError):
+            if message.get("bytes"):
+                await command.write_stdin(message["bytes"])
+            elif message.get("text"):
+                await _control(command, _object(message["text"]))
+
+
+async def _control(command: Command, message: dict[str, Any]) -> None:
+    if "stdin" in message:
+        await command.write_stdin(str(message["stdin"]))
+    match message.get("resize"):
+        case [int(rows), int(columns)] if 0 < rows <= 1000 and 0 < columns <= 1000:
+            await command.resize(rows, columns)
+
+
+async def _both_ways(listen: Awaitable[None], tell: Awaitable[None]) -> None:
+    """Until all is told, or the client is gone."""
+    tasks = [asyncio.ensure_future(listen), asyncio.ensure_future(tell)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _object(text: str) -> dict[str, Any]:
+    if len(text) > MAX_INPUT:
+        raise ValueError("The message is too large")
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError("A message is a JSON object")
+    return value
+
+
+def _size(socket: WebSocket, name: str, default: int) -> int:
+    text = socket.query_params.get(name, str(default))
+    if not text.isdecimal() or not 0 < int(text) <= _MAX_TERMINAL_SIZE:
+        raise ValueError(f"{name} is a number from 1 to {_MAX_TERMINAL_SIZE}")
+    return int(text)

@@ -1,0 +1,262 @@
+"""Running programs for users: quota, sandbox, program, kept files, log, in this order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..command import Command
+from ..errors import SandboxError, StoppedError
+from ..executor import error_result
+from ..launch import CommandOptions
+from ..results import CommandResult
+from ..sandbox import Sandbox
+from .faults import NotFound, TooMany
+from .hosting import Home, Hosting
+from .journal import Journal
+from .metrics import Metrics
+from .quotas import Executions
+from .recovery import classify
+from .shapes import RunRequest
+
+logger = logging.getLogger(__name__)
+
+# What is kept of a program's output in the memory of the service; streams have no such limit.
+MAX_OUTPUT = 2 << 20
+MAX_COMMANDS = 100
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run, and how."""
+
+    kind: str
+    text: str
+    timeout: float
+    options: CommandOptions = field(default_factory=lambda: CommandOptions())
+    args: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, request: RunRequest) -> Program:
+        options: CommandOptions = {"env": request.env, "cwd": request.cwd}
+        if request.keep_stdin:
+            options["stdin"] = True
+        elif request.stdin is not None:
+            options["stdin"] = request.stdin
+        if request.code is not None:
+            return cls("python", request.code, request.timeout, options)
+        return cls("shell", request.command or "", request.timeout, options)
+
+    async def start(self, sandbox: Sandbox, **more: Any) -> Command:
+        options: CommandOptions = {**self.options, **more}  # type: ignore[typeddict-item]
+        if self.kind == "python":
+            return await sandbox.start_code(self.text, self.args, timeout=self.timeout, **options)
+        return await sandbox.start_command(self.text, timeout=self.timeout, **options)
+
+
+@dataclass
+class Run:
+    """A program under way, or ended."""
+
+    home: Home
+    command: Command
+    command_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    started_at: float = field(default_factory=time.time)
+    saved: bool = False
+
+
+class Runner:
+    """Runs programs for users."""
+
+    def __init__(
+        self, hosting: Hosting, executions: Executions, journal: Journal, metrics: Metrics
+    ) -> None:
+        self._hosting = hosting
+        self._executions = executions
+        self._journal = journal
+        self._metrics = metrics
+        self._background: dict[str, dict[str, Run]] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    async def run(self, user_id: str, program: Program) -> dict[str, Any]:
+        """Run it to its end. A program that was stopped is an answer too, with its error."""
+        started = time.monotonic()
+        try:
+            async with self.started(user_id, program, max_output=MAX_OUTPUT) as run:
+                result = await run.command.wait()
+                answer = _answer(result, run.home)
+                # Side by side: each is a round trip.
+                answer["stats"], answer["files_kept"] = await asyncio.gather(
+                    _stats(run.home.sandbox), self._hosting.save(run.home)
+                )
+                run.saved = True
+        except StoppedError as error:
+            answer = stopped_answer(error)
+        answer["execution_time"] = time.monotonic() - started
+        return answer
+
+    @asynccontextmanager
+    async def started(self, user_id: str, program: Program, **more: Any) -> AsyncIterator[Run]:
+        """A running program; leaving the block ends it, keeps the files and writes the log."""
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._executions.one(user_id))
+            home = await stack.enter_async_context(self._hosting.using(user_id))
+            home.execution_count += 1
+            begun = time.monotonic()
+            run: Run | None = None
+            failure: BaseException | None = None
+            try:
+                run = Run(home, await program.start(home.sandbox, **more))
+                async with run.command:
+                    yield run
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                self._told(home, program, run, failure, time.monotonic() - begun)
+                if run is None or not run.saved:
+                    await self._hosting.save(home)
+
+    def _told(
+        self,
+        home: Home,
+        program: Program,
+        run: Run | None,
+        failure: BaseException | None,
+        seconds: float,
+    ) -> None:
+        code = run.command.poll() if run is not None else None
+        outcome = _outcome(failure, code)
+        self._metrics.executions.labels(program.kind, outcome).inc()
+        self._metrics.durations.labels(program.kind).observe(seconds)
+        self._journal.execution(
+            user=home.user_id,
+            ok=outcome == "ok",
+            content=program.text,
+            kind=program.kind,
+            cause=outcome,
+            sandbox_id=home.sandbox.sandbox_id,
+            exit_code=code,
+            seconds=round(seconds, 6),
+        )
+        if isinstance(failure, SandboxError) and outcome in ("limit", "sandbox_lost"):
+            self._journal.security_event(outcome, home.sandbox.id, {"error": failure.message})
+
+    # In the background
+
+    async def start_background(self, user_id: str, program: Program) -> Run:
+        """Start it and return; it stays in the list until it is removed."""
+        known = self._background.setdefault(user_id, {})
+        self._forget_old(known)
+        if len(known) >= MAX_COMMANDS:
+            raise TooMany(f"{MAX_COMMANDS} background commands run; remove one first", 1)
+        begun: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
+        watcher = asyncio.create_task(self._watch(user_id, program, begun))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        run = await begun
+        known[run.command_id] = run
+        return run
+
+    async def _watch(self, user_id: str, program: Program, begun: asyncio.Future[Run]) -> None:
+        # A consumer, so that output beyond what is kept is dropped instead of ending it.
+        quiet = {"max_output": MAX_OUTPUT, "on_output_bytes": lambda name, data: None}
+        try:
+            async with self.started(user_id, program, **quiet) as run:
+                begun.set_result(run)
+                await run.command.wait()
+        except Exception as error:
+            if not begun.done():
+                begun.set_exception(error)
+            elif not isinstance(error, SandboxError):
+                logger.exception("A background command broke")
+
+    def _forget_old(self, known: dict[str, Run]) -> None:
+        ended = [run for run in known.values() if run.command.poll() is not None]
+        for run in ended[: max(0, len(known) - MAX_COMMANDS + 1)]:
+            del known[run.command_id]
+
+    def commands(self, user_id: str) -> list[Run]:
+        return list(self._background.get(user_id, {}).values())
+
+    def command(self, user_id: str, command_id: str) -> Run:
+        try:
+            return self._background[user_id][command_id]
+        except KeyError:
+            raise NotFound("There is no such command") from None
+
+    async def remove_command(self, user_id: str, command_id: str) -> Run:
+        run = self.command(user_id, command_id)
+        await run.command.kill()
+        self._background[user_id].pop(command_id, None)
+        return run
+
+    def forget(self, user_id: str) -> None:
+        """The sandbox is gone, and what ran in it."""
+        self._background.pop(user_id, None)
+
+    async def close(self) -> None:
+        for watcher in list(self._watchers):
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+
+def _answer(result: CommandResult, home: Home) -> dict[str, Any]:
+    ok = result["exit_code"] == 0
+    failed = f"Execution failed with exit code {result['exit_code']}"
+    return {
+        "success": ok,
+        "output": result["stdout"],
+        "error": None if ok else (result["stderr"] or failed),
+        "exit_code": result["exit_code"],
+        "result": result,
+        "sandbox_id": home.sandbox.sandbox_id,
+        "error_type": None,
+        "kind": None,
+        "state_lost": False,
+        "recreated": home.recreated,
+    }
+
+
+def stopped_answer(error: StoppedError) -> dict[str, Any]:
+    """A program that was stopped, as an answer."""
+    told = error_result(error)
+    partial = told["result"]
+    failure = classify(error)
+    return {
+        "success": False,
+        "output": partial["stdout"],
+        "error": error.message,
+        "exit_code": partial["exit_code"],
+        "result": partial,
+        "sandbox_id": error.sandbox_id,
+        "error_type": type(error).__name__,
+        "kind": failure.kind,
+        "state_lost": failure.state_lost,
+        "stats": None,
+        "files_kept": True,
+        "recreated": False,
+    }
+
+
+async def _stats(sandbox: Sandbox) -> dict[str, Any] | None:
+    try:
+        return dict(await sandbox.get_stats())
+    except SandboxError:
+        return None
+
+
+def _outcome(failure: BaseException | None, exit_code: int | None) -> str:
+    if isinstance(failure, SandboxError):
+        return classify(failure).kind
+    if isinstance(failure, asyncio.CancelledError | GeneratorExit):
+        return "cancelled"
+    if failure is not None:
+        return "internal"
+    return "ok" if exit_code == 0 else "failed"

@@ -1,0 +1,93 @@
+"""The process around the application: uvicorn, told to be patient with nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ..errors import SandboxError
+from .app import make_app
+from .service import Service
+
+logger = logging.getLogger(__name__)
+
+HEADER_SECONDS = 15.0
+MAX_HEADER_BYTES = 64 << 10
+MAX_CONNECTIONS = 5000
+SHUTDOWN_SECONDS = 5
+_WEBSOCKET_BYTES = 2 << 20
+
+
+class ImpatientProtocol(H11Protocol):
+    """HTTP/1.1 that lets a client go which does not send its request in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_headers()
+
+    def _watch_headers(self) -> None:
+        self.loop.call_later(HEADER_SECONDS, self._check_headers, self.cycle)
+
+    def _check_headers(self, before: object) -> None:
+        """Still the same request as then: none has come since."""
+        waiting = self.cycle is before and (before is None or self.cycle.response_complete)
+        # A WebSocket took the connection over: it has its own ways to notice who is gone.
+        ours = self.transport is not None and self.transport.get_protocol() is self
+        if waiting and ours and not self.transport.is_closing():
+            self.transport.close()
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Raises SandboxError with what to do when the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=1024)
+        # Connections inherit it. Without, an answer in two pieces waits 40 ms for the second.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+    except OSError as error:
+        raise SandboxError(
+            f"Cannot listen on {host} port {port}: {error.strerror}. "
+            "Choose another with SANDBOX_API_PORT or --port."
+        ) from error
+
+
+class GracefulServer(uvicorn.Server):
+    """Ends what runs before it waits for the answers, so that every client gets one."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._service.wind_down()
+        await super().shutdown(sockets)
+
+
+def make_server(service: Service, **options: Any) -> uvicorn.Server:
+    config = uvicorn.Config(
+        make_app(service),
+        http=ImpatientProtocol,
+        ws="websockets-sansio",
+        ws_max_size=_WEBSOCKET_BYTES,
+        ws_per_message_deflate=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=int(HEADER_SECONDS),
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        server_header=False,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        **options,
+    )
+    return GracefulServer(config, service)

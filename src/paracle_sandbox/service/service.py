@@ -1,0 +1,93 @@
+"""Everything a service consists of, assembled in one place."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+from ..audit_log import AuditLog
+from ..backends.base import Backend, Health
+from ..errors import SandboxError
+from ..settings import Settings
+from .hosting import Hosting
+from .journal import Journal
+from .keys import Doorman, KeyStore
+from .leases import Leases
+from .metrics import Metrics
+from .quotas import Executions
+from .running import Runner
+from .tenants import Names
+from .workspaces import Workspaces
+
+AUDIT_FILE = "audit.jsonl"
+
+
+def _claimed(directory: Path) -> IO[bytes]:
+    """The directory is this process's until the file is closed, however that happens."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = (directory / "lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise SandboxError(
+            f"Another service uses {directory}. Stop it, or set SANDBOX_DATA_DIR to another."
+        ) from None
+    return lock
+
+
+class Service:
+    """The parts, and their beginning and end. The backend stays the caller's."""
+
+    def __init__(self, settings: Settings, backend: Backend) -> None:
+        directory = Path(settings.service_dir)
+        self._lock = _claimed(directory)
+        self.settings = settings
+        self.backend = backend
+        self.keys = KeyStore(directory)
+        self.doorman = Doorman(self.keys, settings.api_key)
+        self.metrics = Metrics()
+        log = AuditLog(directory / AUDIT_FILE)
+        self.journal = Journal(log, with_content=settings.audit_content)
+        self.executions = Executions(settings)
+        self.workspaces = Workspaces(directory / "users")
+        self.names = Names(directory)
+        self.hosting = Hosting(
+            backend, settings, self.names, self.workspaces, self.journal, self.metrics
+        )
+        self.runner = Runner(self.hosting, self.executions, self.journal, self.metrics)
+        self.leases = Leases(self.hosting, self.executions, self.names, self.journal, self.metrics)
+        self.journal.know_users(self._user_of)
+        self.ready = False
+        self.health: Health | None = None
+
+    async def start(self) -> None:
+        """Take over from a predecessor, and be ready when a sandbox can be made."""
+        self.journal.record("service_start", backend=self.backend.name)
+        self.health = await self.backend.health()
+        await self.hosting.start()
+        self.leases.start()
+        self.ready = self.health.available
+
+    async def wind_down(self) -> None:
+        """Keep every user's files, remove every sandbox; what runs ends with an error. From now
+        on nothing new is made. May be called again."""
+        self.ready = False
+        await self.leases.close()
+        await self.hosting.close()
+        await self.runner.close()
+
+    async def close(self) -> None:
+        await self.wind_down()
+        self.journal.record("service_stop")
+        self._lock.close()
+        self.journal.close()
+        self.keys.close()
+
+    @property
+    def live(self) -> int:
+        return self.hosting.slots.taken
+
+    def _user_of(self, sandbox_id: str) -> str | None:
+        return self.hosting.user_of(sandbox_id) or self.leases.user_of(sandbox_id)

@@ -1,0 +1,172 @@
+"""The audit log: complete, chained, without secrets, and able to show that it was touched."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from service_process import ServiceProcess
+
+from paracle_sandbox import audit
+from paracle_sandbox.audit_log import AuditLog, read, verify
+from paracle_sandbox.service.journal import SUSPICIOUS_EVENTS, SUSPICIOUS_FAILURES, Journal
+
+
+def events(service: ServiceProcess) -> list[dict[str, object]]:
+    return list(read(service.data / "audit.jsonl"))
+
+
+def test_what_happens_is_written_down(fake: ServiceProcess, user: str) -> None:
+    with fake.client() as client:
+        where = f"/sandbox/{user}"
+        client.post(f"{where}/execute", json={"code": "print('the secret code')"})
+        client.post(f"{where}/shell", json={"command": "exit 3"})
+        client.post(f"{where}/file", json={"path": "f", "content": "the secret content"})
+        client.delete(f"{where}/destroy")
+    mine = [line for line in events(fake) if line.get("user") == user]
+    assert [line["event"] for line in mine] == [
+        "create", "execution", "execution", "write_file", "destroy",
+    ]  # fmt: skip
+    create, good, bad, write, destroy = mine
+    assert create["outcome"] == "ok" and create["resources"]["memory_mb"] == 512  # type: ignore[index]
+    assert (good["outcome"], good["exit_code"], good["kind"]) == ("ok", 0, "python")
+    assert (bad["outcome"], bad["exit_code"], bad["cause"]) == ("failed", 3, "failed")
+    assert (write["path"], write["size"]) == ("f", 18)
+    assert destroy["files_kept"] is True
+    assert "the secret" not in (fake.data / "audit.jsonl").read_text()
+
+
+def test_refusals_are_written_down(fake: ServiceProcess) -> None:
+    with fake.client("wrong") as stranger:
+        stranger.get("/info")
+    with fake.client(fake.keys("make", "ann")) as ann:
+        ann.get("/sandbox/someone-else/status")
+        ann.get("/metrics")
+    reasons = {line.get("reason") for line in events(fake) if line["event"] == "refused"}
+    assert {"denied_key", "other_user", "admin_only"} <= reasons
+
+
+def test_the_commands_show_verify_and_notice(fake: ServiceProcess, tmp_path: Path) -> None:
+    with fake.client() as client:
+        client.post("/sandbox/shown/shell", json={"command": "true"})
+    shown = fake.paracle("audit", "show", "--user", "shown").stdout
+    assert "create" in shown and "execution" in shown
+    as_json = fake.paracle("audit", "show", "--last", "1", "--json").stdout
+    assert json.loads(as_json)["event"]
+    good = fake.paracle("audit", "verify")
+    assert (good.returncode, "unbroken" in good.stdout) == (0, True), good
+    copy = ServiceProcess(tmp_path / "copy")
+    copy.data.mkdir()
+    lines = (fake.data / "audit.jsonl").read_text().splitlines(keepends=True)
+    (copy.data / "audit.jsonl").write_text("".join(lines[:3] + lines[4:]))
+    bad = copy.paracle("audit", "verify")
+    assert (bad.returncode, "Broken at line 4" in bad.stdout) == (1, True), bad
+    assert copy.paracle("audit", "verify", "--json").returncode == 1
+    missing = ServiceProcess(tmp_path / "none").paracle("audit", "show")
+    assert missing.returncode == 2 and "SANDBOX_DATA_DIR" in missing.stderr
+
+
+def filled(path: Path, count: int = 5) -> list[str]:
+    log = AuditLog(path)
+    for number in range(count):
+        log.record("event", number=number, user="ann")
+    log.close()
+    return path.read_text().splitlines(keepends=True)
+
+
+def test_every_way_to_touch_it_shows(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = filled(path)
+    assert verify(path).broken_at is None
+    changed = lines[2].replace('"ann"', '"bob"')
+    for text, broken in (
+        (lines[:2] + [changed] + lines[3:], 3),
+        (lines[:1] + lines[2:], 2),
+        (lines[1:], 1),
+        (lines[:2] + [lines[3], lines[2]] + lines[4:], 3),
+        (lines[:3] + [lines[2]] + lines[3:], 4),
+        (lines[:2] + ["garbage\n"] + lines[2:], 3),
+        (lines[:2] + ["[]\n"] + lines[2:], 3),
+        (lines[:2] + ["{}\n"] + lines[2:], 3),
+    ):
+        path.write_text("".join(text))
+        assert verify(path).broken_at == broken
+
+
+def test_a_torn_line_is_taken_back_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    filled(path)
+    with path.open("a") as file:
+        file.write('{"n": 6, "event": "half a li')
+    log = AuditLog(path)
+    log.record("next")
+    log.close()
+    assert verify(path).broken_at is None
+    assert [line["event"] for line in read(path)][-2:] == ["torn_line_removed", "next"]
+
+
+def _write(path: str, name: str) -> None:
+    log = AuditLog(Path(path))
+    for number in range(200):
+        log.record("event", writer=name, number=number)
+    log.close()
+
+
+def test_several_processes_make_one_chain(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    path = str(tmp_path / "log")
+    writers = [context.Process(target=_write, args=(path, name)) for name in "abc"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    verdict = verify(Path(path))
+    assert (verdict.broken_at, verdict.lines) == (None, 600)
+
+
+def test_long_and_odd_values_are_bounded(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "log")
+    log.record("event", text="x" * 100_000, many=list(range(1000)), odd="\udcff\n\x1b")
+    log.close()
+    (line,) = read(tmp_path / "log")
+    assert len(str(line["text"])) < 3000 and len(line["many"]) == 50
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
+    assert verify(tmp_path / "log").broken_at is None
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = AuditLog(Path("/dev/full"))
+    log.record("event")
+    log.close()
+    assert log.failures == 1
+    assert "cannot be written" in caplog.text
+
+
+def test_security_events_get_their_user_and_raise_suspicion(tmp_path: Path) -> None:
+    journal = Journal(AuditLog(tmp_path / "log"))
+    journal.know_users({"u-1": "ann"}.get)
+    for _ in range(SUSPICIOUS_EVENTS):
+        audit.security_event("path_escape", sandbox_id="u-1", path="/etc/passwd")
+    for _ in range(SUSPICIOUS_FAILURES):
+        journal.execution(user="bob", ok=False)
+    audit.security_event("protocol", sandbox_id="unknown")
+    journal.close()
+    audit.security_event("path_escape", sandbox_id="u-1", path="after the end")
+    lines = list(read(tmp_path / "log"))
+    security = [line for line in lines if line["event"] == "security"]
+    assert [line.get("user") for line in security] == ["ann"] * SUSPICIOUS_EVENTS + [None]
+    suspicious = [(line["user"], line["reason"]) for line in lines if line["event"] == "suspicious"]
+    assert suspicious == [("ann", "repeated_security_events"), ("bob", "repeated_failures")]
+
+
+def test_content_is_kept_only_when_asked_for(tmp_path: Path) -> None:
+    for wanted in (False, True):
+        path = tmp_path / str(wanted)
+        journal = Journal(AuditLog(path), with_content=wanted)
+        journal.execution(user="ann", ok=True, content="print('hello')")
+        journal.close()
+        assert ("hello" in path.read_text()) == wanted

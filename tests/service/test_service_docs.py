@@ -1,0 +1,76 @@
+"""The page about the service names every address, and the deployment files hold together."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx2
+import pytest
+import yaml
+from service_process import ServiceProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/service.md"
+DEPLOY = ROOT / "deploy"
+
+
+def test_the_page_lists_every_address_and_no_other(client: httpx2.Client) -> None:
+    listed = set(re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", PAGE.read_text(), re.MULTILINE))
+    served = {
+        f"{method.upper()} {path}"
+        for path, methods in client.get("/openapi.json").json()["paths"].items()
+        for method in methods
+    }
+    assert listed == served, (served - listed, listed - served)
+
+
+def test_the_python_of_the_page_works(client: httpx2.Client) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names = {"client": client}
+    exec(compile(block, str(PAGE), "exec"), names)
+    assert names["answer"]["output"] == "42\n"  # type: ignore[index]
+
+
+def test_the_first_start_prints_a_line_that_works(fake: ServiceProcess) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl; apt install curl")
+    assert "curl" in fake.lines[-1]
+    done = subprocess.run(fake.lines[-1], shell=True, capture_output=True, text=True, timeout=60)
+    assert '"output":"42\\n"' in done.stdout, done
+
+
+def test_the_compose_file_has_what_is_specified() -> None:
+    compose = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
+    services = compose["services"]
+    assert set(services) == {"sandbox-image", "sandbox-api", "caddy"}
+    api = services["sandbox-api"]
+    assert any(port.endswith("8080:8080") for port in api["ports"])
+    assert "/var/run/docker.sock:/var/run/docker.sock" in api["volumes"]
+    assert "sandbox-data:/data" in api["volumes"] and "sandbox-data" in compose["volumes"]
+    assert {"SANDBOX_API_KEY", "SANDBOX_DOCKER_IMAGE", "SANDBOX_MAX_CONTAINERS"} <= set(
+        api["environment"]
+    )
+    assert services["caddy"]["image"] == "caddy:2" and "443:443" in services["caddy"]["ports"]
+    for service in services.values():
+        for place in [service["build"]] if "build" in service else []:
+            assert (DEPLOY / place["context"] / place["dockerfile"]).is_file()
+    assert "reverse_proxy sandbox-api:8080" in (DEPLOY / "Caddyfile").read_text()
+
+
+def test_no_secret_is_shipped() -> None:
+    for path in DEPLOY.iterdir():
+        assert not re.search(r"SANDBOX_API_KEY[=:] *[A-Za-z0-9]", path.read_text()), path
+
+
+def test_the_unit_is_one(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze; apt install systemd")
+    text = (DEPLOY / "paracle-sandbox.service").read_text()
+    unit = tmp_path / "paracle-sandbox.service"
+    unit.write_text(text.replace("/opt/paracle/bin/paracle", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    ours = [line for line in done.stderr.splitlines() if "paracle-sandbox.service" in line]
+    assert not ours, ours

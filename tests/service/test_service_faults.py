@@ -1,0 +1,166 @@
+"""Faults around the service: full disks, floods of output, clients that come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from service_process import ServiceProcess, wait_until
+from websockets.sync.client import connect
+
+MIB = 1 << 20
+
+
+def resident(service: ServiceProcess) -> int:
+    pages = int(Path(f"/proc/{service.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors(service: ServiceProcess) -> int:
+    return len(os.listdir(f"/proc/{service.pid}/fd"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("a small disk needs root and mount; run as root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_of_the_service_is_told_and_passes(
+    tmp_path: Path, small_disk: Path, native_works: None
+) -> None:
+    service = ServiceProcess(tmp_path / "s", SANDBOX_DATA_DIR=str(small_disk / "data"))
+    service.data = small_disk / "data"
+    service.start()
+    try:
+        with service.client() as client:
+            first = client.post("/sandbox/ann/file", json={"path": "a", "content": "old"})
+            assert first.status_code == 200
+            filler = small_disk / "filler"
+            with suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 65536)
+            big = {"path": "a", "content": "n" * 500_000}
+            full = client.post("/sandbox/ann/file", json=big)
+            assert (full.status_code, full.json()["kind"]) == (507, "storage"), full.text
+            answer = client.post("/sandbox/ann/shell", json={"command": "wc -c < a"}).json()
+            assert (answer["output"].strip(), answer["files_kept"]) == ("500000", False)
+            kept = next((small_disk / "data/users").glob("*/a"))
+            assert kept.read_text() == "old", "the old file stays whole"
+            filler.unlink()
+            answer = client.post("/sandbox/ann/shell", json={"command": "true"}).json()
+            assert answer["files_kept"] is True
+            assert kept.stat().st_size == 500_000
+            assert client.delete("/sandbox/ann/destroy").json()["status"] == "deleted"
+            read = client.get("/sandbox/ann/file", params={"path": "a"}).json()
+            assert read["size"] == 500_000
+    finally:
+        service.stop()
+
+
+def test_floods_of_output_are_bounded(native: ServiceProcess) -> None:
+    before = resident(native)
+    peak = [0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            peak[0] = max(peak[0], resident(native))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with native.client() as client, ThreadPoolExecutor(50) as pool:
+            flood = {"command": "yes 0123456789abcdef", "timeout": 60}
+            answers = list(
+                pool.map(
+                    lambda n: client.post(f"/sandbox/flood{n % 10}/shell", json=flood), range(50)
+                )
+            )
+    finally:
+        done.set()
+        watcher.join()
+    told = [answer.json() for answer in answers if answer.status_code == 200]
+    assert len(told) >= 40
+    assert all(one["error_type"] == "ResourceLimitError" for one in told), told[0]["error"]
+    assert all(len(one["output"]) <= 2 * MIB for one in told)
+    assert peak[0] - before < 600 * MIB, f"{(peak[0] - before) // MIB} MiB more"
+
+
+def test_clients_that_come_and_go_leave_nothing(native: ServiceProcess) -> None:
+    chance = random.Random(7)
+    with native.client() as client:
+        for number in range(4):
+            client.post(f"/sandbox/goer{number}/create")
+        before = descriptors(native)
+        parts = urlsplit(native.url)
+        body = json.dumps({"command": "echo hello; sleep 30"}).encode()
+
+        def visit(number: int) -> None:
+            where = f"/sandbox/goer{number % 4}/{('shell', 'stream')[number % 2]}"
+            head = (
+                f"POST {where} HTTP/1.1\r\nHost: x\r\nX-API-Key: {native.key}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            ).encode()
+            whole = head + body
+            with socket.create_connection((parts.hostname, parts.port)) as connection:
+                connection.sendall(whole[: chance.randint(1, len(whole))])
+                connection.settimeout(chance.random() * 0.05)
+                with suppress(OSError):
+                    connection.recv(100)
+
+        def visit_by_socket(number: int) -> None:
+            url = native.url.replace("http", "ws", 1) + f"/sandbox/goer{number % 4}/ws"
+            with connect(url, additional_headers={"X-API-Key": native.key}) as connection:
+                connection.send(body.decode())
+                if number % 2:
+                    connection.recv(timeout=10)
+                connection.socket.close()
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(visit, range(200)))
+            list(pool.map(visit_by_socket, range(20)))
+
+        def running() -> int:
+            usages = (client.get(f"/sandbox/goer{n}/usage").json() for n in range(4))
+            return sum(usage["running_executions"] for usage in usages)
+
+        wait_until(lambda: running() == 0, 60)
+        wait_until(lambda: descriptors(native) <= before + 4, 60)
+        for number in range(4):
+            look = {"command": "cat /proc/[0-9]*/comm"}
+            seen = client.post(f"/sandbox/goer{number}/shell", json=look).json()["output"]
+            assert "sleep" not in seen
+
+
+def test_a_herd_is_served_or_told_to_come_back(tmp_path: Path, native_works: None) -> None:
+    service = ServiceProcess(tmp_path / "herd", SANDBOX_MAX_CONTAINERS="20").start()
+    try:
+        with service.client(limits=httpx2.Limits(max_connections=100)) as client:
+            with ThreadPoolExecutor(100) as pool:
+                made = list(pool.map(lambda n: client.post(f"/sandbox/herd{n}/create"), range(300)))
+            codes = [answer.status_code for answer in made]
+            assert codes.count(200) == 20 and codes.count(503) == 280, set(codes)
+            assert all("retry-after" in a.headers for a in made if a.status_code == 503)
+            answer = client.post(
+                f"/sandbox/herd{codes.index(200)}/shell", json={"command": "echo y"}
+            )
+            assert answer.json()["output"] == "y\n"
+    finally:
+        service.stop()

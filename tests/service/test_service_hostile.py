@@ -1,0 +1,404 @@
+"""Hostile clients: nobody gets in without a key, nobody gets more than a moment of attention."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from service_process import ServiceProcess, wait_until
+
+PUBLIC = {("get", "/health"), ("get", "/ready")}
+
+
+def dial(service: ServiceProcess) -> socket.socket:
+    parts = urlsplit(service.url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=60)
+
+
+def raw(service: ServiceProcess, request: bytes) -> bytes:
+    """The answer to exactly these bytes."""
+    with dial(service) as connection:
+        try:
+            connection.sendall(request)
+        except OSError:
+            pass  # it hung up before it had all
+        return answer_of(connection)
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    answer = b""
+    try:
+        while part := connection.recv(65536):
+            answer += part
+    except OSError:
+        pass
+    return answer
+
+
+def resident(service: ServiceProcess) -> int:
+    text = Path(f"/proc/{service.pid}/statm").read_text()
+    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# Who are you
+
+
+def routes(service: ServiceProcess) -> Iterator[tuple[str, str]]:
+    with service.client() as client:
+        for path, methods in client.get("/openapi.json").json()["paths"].items():
+            for method in methods:
+                yield method, path.format(user_id="u", command_id="c", key_id="k", sandbox_id="s")
+
+
+@pytest.mark.parametrize("key", [None, "", "wrong", "prc_000000000000_" + "x" * 43, "x" * 10_000])
+def test_every_route_wants_a_key(fake: ServiceProcess, key: str | None) -> None:
+    headers = {} if key is None else {"X-API-Key": key}
+    found = [
+        *routes(fake),
+        ("options", "/info"),
+        ("head", "/info"),
+        ("trace", "/info"),
+        ("get", "/sandbox/u/"),
+        ("get", "//info"),
+        ("get", "/INFO"),
+        ("get", "/health/"),
+        ("post", "/health"),
+        ("get", "/health/..;/info"),
+        ("get", "/%69nfo"),
+        ("get", "/docs"),
+        ("get", "/v1/sandboxes/"),
+        ("patch", "/sandbox/u/file"),
+    ]
+    assert len(found) > 40
+    with httpx2.Client(base_url=fake.url, headers=headers, timeout=30) as client:
+        for method, path in found:
+            answer = client.request(method, path)
+            expected = 200 if (method, path) in PUBLIC else 401
+            assert answer.status_code == expected, (method, path, answer.status_code)
+
+
+def test_two_different_keys_in_one_request_open_nothing(fake: ServiceProcess) -> None:
+    answer = httpx2.get(
+        f"{fake.url}/info", headers=[("X-API-Key", fake.key), ("X-API-Key", "other")]
+    )
+    assert answer.status_code == 401
+
+
+def test_the_time_of_a_refusal_tells_nothing(fake: ServiceProcess) -> None:
+    right_id = fake.key.rsplit("_", 1)[0] + "_" + "x" * 43
+    nearly = fake.key[:-1] + ("A" if fake.key[-1] != "A" else "B")
+    samples: dict[str, list[float]] = {right_id: [], nearly: [], "prc_000000000000_" + "x" * 43: []}
+    with httpx2.Client(base_url=fake.url, timeout=30) as client:
+        for _ in range(150):
+            for key, times in samples.items():
+                started = time.perf_counter()
+                assert client.get("/info", headers={"X-API-Key": key}).status_code == 401
+                times.append(time.perf_counter() - started)
+    medians = [statistics.median(times) for times in samples.values()]
+    # A byte-by-byte comparison would show in nanoseconds; a lookup that is skipped in tens of
+    # microseconds. What is allowed here is the noise of a loopback.
+    assert max(medians) - min(medians) < 0.0015, medians
+
+
+# Addresses and names
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/sandbox/../execute",
+        "/sandbox/%2e%2e%2f%2e%2e/create",
+        "/sandbox/..%00/create",
+        "/sandbox/%2fetc%2fpasswd/create",
+        "/sandbox//create",
+        "/sandbox/./create",
+        "/sandbox/%2e/create",
+        "/sandbox/%0d%0aX-Evil:1/create",
+        "/sandbox/" + "x" * 10_000 + "/create",
+        "/sandbox/%ff%fe/create/..",
+        "/sandbox/a%00b/create",
+    ],
+)
+def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
+    before = (
+        sorted(p.name for p in (fake.data / "users").iterdir())
+        if (fake.data / "users").exists()
+        else []
+    )
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {fake.key}\r\nContent-Length: 0\r\n"
+    answer = raw(fake, (head + "Connection: close\r\n\r\n").encode())
+    assert answer.startswith(b"HTTP/1.1 4"), answer[:200]
+    after = (
+        sorted(p.name for p in (fake.data / "users").iterdir())
+        if (fake.data / "users").exists()
+        else []
+    )
+    assert before == after
+    assert b"X-Evil" not in answer.split(b"\r\n\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "a/../../b",
+        "..",
+        "/",
+        "/proc/self/environ",
+        "x\0y",
+        "/workspace/../etc/shadow",
+        "../" * 500 + "etc/passwd",
+    ],
+)
+def test_paths_that_leave_are_refused_and_recorded(native: ServiceProcess, path: str) -> None:
+    with native.client() as client:
+        user = "/sandbox/escaper"
+        tried = [
+            client.get(f"{user}/file", params={"path": path}),
+            client.post(f"{user}/file", json={"path": path, "content": "x"}),
+            client.delete(f"{user}/file", params={"path": path}),
+            client.get(f"{user}/files", params={"path": path}),
+            client.get(f"{user}/files/raw", params={"path": path}),
+            client.put(f"{user}/files/raw", params={"path": path}, content=b"x"),
+        ]
+        assert all(400 <= answer.status_code < 500 for answer in tried), [
+            (answer.status_code, answer.text[:100]) for answer in tried
+        ]
+    log = native.paracle("audit", "show", "--event", "security", "--json").stdout
+    assert "path_escape" in log and '"user": "escaper"' in log
+
+
+def test_links_that_leave_are_refused(native: ServiceProcess) -> None:
+    with native.client() as client:
+        client.post("/sandbox/linker/shell", json={"command": "ln -s /etc/passwd l; ln -s /etc d"})
+        assert client.get("/sandbox/linker/file", params={"path": "l"}).status_code == 400
+        assert client.get("/sandbox/linker/file", params={"path": "d/passwd"}).status_code == 400
+
+
+def test_a_file_name_cannot_add_a_header(native: ServiceProcess) -> None:
+    name = 'x"\r\nSet-Cookie: evil=1\r\n.html'
+    with native.client() as client:
+        client.post("/sandbox/namer/file", json={"path": name, "content": "<script>"})
+        answer = client.get("/sandbox/namer/files/raw", params={"path": name})
+    assert answer.content == b"<script>"
+    assert "set-cookie" not in answer.headers
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+# Bodies and headers
+
+
+def body_request(service: ServiceProcess, headers: str, path: str = "/sandbox/u/execute") -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {service.key}\r\n"
+        f"Content-Type: application/json\r\n{headers}\r\n"
+    ).encode()
+
+
+def test_an_announced_giant_is_refused_at_once(fake: ServiceProcess) -> None:
+    for length in ("10737418240", "9" * 30):
+        answer = raw(fake, body_request(fake, f"Content-Length: {length}\r\n"))
+        assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 400")), answer[:100]
+        assert b"onnection: close" in answer.split(b"\r\n\r\n")[0]
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "abc", "+5", "5, 6"])
+def test_a_length_that_is_none(fake: ServiceProcess, length: str) -> None:
+    answer = raw(fake, body_request(fake, f"Content-Length: {length}\r\n"))
+    assert answer.startswith(b"HTTP/1.1 4"), answer[:100]
+
+
+def test_an_endless_body_is_cut_off_and_costs_little(fake: ServiceProcess) -> None:
+    before = resident(fake)
+    piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    with dial(fake) as connection:
+        connection.sendall(body_request(fake, "Transfer-Encoding: chunked\r\n"))
+        sent = 0
+        try:
+            while sent < 200:
+                connection.sendall(piece)
+                sent += 1
+        except OSError:
+            pass
+        answer = answer_of(connection)
+    assert sent < 200, "it took 200 MB"
+    assert not answer or answer.startswith(b"HTTP/1.1 413"), answer[:200]
+    assert resident(fake) - before < 50 << 20
+
+
+def test_compressed_bodies_are_not_unpacked(fake: ServiceProcess) -> None:
+    answer = raw(
+        fake, body_request(fake, "Content-Encoding: gzip\r\nContent-Length: 5\r\n") + b"xxxxx"
+    )
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    ["X-Big: " + "x" * (1 << 20) + "\r\n", "".join(f"X-{n}: 1\r\n" for n in range(20_000))],
+    ids=["one of a megabyte", "twenty thousand"],
+)
+def test_too_many_headers(fake: ServiceProcess, headers: str) -> None:
+    answer = raw(fake, body_request(fake, headers))
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431")) or not answer, answer[:100]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\0\1\2\3" * 100,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: x\n\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"POST /info HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nabc",
+    ],
+)
+def test_what_is_not_http_ends_in_a_refusal(fake: ServiceProcess, request_bytes: bytes) -> None:
+    with dial(fake) as connection:
+        connection.sendall(request_bytes)
+        connection.shutdown(socket.SHUT_WR)
+        answer = answer_of(connection)
+    assert not answer or answer[:10] in (b"HTTP/1.1 4", b"HTTP/1.1 2"), answer[:100]
+    assert httpx2.get(f"{fake.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"code": "1", "code": "2"}',
+        '{"code": NaN}',
+        "[" * 100_000,
+        '{"code": ' + "9" * 100_000 + "}",
+        '{"code": 1}',
+        '{"code": ["1"]}',
+        '{"code": null}',
+        "null",
+        "[]",
+        '"x"',
+        "",
+        "\xff",
+        '{"code": "1", "privileged": true}',
+        '{"code": "1", "timeout": true}',
+        '{"code": "1",}',
+        '{"code": "1", "timeout": 1e400}',
+        '{"code": "1", "timeout": "30x"}',
+        '{"__proto__": {}}',
+        '{"a":' * 40 + "1" + "}" * 40,
+    ],
+)
+def test_json_that_means_mischief(fake: ServiceProcess, body: str) -> None:
+    with fake.client() as client:
+        answer = client.post(
+            "/sandbox/u/execute",
+            content=body.encode("latin-1"),
+            headers={"Content-Type": "application/json"},
+        )
+    assert answer.status_code in (400, 422), (body[:50], answer.text[:200])
+    assert answer.json()["error"] and answer.json()["kind"] == "bad_input"
+
+
+def test_log_lines_cannot_be_forged(fake: ServiceProcess) -> None:
+    evil = 'a"}\n{"n": 1, "event": "forged'
+    with fake.client() as client:
+        client.post("/sandbox/forger/file", json={"path": evil, "content": "x"})
+        client.get("/info", headers={"X-API-Key": evil.replace("\n", " ")})
+    lines = (fake.data / "audit.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["event"] != "forged" for line in lines)
+    assert fake.paracle("audit", "verify").returncode == 0
+
+
+def test_keys_are_in_no_log(fake: ServiceProcess) -> None:
+    with fake.client("prc_123456789abc_" + "s" * 43) as stranger:
+        stranger.get("/info")
+    secret = fake.key.split("_", 2)[2]
+    written = [path for path in fake.home.rglob("*") if path.is_file()]
+    for path in written:
+        content = path.read_bytes()
+        assert secret.encode() not in content, path
+        assert b"s" * 43 not in content, path
+
+
+# Slow clients
+
+
+def test_a_connection_that_says_nothing_is_closed(fake: ServiceProcess) -> None:
+    with dial(fake) as silent, dial(fake) as slow, dial(fake) as stuck:
+        slow.sendall(b"GET /health HTTP/1.1\r\nHo")
+        stuck.sendall(body_request(fake, "Content-Length: 100\r\n") + b'{"code"')
+        started = time.monotonic()
+        for connection in (silent, slow, stuck):
+            assert b"HTTP/1.1 200" not in answer_of(connection)
+        assert time.monotonic() - started < 45
+
+
+def test_many_slow_clients_do_not_slow_the_others(fake: ServiceProcess, user: str) -> None:
+    def median(client: httpx2.Client) -> float:
+        times = []
+        for _ in range(40):
+            started = time.perf_counter()
+            assert client.get("/info").status_code == 200
+            times.append(time.perf_counter() - started)
+        return statistics.median(times)
+
+    with fake.client() as client:
+        alone = median(client)
+        held = [dial(fake) for _ in range(300)]
+        try:
+            for connection in held:
+                connection.sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")
+            assert median(client) < alone * 5 + 0.01
+        finally:
+            for connection in held:
+                connection.close()
+
+
+def test_a_reader_that_stops_does_not_stop_the_others(native: ServiceProcess) -> None:
+    body = json.dumps({"command": "yes | head -c 200000000", "timeout": 120}).encode()
+    before = resident(native)
+    with dial(native) as lazy, native.client() as client:
+        head = body_request(native, f"Content-Length: {len(body)}\r\n", "/sandbox/lazy/stream")
+        lazy.sendall(head + body)
+        assert lazy.recv(100).startswith(b"HTTP/1.1 200")
+        for number in range(20):
+            answer = client.post("/sandbox/eager/execute", json={"code": f"print({number})"})
+            assert answer.json()["output"] == f"{number}\n"
+        assert resident(native) - before < 50 << 20
+    with native.client() as client:
+        usage = "/sandbox/lazy/usage"
+        wait_until(lambda: client.get(usage).json()["running_executions"] == 0, 60)
+
+
+def test_who_goes_away_leaves_nothing_running(native: ServiceProcess) -> None:
+    body = json.dumps({"command": "echo started > mark; sleep 250", "timeout": 300}).encode()
+    with native.client() as client:
+        client.post("/sandbox/leaver/create")
+
+        def usage() -> Any:
+            return client.get("/sandbox/leaver/usage").json()
+
+        for path in ("shell", "stream"):
+            with dial(native) as connection:
+                head = body_request(
+                    native, f"Content-Length: {len(body)}\r\n", f"/sandbox/leaver/{path}"
+                )
+                connection.sendall(head + body)
+                wait_until(lambda: usage()["running_executions"] == 1, 30)
+            wait_until(lambda: usage()["running_executions"] == 0, 30)
+        look = {"command": "cat /proc/[0-9]*/comm"}
+        assert "sleep" not in client.post("/sandbox/leaver/shell", json=look).json()["output"]

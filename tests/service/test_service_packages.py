@@ -1,0 +1,239 @@
+"""Packages in sandboxes that have no network, and nothing but packages."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from index_server import IndexServer, wheel
+from service_process import ServiceProcess
+
+from paracle_sandbox.backends.base import Backend
+from paracle_sandbox.backends.registry import get_backend
+from paracle_sandbox.errors import SandboxError
+from paracle_sandbox.package_index import NotOffered, PackageIndex
+from paracle_sandbox.package_relay import serving
+from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox_packages import checked_requirement
+from paracle_sandbox.settings import load_settings
+from paracle_sandbox.testing.fake import FakeBackend
+
+REFUSED = [
+    "--index-url http://evil.example",
+    "-r /etc/passwd",
+    "-e git+https://x.example/y",
+    "x; rm -rf /",
+    "pkg @ file:///etc/passwd",
+    "pkg @ https://evil.example/x.whl",
+    "--target=/",
+    "good\n--pre",
+    ".",
+    "./dir",
+    "/abs/path",
+    "../up",
+    "git+https://x.example/y",
+    "",
+    "a b",
+    "$(id)",
+    "x\0y",
+    "https://evil.example/x.whl",
+    "pkg --pre",
+    "-",
+    "`id`",
+    "pkg ; import os",
+]
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    server = IndexServer(
+        wheel("needy", "1.0", requires="simple>=2"),
+        wheel("simple", "1.0"),
+        wheel("simple", "2.5"),
+        wheel("simple", "3.0"),
+        wheel("large", "1.0", body="X = '" + "x" * 2_000_000 + "'"),
+    )
+    yield server
+    server.close()
+
+
+@pytest_asyncio.fixture
+async def backend(tmp_path: Path, native_works: None) -> AsyncIterator[Backend]:
+    directories = {
+        "PARACLE_STATE_DIR": str(tmp_path / "s"),
+        "PARACLE_DATA_DIR": str(tmp_path / "d"),
+    }
+    settings = load_settings({**directories, "PARACLE_TEMPLATE_BUILD": "0", "HOME": str(tmp_path)})
+    backend = get_backend("native", settings)
+    yield backend
+    await backend.close()
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_only_requirements_are_taken(text: str) -> None:
+    with pytest.raises(ValueError):
+        checked_requirement(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["simple", "simple>=2.0", "simple[extra]==1.*", 'simple<3; python_version > "3.8"']
+)
+def test_requirements_are_taken(text: str) -> None:
+    assert checked_requirement(text).startswith("simple")
+
+
+async def test_packages_without_a_network(backend: Backend, index: IndexServer) -> None:
+    async with Sandbox(backend, "pip-one") as sandbox, Sandbox(backend, "pip-two") as other:
+        assert sandbox.config.network_mode == "none"
+        done = await sandbox.install("needy", "simple<3", index_url=index.url)
+        assert done["exit_code"] == 0, done
+        told = "import needy, simple; print(needy.VERSION, simple.VERSION)"
+        assert (await sandbox.run_code(told))["stdout"] == "1.0 2.5\n"
+        assert await sandbox.run_command(["python3", "-c", told]) == "1.0 2.5\n"
+        installed = await sandbox.installed_packages()
+        assert {"name": "simple", "version": "2.5"} in installed
+        assert (await other.run_code("import simple"))["exit_code"] == 1
+        assert all(asked.startswith("GET /") for asked in index.asked)
+
+
+async def test_packages_count_against_the_disk(backend: Backend, index: IndexServer) -> None:
+    async with Sandbox(backend, "pip-disk") as sandbox:
+        before = (await sandbox.get_stats())["disk_mb"]
+        assert (await sandbox.install("large", index_url=index.url))["exit_code"] == 0
+        assert (await sandbox.get_stats())["disk_mb"] > before + 1
+
+
+async def test_what_is_not_there_fails_as_a_program(backend: Backend, index: IndexServer) -> None:
+    async with Sandbox(backend, "pip-none") as sandbox:
+        done = await sandbox.install("no-such-thing", index_url=index.url)
+        assert done["exit_code"] != 0
+        assert "no-such-thing" in done["stderr"]
+        done = await sandbox.install("simple", index_url="http://127.0.0.1:9/simple/", timeout=60)
+        assert done["exit_code"] != 0
+        with pytest.raises(ValueError, match="at least one"):
+            await sandbox.install()
+
+
+async def test_an_index_may_speak_json(backend: Backend) -> None:
+    index = IndexServer(wheel("simple", "1.0"), as_json=True)
+    async with Sandbox(backend, "pip-json") as sandbox:
+        done = await sandbox.install("simple", index_url=index.url)
+        assert done["exit_code"] == 0, done
+    index.close()
+
+
+async def test_the_opening_is_no_way_out(index: IndexServer) -> None:
+    """Whatever a program inside sends to the port: only lists and files of the index come back."""
+    backend = FakeBackend()
+    canary = IndexServer()
+    target = canary.url.removeprefix("http://").partition("/")[0]
+    async with Sandbox(backend, "relay") as sandbox:
+        async with serving(sandbox._live(), PackageIndex(index.url)) as port:
+            lines = [
+                f"CONNECT {target} HTTP/1.1",
+                f"GET http://{target}/ HTTP/1.1",
+                "POST /simple/simple/ HTTP/1.1",
+                "PUT /file/x HTTP/1.1",
+                "GET /simple/../files/simple-1.0-py3-none-any.whl HTTP/1.1",
+                "GET /files/simple-1.0-py3-none-any.whl HTTP/1.1",
+                f"GET /file/{'0' * 32}/x HTTP/1.1",
+                "GET //evil.example/x HTTP/1.1",
+                "GET /simple/UPPER/ HTTP/1.1",
+                "DELETE / HTTP/1.1",
+                f"GET /simple/{'x' * 200}/ HTTP/1.1",
+                "GET /simple/a%2fb/ HTTP/1.1",
+                "nonsense",
+                "",
+                "GET /simple/simple/?q=secret HTTP/1.1",
+                "GET @evil.example/ HTTP/1.1",
+            ]
+            program = textwrap.dedent(f"""
+                import socket
+                for line in {lines!r}:
+                    with socket.create_connection(("127.0.0.1", {port})) as s:
+                        s.sendall(line.encode() + b"\\r\\nHost: {target}\\r\\n\\r\\n")
+                        answer = b""
+                        while part := s.recv(65536):
+                            answer += part
+                        print(answer.split(b" ")[1].decode())
+            """)
+            codes = (await sandbox.run_code(program, timeout=60))["stdout"].split()
+            assert codes and set(codes) <= {"404", "405"}, codes
+            assert len(codes) == len(lines)
+            good = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/simple/simple/').status)"
+            assert (await sandbox.run_code(good))["stdout"] == "200\n"
+        gone = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
+        assert "refused" in (await sandbox.run_code(gone))["stderr"]
+    assert canary.asked == []
+    assert index.asked == ["GET /simple/simple/"]
+    canary.close()
+    await backend.close()
+
+
+def test_links_of_a_list_lead_only_where_it_said(index: IndexServer) -> None:
+    pages = PackageIndex(index.url)
+    _, page = pages.open("/simple/simple/")
+    assert isinstance(page, bytes)
+    assert index.url.encode() not in page and b"127.0.0.1" not in page
+    with pytest.raises(NotOffered):
+        pages.open("/simple/simple/../../")
+    evil = IndexServer(("evil-1.0-py3-none-any.whl", b""))
+    evil._html = lambda project: ("text/html", b'<a href="file:///etc/passwd">x</a>')  # type: ignore[method-assign]
+    pages = PackageIndex(evil.url)
+    _, page = pages.open("/simple/evil/")
+    assert isinstance(page, bytes)
+    link = page.decode().partition('href="')[2].partition('"')[0]
+    with pytest.raises(NotOffered):
+        pages.open(link)
+    evil.close()
+
+
+def test_over_http(tmp_path: Path, index: IndexServer, native_works: None) -> None:
+    service = ServiceProcess(tmp_path / "service", SANDBOX_PACKAGE_INDEX=index.url).start()
+    try:
+        with service.client() as client:
+            for text in REFUSED:
+                answer = client.post("/sandbox/ann/pip/install", json={"package": text})
+                # Plain names with a space between are two packages here.
+                assert answer.status_code in (400, 422) or text == "a b", (text, answer.text)
+            index.asked = [
+                asked for asked in index.asked if asked not in ("GET /simple/a/", "GET /simple/b/")
+            ]
+            assert index.asked == []
+            done = client.post("/sandbox/ann/pip/install", json={"package": "simple>=2,<3"}).json()
+            assert done["success"], done
+            both = {"package": "needy, large"}
+            assert client.post("/sandbox/ann/pip/install", json=both).json()["success"]
+            code = {"code": "import needy, large, simple; print(simple.VERSION)"}
+            assert client.post("/sandbox/ann/execute", json=code).json()["output"] == "2.5\n"
+            names = [p["name"] for p in client.get("/sandbox/ann/pip/list").json()["packages"]]
+            assert {"needy", "large", "simple"} <= set(names)
+            other = client.post("/sandbox/bob/execute", json={"code": "import simple"}).json()
+            assert not other["success"]
+            log = service.paracle("audit", "show", "--event", "install", "--json").stdout
+            assert "simple<3,>=2" in log or "simple>=2,<3" in log
+    finally:
+        service.stop()
+
+
+def test_an_operator_can_switch_it_off(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path / "off", SANDBOX_MODE="fake", SANDBOX_PACKAGES="0").start()
+    try:
+        with service.client() as client:
+            answer = client.post("/sandbox/ann/pip/install", json={"package": "simple"})
+            assert answer.status_code == 403
+            assert "SANDBOX_PACKAGES" in answer.json()["error"]
+    finally:
+        service.stop()
+
+
+async def test_the_library_heeds_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDBOX_PACKAGES", "0")
+    backend = FakeBackend()
+    async with Sandbox(backend, "off") as sandbox:
+        with pytest.raises(SandboxError, match="switched off"):
+            await sandbox.install("simple")
+    await backend.close()

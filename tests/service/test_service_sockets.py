@@ -1,0 +1,101 @@
+"""WebSockets: programs that are fed while they run, and terminals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from service_process import ServiceProcess, wait_until
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+
+def dial(service: ServiceProcess, path: str, key: str | None = None) -> ClientConnection:
+    headers = {"X-API-Key": service.key if key is None else key}
+    return connect(service.url.replace("http", "ws", 1) + path, additional_headers=headers)
+
+
+def told(socket: ClientConnection) -> list[dict[str, Any]]:
+    """Everything until the service hangs up."""
+    found = []
+    try:
+        while True:
+            found.append(json.loads(socket.recv(timeout=30)))
+    except ConnectionClosed:
+        return found
+
+
+def test_a_program_is_fed_and_followed(fake: ServiceProcess, user: str) -> None:
+    with dial(fake, f"/sandbox/{user}/ws") as socket:
+        code = "name = input('? ')\nprint('hello', name)"
+        socket.send(json.dumps({"code": code, "keep_stdin": True}))
+        socket.send(json.dumps({"stdin": "world\n"}))
+        events = told(socket)
+    assert events[0]["event"] == "start"
+    assert "".join(e["text"] for e in events if e["event"] == "stdout") == "? hello world\n"
+    assert events[-1] == {"event": "result", "success": True, "exit_code": 0}
+
+
+def test_a_program_is_signalled(fake: ServiceProcess, user: str) -> None:
+    with dial(fake, f"/sandbox/{user}/ws") as socket:
+        socket.send(json.dumps({"command": "echo up; exec sleep 300"}))
+        while json.loads(socket.recv(timeout=30))["event"] != "stdout":
+            pass
+        socket.send(json.dumps({"signal": 15}))
+        assert told(socket)[-1]["exit_code"] == -15
+
+
+@pytest.mark.parametrize(
+    "message", ["not json", "[]", "{}", '{"code": "1", "command": "1"}', '{"code": "1", "x": 1}',
+                '{"code": "1", "code": "2"}', '{"code": "1", "timeout": NaN}', "[" * 5000]
+)  # fmt: skip
+def test_a_message_that_makes_no_sense_is_told_so(
+    fake: ServiceProcess, user: str, message: str
+) -> None:
+    with dial(fake, "/sandbox/odd/ws") as socket:
+        socket.send(message)
+        events = told(socket)
+    assert [event["event"] for event in events] == ["error"]
+    assert events[0]["error"]
+
+
+def test_a_terminal_shows_types_resizes_and_ends(fake: ServiceProcess, user: str) -> None:
+    with dial(fake, f"/sandbox/{user}/terminal?rows=30&columns=100&command=sh") as socket:
+        socket.send(b"stty size\n")
+        shown = b""
+        while b"30 100" not in shown:
+            part = socket.recv(timeout=30)
+            shown += part if isinstance(part, bytes) else part.encode()
+        socket.send(json.dumps({"resize": [40, 120]}))
+        socket.send(b"stty size; exit 7\n")
+        last: Any = b""
+        while isinstance(last, bytes):
+            shown += last
+            last = socket.recv(timeout=30)
+    assert b"40 120" in shown
+    assert json.loads(last)["exit_code"] == 7
+
+
+@pytest.mark.parametrize("path", ["ws", "terminal"])
+def test_no_socket_without_a_key_or_for_another_user(fake: ServiceProcess, path: str) -> None:
+    key = fake.keys("make", "alone")
+    for given, user, status in (("", "alone", 401), ("wrong", "alone", 401), (key, "other", 404)):
+        with pytest.raises(InvalidStatus) as refusal:
+            dial(fake, f"/sandbox/{user}/{path}", given)
+        assert refusal.value.response.status_code == status
+    with dial(fake, "/sandbox/alone/ws", key) as socket:
+        socket.send(json.dumps({"command": "echo mine"}))
+        assert told(socket)[-1]["success"]
+
+
+def test_who_hangs_up_ends_the_program(native: ServiceProcess, user: str) -> None:
+    with dial(native, f"/sandbox/{user}/ws") as socket:
+        socket.send(json.dumps({"command": "echo up; sleep 300"}))
+        while json.loads(socket.recv(timeout=30))["event"] != "stdout":
+            pass
+    with native.client() as client:
+        usage = f"/sandbox/{user}/usage"
+        wait_until(lambda: client.get(usage).json()["running_executions"] == 0, 30)
+        look = {"command": "cat /proc/[0-9]*/comm"}
+        assert "sleep" not in client.post(f"/sandbox/{user}/shell", json=look).json()["output"]

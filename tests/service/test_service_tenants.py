@@ -1,0 +1,192 @@
+"""Keys, and what separates one user from another."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx2
+import pytest
+from service_process import ServiceProcess
+
+from paracle_sandbox.errors import SandboxError
+from paracle_sandbox.service.faults import BadRequest
+from paracle_sandbox.service.keys import Doorman, KeyStore
+from paracle_sandbox.service.tenants import Names, checked_user_id
+
+ALIKE = [
+    "a.b",
+    "a-b",
+    "a:b",
+    "a_b",
+    "a b",
+    "A.B",
+    "a.b ",
+    "ä",
+    "a\u0308",
+    "日本",
+    "x" * 300,
+    "x" * 301,
+    "CON",
+    "me@example.com",
+    "%2e",
+    "a%2Fb",
+    "~",
+    "'; DROP TABLE keys; --",
+]
+
+
+def test_any_text_is_a_user_of_its_own(fake: ServiceProcess) -> None:
+    with fake.client() as client:
+        for number, user in enumerate(ALIKE):
+            body = {"path": "who.txt", "content": str(number)}
+            done = client.post(f"/sandbox/{quote(user, safe='')}/file", json=body)
+            assert done.status_code == 200, (user, done.text)
+        for number, user in enumerate(ALIKE):
+            where = f"/sandbox/{quote(user, safe='')}"
+            read = client.get(f"{where}/file", params={"path": "who.txt"}).json()
+            assert read["content"] == str(number), user
+            client.delete(f"{where}/destroy", params={"erase_files": True})
+
+
+def test_names_are_injective_and_differ_between_installations(tmp_path: Path) -> None:
+    here, there = Names(tmp_path / "a"), Names(tmp_path / "b")
+    made = [name for user in ALIKE for name in (here.user_sandbox(user), there.user_sandbox(user))]
+    made += [here.own_sandbox("a", "bc"), here.own_sandbox("ab", "c"), here.workspace("a.b")]
+    assert len(set(made)) == len(made)
+    assert Names(tmp_path / "a").user_sandbox("a.b") == here.user_sandbox("a.b")
+
+
+@pytest.mark.parametrize("user", ["", ".", "..", "a\0b", "a\nb", "\x1b[2J", "x" * 10_000])
+def test_what_is_no_user(user: str) -> None:
+    with pytest.raises(BadRequest):
+        checked_user_id(user)
+
+
+def test_a_key_acts_only_for_its_users(fake: ServiceProcess) -> None:
+    key = fake.keys("make", "ann", "ann.b")
+    with fake.client() as admin, fake.client(key) as ann:
+        admin.post("/sandbox/bob/file", json={"path": "secret", "content": "bob's"})
+        assert ann.post("/sandbox/ann/execute", json={"code": "print(1)"}).json()["success"]
+        tried = [
+            ann.get("/sandbox/bob/file", params={"path": "secret"}),
+            ann.post("/sandbox/bob/file", json={"path": "secret", "content": "ann's"}),
+            ann.delete("/sandbox/bob/file", params={"path": "secret"}),
+            ann.post("/sandbox/bob/execute", json={"code": "print(1)"}),
+            ann.post("/sandbox/bob/shell", json={"command": "true"}),
+            ann.post("/sandbox/bob/create"),
+            ann.delete("/sandbox/bob/destroy"),
+            ann.delete("/sandbox/bob"),
+            ann.get("/sandbox/bob/usage"),
+            ann.get("/sandbox/bob/files/raw", params={"path": "secret"}),
+            ann.put("/sandbox/bob/files/raw", params={"path": "secret"}, content=b"x"),
+            ann.post("/sandbox/bob/commands", json={"command": "true"}),
+            ann.get("/sandbox/bob/commands"),
+            ann.post("/sandbox/bob/stream", json={"command": "true"}),
+            ann.post("/sandbox/bob/pip/install", json={"package": "x"}),
+        ]
+        nobody = ann.get("/sandbox/nobody-at-all/file", params={"path": "secret"})
+        assert {answer.status_code for answer in tried} == {404}
+        assert {answer.json()["error"] for answer in tried} == {nobody.json()["error"]}
+        assert [one["user_id"] for one in ann.get("/sandboxes").json()["sandboxes"]] == ["ann"]
+        assert (
+            admin.get("/sandbox/bob/file", params={"path": "secret"}).json()["content"] == "bob's"
+        )
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/metrics"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/abc")],
+)
+def test_admin_addresses_need_an_admin_key(fake: ServiceProcess, method: str, path: str) -> None:
+    with fake.client(fake.keys("make", "ann")) as ann:
+        answer = ann.request(method, path, json={"admin": True} if method == "POST" else None)
+        assert (answer.status_code, answer.json()["kind"]) == (403, "denied")
+
+
+def test_a_revoked_or_expired_key_opens_nothing_at_once(fake: ServiceProcess) -> None:
+    key = fake.keys("make", "carol")
+    with fake.client(key) as carol:
+        assert carol.get("/info").status_code == 200
+        assert fake.paracle("keys", "revoke", key.split("_")[1]).returncode == 0
+        assert carol.get("/info").status_code == 401
+    with fake.client() as admin:
+        made = admin.post("/keys", json={"users": ["carol"], "expires_in": 0.001}).json()
+        time.sleep(0.01)
+        with fake.client(made["key"]) as late:
+            assert late.get("/info").status_code == 401
+        made = admin.post("/keys", json={"users": ["carol"]}).json()
+        with fake.client(made["key"]) as now:
+            assert now.get("/info").status_code == 200
+            assert admin.delete(f"/keys/{made['key_id']}").status_code == 200
+            assert now.get("/info").status_code == 401
+        assert admin.post("/keys", json={}).status_code >= 400
+
+
+def test_keys_are_stored_hashed(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key = store.make(["ann"], note="for ann")
+    stored = (tmp_path / "keys.db").read_bytes()
+    secret = key.split("_", 2)[2]
+    assert secret.encode() not in stored
+    assert (tmp_path / "keys.db").stat().st_mode & 0o077 == 0
+    found = store.find(key)
+    assert found is not None and found.users == {"ann"} and not found.admin
+    for wrong in (key[:-1], key + "x", key.upper(), "", "prc__", secret, key.replace("prc", "pr")):
+        assert store.find(wrong) is None, wrong
+    with pytest.raises(SandboxError, match="--admin"):
+        store.make([])
+    assert not store.revoke("nothing")
+    store.close()
+
+
+def test_the_operators_key_is_an_admin_key(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    doorman = Doorman(store, "from the settings")
+    caller = doorman.find("from the settings")
+    assert caller is not None and caller.admin and caller.may_act_for("anybody")
+    assert doorman.find("from the setting") is None
+    store.close()
+
+
+def test_another_process_changes_the_keys_while_we_read(tmp_path: Path) -> None:
+    ours, theirs = KeyStore(tmp_path), KeyStore(tmp_path)
+    key = theirs.make(admin=True)
+    assert ours.find(key) is not None
+    theirs.revoke(key.split("_")[1])
+    assert ours.find(key) is None
+    with sqlite3.connect(tmp_path / "keys.db") as db:
+        assert db.execute("SELECT count(*) FROM keys").fetchone() == (1,)
+    db.close()
+    ours.close()
+    theirs.close()
+
+
+def test_a_storm_of_first_requests_makes_one_sandbox(fake: ServiceProcess, user: str) -> None:
+    found: list[str] = []
+
+    def create() -> None:
+        answer = httpx2.post(
+            f"{fake.url}/sandbox/{user}/create", headers={"X-API-Key": fake.key}, timeout=60
+        )
+        found.append(answer.json()["created_at"] + answer.json()["container_id"])
+
+    threads = [threading.Thread(target=create) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20 and len(set(found)) == 1
+
+
+def test_two_users_never_see_each_other(native: ServiceProcess) -> None:
+    with native.client() as client:
+        client.post(
+            "/sandbox/eve/shell", json={"command": "echo hers > /workspace/f; echo hers > /tmp/f"}
+        )
+        look = {"command": "cat /workspace/f /tmp/f; ls /workspace | wc -l"}
+        seen = client.post("/sandbox/eve2/shell", json=look).json()
+        assert "hers" not in seen["output"] and seen["output"].strip() == "0"

@@ -15,7 +15,7 @@ from paracle_sandbox import errors
 # A module may import those of its own layer and of the layers below. New modules go here.
 LAYERS = {
     0: "errors results config",
-    1: "settings audit sandbox_settings ids",
+    1: "settings audit sandbox_settings ids owner volumes",
     2: "backends channel",
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
     " launch limits paths terminal monitor",
@@ -36,7 +36,7 @@ EXTRACTOR = ("guest.descent", "guest.staging", "guest.trees")
 
 # What may know a concrete backend by name. Everybody else asks these.
 ASSEMBLERS = ("backends.registry", "backends.catalog")
-SEAM = ("backends", "backends.base", *ASSEMBLERS)
+SEAM = ("backends", "backends.base", "backends.cgroup_usage", *ASSEMBLERS)
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "core", "misc"}
 # Reading these back would run, or half trust, what was written by somebody else.

@@ -2,14 +2,14 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test bench lint setup dev engines clean
+.PHONY: run test bench lint setup dev tools clean
 
 run: setup  ## run examples/hello.py in a sandbox
 	$(BIN)/paracle template build default --if-missing
 	$(BIN)/paracle sandbox execute examples/hello.py
 
-test: dev engines lint  ## everything, on real kernels and real limits
-	$(BIN)/python -m pytest
+test: dev tools lint  ## everything, on real kernels, engines and limits
+	scripts/engines.sh run $(BIN)/python -m pytest
 
 bench: dev  ## the budget, ours beside the alternatives, in one run
 	$(BIN)/python -m benchmarks
@@ -26,8 +26,8 @@ setup:
 dev:
 	@scripts/setup.sh $(VENV) dev
 
-engines:
-	@scripts/test_engines.sh
+tools:
+	@scripts/test_tools.sh
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

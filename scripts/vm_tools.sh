@@ -10,6 +10,9 @@
 # host but the tools; the kernel is only unpacked. The project's own source is not in the disk:
 # tests/vm/machine.py hands it over fresh at each boot.
 
+# shellcheck source=scripts/debian.sh
+. "${VM_PROJECT:-$(dirname "$0")/..}/scripts/debian.sh"
+
 VM_HOST_TOOLS="qemu-system-x86 debootstrap cpio e2fsprogs"
 VM_GUEST_PACKAGES="python3,kmod,procps,iproute2,nftables,btrfs-progs,e2fsprogs,uidmap"
 VM_DISK_SIZE=6G
@@ -17,16 +20,6 @@ VM_DISK_SIZE=6G
 vm_fail() {
     echo "vm: $*" >&2
     exit 1
-}
-
-vm_cache() {
-    if [ -n "${PARACLE_TEST_CACHE:-}" ]; then
-        echo "$PARACLE_TEST_CACHE"
-    elif [ "$(id -u)" = 0 ]; then
-        echo /var/cache/paracle-sandbox-tests
-    else
-        echo "${XDG_CACHE_HOME:-$HOME/.cache}/paracle-sandbox-tests"
-    fi
 }
 
 # What the project and its tests import. The checkers are not run in the guest.
@@ -41,28 +34,8 @@ PROGRAM
 }
 
 vm_key() {
-    { cat "$1/scripts/vm_tools.sh" "$1/tests/vm/boot.sh"; vm_requirements "$1"; } |
+    { cat "$1/scripts/vm_tools.sh" "$1/scripts/debian.sh" "$1/tests/vm/boot.sh"; vm_requirements "$1"; } |
         sha256sum | cut -c1-12
-}
-
-vm_install_host_tools() {
-    missing=
-    for tool in $VM_HOST_TOOLS; do
-        dpkg-query -W -f '${Status}' "$tool" 2>/dev/null | grep -q 'ok installed' ||
-            missing="$missing $tool"
-    done
-    [ -z "$missing" ] && return
-    # shellcheck disable=SC2086  # a list of words
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing >&2 ||
-        vm_fail "cannot install:$missing"
-}
-
-# The mirror and release the machine itself uses, so that no address is written down here.
-vm_mirror() {
-    # shellcheck disable=SC2016  # apt's own placeholders
-    apt-get indextargets --format '$(CREATED_BY) $(CODENAME) $(COMPONENT) $(SITE)' |
-        awk -v release="$1" \
-            '$1 == "Packages" && $2 == release && $3 == "main" { print $4; exit }'
 }
 
 vm_unpack_package() {
@@ -80,7 +53,7 @@ vm_kernel_package() {
 
 vm_build_tree() {
     tree=$1 release=$2
-    mirror=$(vm_mirror "$release")
+    mirror=$(debian_mirror "$release")
     [ -n "$mirror" ] || vm_fail "apt knows no mirror of Debian $release: run apt-get update"
     debootstrap --variant=minbase --include="$VM_GUEST_PACKAGES" \
         "$release" "$tree" "$mirror" >"$tree.log" 2>&1 ||
@@ -133,8 +106,7 @@ vm_pack_boot() {
 
 vm_build() {
     project=$1 work=$2
-    # shellcheck disable=SC1091  # a file of every Linux system
-    release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+    release=$(debian_release)
     mkdir -p "$work/out"
     vm_build_tree "$work/tree" "$release"
     kernel_package=$(vm_kernel_package)
@@ -155,7 +127,7 @@ vm_build() {
 
 vm() (
     project=$(cd "${VM_PROJECT:-$(dirname "$0")/..}" && pwd)
-    cache=$(vm_cache)
+    cache=$(test_cache)
     parts=$cache/vm-$(vm_key "$project")
     if [ -e "$parts/root.ext4" ] && command -v qemu-system-x86_64 >/dev/null; then
         echo "$parts"
@@ -166,7 +138,8 @@ vm() (
     mkdir -p "$cache" || vm_fail "cannot write to $cache"
     exec 9>"$cache/vm.lock"
     flock 9
-    vm_install_host_tools
+    # shellcheck disable=SC2086  # a list of words
+    debian_install $VM_HOST_TOOLS || vm_fail "cannot install one of: $VM_HOST_TOOLS"
     if [ ! -e "$parts/root.ext4" ]; then
         find "$cache" -maxdepth 1 -name 'vm-*' -mtime +14 -exec rm -rf {} +
         work=$(mktemp -d "$cache/building.XXXXXX")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 
 import pytest
 from cgroup_witness import MARK
 from machine import Account, VmResult, VmUnavailableError, prepare, run_in_vm
+
+import engines
 
 NATIVE_TESTS = ("tests/conformance/test_native.py",)
 PYTEST = ("python3", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
@@ -50,10 +51,7 @@ def parts() -> None:
     try:
         prepare()
     except VmUnavailableError as error:
-        reason = f"no cgroup v2 test machine (scripts/vm_tools.sh as root makes it): {error}"
-        if "vm" in os.environ.get("PARACLE_REQUIRE_ENGINES", "").replace(",", " ").split():
-            pytest.fail(reason)
-        pytest.skip(reason)
+        engines.missing("vm", f"{error}; scripts/vm_tools.sh (root on Debian) makes it")
 
 
 def witness_report(result: VmResult) -> dict[str, dict[str, object]]:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# What the tests need beside Python, from Debian's packages, when this is root on Debian.
+# The programs that the tests need beside Python, from Debian's packages, when this is root on Debian.
 # A no-op when all is there; without root the tests that need it say so and are skipped.
 set -euo pipefail
-cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0
+# shellcheck source=scripts/debian.sh
+. "$(dirname "$0")/debian.sh"
 
 missing=()
 for pair in nft:nftables ip:iproute2 strace:strace setpriv:util-linux; do
@@ -11,6 +12,5 @@ for pair in nft:nftables ip:iproute2 strace:strace setpriv:util-linux; do
 done
 if [ ${#missing[@]} -gt 0 ]; then
     echo "Installing ${missing[*]} ..."
-    apt-get update >/dev/null
-    apt-get install -y "${missing[@]}" >/dev/null
+    debian_install "${missing[@]}" 2>/dev/null
 fi

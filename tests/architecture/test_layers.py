@@ -36,7 +36,9 @@ EXTRACTOR = ("guest.descent", "guest.staging", "guest.trees")
 
 # What may know a concrete backend by name. Everybody else asks these.
 ASSEMBLERS = ("backends.registry", "backends.catalog")
-SEAM = ("backends", "backends.base", "backends.cgroup_usage", *ASSEMBLERS)
+# What backends share: how this machine's kernel is read and told.
+SHARED = ("backends.cgroup_usage", "backends.nft", "backends.posture")
+SEAM = ("backends", "backends.base", *SHARED, *ASSEMBLERS)
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "core", "misc"}
 # Reading these back would run, or half trust, what was written by somebody else.

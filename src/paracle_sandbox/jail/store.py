@@ -150,7 +150,7 @@ def main(control: socket.socket, options: dict[str, Any]) -> None:
         sys.exit(1)
     try:
         _send(control, {"event": "ready", "path": store.path})
-        while owner not in select.select([control, owner], [], [])[0]:
+        while owner not in select.select([control.fileno(), owner], [], [])[0]:
             packet = control.recv(_MAX_MESSAGE)
             if not packet:
                 break

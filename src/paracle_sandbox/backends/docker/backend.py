@@ -13,8 +13,8 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,17 +71,19 @@ class DockerBackend(Backend):
     # Text that runs before the guest does, and what to add to the limit of processes.
     _probe = ""
     _pids_headroom = 0
+    limits_processes = True
 
     def __init__(self, settings: Settings | None = None, runtime: str | None = None) -> None:
         self.settings = settings or load_settings()
         self.runtime = runtime or self.settings.docker_runtime
         self.engine = Engine(self.settings)
-        self._session = secrets.token_hex(8)
+        self.session = secrets.token_hex(8)
         self._images = Images(self.engine, self.settings.state_dir)
-        self._watch = Watch(self.engine, self._session)
+        self._watch = Watch(self.engine, self.session)
         self._owned: dict[str, _Owned] = {}
         self._workspaces: asyncio.Task[Workspaces | None] | None = None
-        self._why_in_memory = ""
+        self.why_in_memory = ""
+        self._bridged = False
         self._swept = False
 
     @property
@@ -92,6 +94,10 @@ class DockerBackend(Backend):
     def container_of(self, sandbox_id: str) -> DockerContainer | None:
         owned = self._owned.get(sandbox_id)
         return self.engine.container(owned.container) if owned else None
+
+    def init_pid(self, sandbox_id: str) -> int:
+        """The first process of a sandbox of ours that was looked at, as its machine counts."""
+        return self._owned[sandbox_id].pid
 
     async def health(self) -> Health:
         from .health import examine
@@ -123,8 +129,18 @@ class DockerBackend(Backend):
         labels: Mapping[str, str],
         volumes: list[Volume],
     ) -> None:
+        async with self._network(config) as network:
+            await self._make_in(network, sandbox_id, config, labels, volumes)
+
+    async def _make_in(
+        self,
+        network: str,
+        sandbox_id: str,
+        config: SandboxConfig,
+        labels: Mapping[str, str],
+        volumes: list[Volume],
+    ) -> None:
         workspaces = await self.workspaces()
-        network = await self._network(config)
         home = await workspaces.create(sandbox_id, config.disk_mb) if workspaces else None
         try:
             owner = Owner.of(os.getpid())
@@ -135,7 +151,7 @@ class DockerBackend(Backend):
                 probe=self._probe,
                 pids_headroom=self._pids_headroom,
                 volumes=volumes,
-                labels=labels_of(sandbox_id, self.name, self._session, owner, config, labels),
+                labels=labels_of(sandbox_id, self.name, self.session, owner, config, labels),
             )
             container = await self._create_container(sandbox_id, config, place)
         except BaseException:
@@ -191,7 +207,8 @@ class DockerBackend(Backend):
             )
         return volumes
 
-    async def _network(self, config: SandboxConfig) -> str:
+    @asynccontextmanager
+    async def _network(self, config: SandboxConfig) -> AsyncIterator[str]:
         """The engine's name for the network that was asked for."""
         if config.network_mode == "host":
             logger.warning(
@@ -199,10 +216,13 @@ class DockerBackend(Backend):
                 "machine, with every service on its loopback."
             )
         if config.network_mode != "bridge":
-            return config.network_mode
-        from .network import attach_bridge
+            yield config.network_mode
+            return
+        from .network import bridge
 
-        return await attach_bridge(self.engine, config)
+        self._bridged = True
+        async with bridge(self.engine, config) as network:
+            yield network
 
     async def workspaces(self) -> Workspaces | None:
         """The store of this process, started once; None where there can be none."""
@@ -218,12 +238,12 @@ class DockerBackend(Backend):
 
     async def _open_workspaces(self) -> Workspaces | None:
         if not await asyncio.to_thread(lambda: self.engine.endpoint.shares_our_files):
-            self._why_in_memory = "the engine is not of this machine, or we are not root"
+            self.why_in_memory = "the engine is not of this machine, or we are not root"
             return None
         try:
             return await Workspaces.open(self.settings)
         except BackendUnavailableError as error:
-            self._why_in_memory = str(error)
+            self.why_in_memory = str(error)
             return None
 
     # -- connect, destroy -----------------------------------------------------------------
@@ -251,19 +271,11 @@ class DockerBackend(Backend):
         if owned is None:
             return
         self._watch.end(owned.container)
-        left = await self._forget(sandbox_id, owned)
-        if left:
-            raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
-
-    async def _forget(self, sandbox_id: str, owned: _Owned) -> str:
         self._owned.pop(sandbox_id, None)
         workspaces = await self.workspaces() if self._workspaces else None
         left = await workspaces.remove(sandbox_id) if workspaces else ""
-        if owned.config.network_mode == "bridge":
-            from .network import detach_bridge
-
-            await detach_bridge(self.engine)
-        return left
+        if left:
+            raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
 
     async def _find(self, sandbox_id: str) -> str | None:
         """A container of ours that another process made."""
@@ -369,6 +381,10 @@ class DockerBackend(Backend):
             except SandboxError as error:
                 # Its connection ends with us, and so does it.
                 logger.warning("sandbox %s was not removed: %s", sandbox_id, error)
+        if self._bridged:
+            from .network import remove_unused
+
+            await remove_unused(self.engine)
         await self._watch.close()
         task, self._workspaces = self._workspaces, None
         if task is not None:

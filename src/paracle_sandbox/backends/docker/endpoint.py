@@ -36,7 +36,8 @@ class Endpoint:
 
     @property
     def socket_path(self) -> str | None:
-        return self.url.removeprefix("unix://") if (self.url or "").startswith("unix://") else None
+        url = self.url or ""
+        return url.removeprefix("unix://") if url.startswith("unix://") else None
 
     @property
     def shares_our_files(self) -> bool:

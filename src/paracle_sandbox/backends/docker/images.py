@@ -62,7 +62,7 @@ class Images:
             yield  # no place for a lock: two may pull, and the engine shares the work
             return
         try:
-            while not _locked(lock):
+            while not _locked(lock):  # noqa: ASYNC110  the kernel tells nobody
                 await asyncio.sleep(_LOCK_PAUSE_SECONDS)
             yield
         finally:

@@ -150,6 +150,17 @@ class Engine:
             elif refused.status != 404:
                 raise
 
+    async def is_removed(self, reference: str, seconds: float) -> bool:
+        """Wait that long for one that is ending by itself: to kill it would take the engine
+        longer, because it starts a program for that."""
+        waiting = asyncio.ensure_future(self._wait_until_removed(reference))
+        try:
+            await asyncio.wait([waiting], timeout=seconds)
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        return not waiting.cancelled() and waiting.exception() is None
+
     async def _wait_until_removed(self, reference: str) -> None:
         try:
             params = {"condition": "removed"}

@@ -29,7 +29,8 @@ _HIDDEN = (
     "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
     "/sys/devices/virtual/powercap",
     "/proc/kallsyms", "/proc/key-users", "/proc/config.gz", "/proc/cmdline", "/proc/partitions",
-    "/proc/diskstats", "/sys/kernel/slab", "/sys/devices/virtual/dmi", "/sys/class/dmi",
+    "/proc/diskstats", "/sys/kernel", "/sys/block", "/sys/bus", "/sys/class", "/sys/dev",
+    "/sys/module", "/sys/devices/virtual/dmi", "/dev/mqueue",
 )  # fmt: skip
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _ULIMITS = {
@@ -98,6 +99,8 @@ def _host_config(config: SandboxConfig, place: Place) -> dict[str, Any]:
         "LogConfig": {"Type": "none", "Config": {}},
         **({"Runtime": place.runtime} if place.runtime else {}),
         "NetworkMode": place.network,
+        # Without a network, the name servers of the host are nobody's business.
+        **({"Dns": ["127.0.0.1"], "DnsSearch": ["."]} if place.network == "none" else {}),
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "Privileged": False,

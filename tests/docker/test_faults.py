@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import oracles
@@ -19,6 +19,7 @@ from container_fixtures import BACKENDS, Make, changed
 
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.command import Command
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     DockerConnectionError,
@@ -33,10 +34,19 @@ from paracle_sandbox.settings import Settings
 LOOP = "print('begun', flush=True)\nwhile True: pass"
 
 
+async def begun(sandbox: Sandbox) -> Command:
+    command = await sandbox.start_code(LOOP)
+    said = b""
+    async for _, piece in command.output():
+        said += piece
+        if said.endswith(b"\n"):
+            break
+    return command
+
+
 async def dies_with(sandbox: Sandbox, deed: Callable[[], Awaitable[None]]) -> SandboxError:
     """The error of a program under which something is killed, which comes within 5 seconds."""
-    command = await sandbox.start_code(LOOP)
-    await anext(command.output())
+    command = await begun(sandbox)
     began = time.monotonic()
     await deed()
     with pytest.raises(SandboxError) as caught:
@@ -107,12 +117,11 @@ def _parent(pid: int) -> int:
 class FalseEngine:
     """Listens where an engine would, and answers each connection with ``answer``."""
 
-    path: Path
     answer: bytes | None
-    calls: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.calls += 1
+        self.writers.append(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while await reader.readuntil(b"\r\n\r\n"):
                 if self.answer is not None:
@@ -143,7 +152,7 @@ async def test_an_engine_that_answers_nonsense(
     answer: bytes | None, settings: Settings, tmp_path: Path
 ) -> None:
     """R09: each call ends by its own deadline, with an error of ours, and the next is quick."""
-    false = FalseEngine(tmp_path / "sock", answer)
+    false = FalseEngine(answer)
     server = await asyncio.start_unix_server(false.serve, tmp_path / "sock")
     backend = BACKENDS["docker"](changed(settings, docker_host=f"unix://{tmp_path}/sock"))
     backend.engine.question_seconds = 2.0
@@ -160,6 +169,8 @@ async def test_an_engine_that_answers_nonsense(
     assert not (await backend.health()).available
     await backend.close()
     server.close()
+    for writer in false.writers:
+        writer.transport.abort()
     await server.wait_closed()
 
 
@@ -186,10 +197,13 @@ class Mortal:
             "dockerd", "--data-root", f"{self.base}/data", "--exec-root", f"{self.base}/exec",
             "--pidfile", f"{self.base}/pid", "-H", self.host, "--bridge=none", "--iptables=false",
         ]  # fmt: skip
+        # Killed, it may stay a zombie whom nobody reaps, and dockerd would take it for alive.
+        (self.base / "exec/containerd/containerd.pid").unlink(missing_ok=True)
         log = (self.base / "log").open("ab")
         with log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        assert oracles.wait_until(lambda: self.docker("version").returncode == 0, 60)
+        up = oracles.wait_until(lambda: self.docker("version").returncode == 0, 60)
+        assert up, (self.base / "log").read_text()[-3000:]
 
     def docker(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         env = {**os.environ, "DOCKER_HOST": self.host}
@@ -244,8 +258,7 @@ async def test_the_engine_goes_and_comes_back(mortal: Mortal, settings: Settings
     for end in (mortal.stop, mortal.kill_all):
         sandbox = Sandbox(backend, "lost")
         await sandbox.start()
-        command = await sandbox.start_code(LOOP)
-        await anext(command.output())
+        command = await begun(sandbox)
         began = time.monotonic()
         await asyncio.to_thread(end)
         with pytest.raises(SandboxExecutionError, match="The sandbox died"):

@@ -48,7 +48,8 @@ class InsideBackend(Backend):
     ) -> None:
         try:
             channel = await self._engine.execute(self._container, _BODY)
-            await channel.send(boot_message(guest_setup(config)))
+            # Whether the container has any other directory is not known.
+            await channel.send(boot_message({**guest_setup(config), "working_dir": "/"}))
         except (EngineRefused, ConnectionError) as error:
             raise SandboxCreationError(
                 f"No guest in the container {self._container}: {error}", sandbox_id, step="guest"

@@ -148,6 +148,10 @@ class DockerBackend(Backend):
         owned = self._owned[sandbox_id] = Owned(container, config, slot)
         try:
             await self._start(sandbox_id, owned)
+            if config.network_mode == "bridge":
+                from .network import isolate
+
+                await isolate(config)
         except BaseException:
             with suppress(SandboxError):  # why it did not start matters more
                 await self.destroy(sandbox_id)

@@ -239,6 +239,11 @@ class Settings:
     # Which rows the environment or the file has: no row itself.
     given: frozenset[str] = field(default=frozenset(), repr=False)
 
+    def idle_timeout(self, backend: str) -> float | None:
+        """What was set for one kind of backend, if anything was."""
+        is_set = backend in _CONFIG_ROWS and "docker_idle_timeout" in self.given
+        return self.docker_idle_timeout if is_set else None
+
     def default_config(self, backend: str | None = None) -> SandboxConfig:
         """The configuration of a sandbox for which nobody gave one. What was set for one kind of
         backend holds for that kind."""

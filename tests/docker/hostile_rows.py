@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MODULES = (
@@ -12,10 +12,10 @@ MODULES = (
 )  # fmt: skip
 
 
-def hostile_tests(different: Mapping[str, str]) -> dict[str, Any]:
+def hostile_tests(different: Mapping[str, str], modules: Sequence[str] = MODULES) -> dict[str, Any]:
     """By name, without those that are ``different`` there, each for the reason given."""
     found: dict[str, Any] = {}
-    for name in MODULES:
+    for name in modules:
         for attribute, value in vars(importlib.import_module(f"test_{name}")).items():
             is_fixture = type(value).__name__ == "FixtureFunctionDefinition"
             if attribute.startswith("test_") or is_fixture:

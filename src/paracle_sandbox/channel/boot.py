@@ -53,8 +53,6 @@ class Bundle:
         exec(code, module.__dict__)
 sys.meta_path.insert(0, Bundle())
 boot["setup"].setdefault("python", sys.executable)
-if boot["setup"].get("own_env"):
-    boot["setup"]["env"] = {**os.environ, **boot["setup"]["env"]}
 sys.argv[:] = [""]
 from paracle_sandbox.guest.main import serve
 serve(fds[0], boot["setup"], *fds[1:])

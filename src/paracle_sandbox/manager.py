@@ -23,7 +23,6 @@ from .backends.registry import get_backend
 from .config import SandboxConfig
 from .errors import (
     SandboxConflictError,
-    SandboxCreationError,
     SandboxError,
     SandboxNotFoundError,
 )
@@ -38,6 +37,7 @@ from .slots import Slots, one_limit
 logger = logging.getLogger(__name__)
 
 AnyConfig = SandboxConfig | SandboxSettings
+IDLE_SECONDS: float = 3600
 
 
 class SandboxManager:
@@ -52,15 +52,18 @@ class SandboxManager:
         max_concurrent: int | None = None,
         *,
         max_sandboxes: int | None = None,
-        idle_timeout: float | None = 3600,
+        idle_timeout: float | None = IDLE_SECONDS,
         cleanup_interval: float = 300,
         backend: Backend | str | None = None,
         settings: Settings | None = None,
     ) -> None:
         self._slots = Slots(one_limit(max_concurrent, max_sandboxes))
-        self.idle_timeout = idle_timeout
         self.cleanup_interval = cleanup_interval
         self.settings = settings or load_settings()
+        self.idle_timeout = idle_timeout
+        if idle_timeout is IDLE_SECONDS:
+            kind = backend.name if isinstance(backend, Backend) else backend or self.settings.mode
+            self.idle_timeout = self.settings.idle_timeout(kind) or idle_timeout
         self._backend = backend
         self._owns_backend = not isinstance(backend, Backend)
         self._sandboxes: dict[str, Sandbox] = {}
@@ -111,12 +114,9 @@ class SandboxManager:
         config: AnyConfig | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> str:
-        """Like create(), but returns the id."""
-        if volume_bindings:
-            raise SandboxCreationError(
-                "Volume bindings are not available in this version; copy files in with copy_to()."
-            )
-        return (await self.create(config)).sandbox_id
+        """Like create(), but returns the id. ``volume_bindings`` adds to the configuration's
+        ``volumes``: paths of the host, and where each appears inside, read-only."""
+        return (await self.create(with_volumes(self._config(config), volume_bindings))).sandbox_id
 
     @asynccontextmanager
     async def managed_sandbox(self, config: AnyConfig | None = None) -> AsyncIterator[Sandbox]:
@@ -163,7 +163,7 @@ class SandboxManager:
 
     def _config(self, config: AnyConfig | None) -> SandboxConfig:
         if config is None:
-            return self.settings.default_config()
+            return self.settings.default_config(self.backend.name)
         return config.to_config() if isinstance(config, SandboxSettings) else config
 
     # Finding
@@ -310,6 +310,14 @@ class SandboxManager:
             return False
         last_used = max(sandbox.last_used, self._last_used[sandbox.sandbox_id])
         return time.monotonic() - last_used > self.idle_timeout
+
+
+def with_volumes(config: SandboxConfig, bindings: Mapping[str, str] | None) -> SandboxConfig:
+    """Raises ValueError when a binding is not two paths."""
+    if not bindings:
+        return config
+    volumes = {**config.volumes, **bindings}
+    return SandboxConfig(**{**config.model_dump(), "volumes": volumes})
 
 
 async def _finish(removal: asyncio.Future[Any]) -> None:

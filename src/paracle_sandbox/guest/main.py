@@ -19,7 +19,6 @@ from ..channel import frames
 from . import kernel
 from .children import Children
 from .commands import Command
-from .files import OPS
 from .kill import TreeKill, kill_everything
 from .launch import Invalid, parse_exec, parse_python
 from .leftovers import Leftovers
@@ -47,6 +46,8 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
             os.close(fd)
         _occupy_low_fds()
         _prepare_process()
+        if setup.get("own_env"):  # that of the image, which is not the host's
+            setup["env"] = {**os.environ, **setup["env"]}
         guest = Guest(read_fd, write_fd, setup)
         guest.run()
         code = 0
@@ -237,6 +238,9 @@ class Guest:
             tunnel = self._tunnels.job(request, wire)
             tunnel.start()
             return tunnel
+        # Only now: most sandboxes run one program, and wait for each module that is compiled.
+        from .files import OPS
+
         if not isinstance(op, str) or op not in OPS:
             wire.error("unknown_op", "no such operation: %.100r" % (op,))
             return None

@@ -1,0 +1,325 @@
+"""The docker backend: a container for each sandbox, with the guest as its main process.
+
+    create ── attach ── start ── boot message ...      one connection for the sandbox's life
+    the connection ends: stdin ends: the guest ends: the engine removes the container
+
+So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
+had not started yet carries its name on a label, and the next start of anybody removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...channel.boot import boot_message
+from ...config import SandboxConfig
+from ...errors import (
+    SandboxCleanupError,
+    SandboxCreationError,
+    SandboxError,
+    SandboxNotFoundError,
+)
+from ...ids import check_sandbox_id
+from ...owner import Owner
+from ...settings import Settings, load_settings
+from ...volumes import Volume, allowed_volumes
+from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from .channel import AttachChannel
+from .engine import Engine, EngineRefused
+from .images import Images, not_found
+from .labels import BACKEND, MANAGED, container_name, labels_of, sandbox_info
+from .meter import Meter
+from .owned import Owned
+from .refusals import creation_error
+from .spec import Place, container_body, guest_setup
+from .watch import Watch
+from .workspaces import WorkspaceStore
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+    from aiodocker.containers import DockerContainer
+
+logger = logging.getLogger(__name__)
+
+_END_SECONDS = 0.3
+
+_DEATH_SECONDS = 3.0
+
+
+class DockerBackend(Backend):
+    """Containers of a Docker or Podman engine. ``runtime`` is any OCI runtime that it has."""
+
+    name = "docker"
+    _probe = ""
+    _own_kernel = False
+
+    def __init__(self, settings: Settings | None = None, runtime: str | None = None) -> None:
+        self.settings = settings or load_settings()
+        self.runtime = runtime or self.settings.docker_runtime
+        self.engine = Engine(self.settings)
+        self.session = secrets.token_hex(8)
+        self._images = Images(self.engine, self.settings.state_dir)
+        self._watch = Watch(self.engine, self.session)
+        self._meter = Meter(self.engine, self._watch)
+        self._owned: dict[str, Owned] = {}
+        self.store = WorkspaceStore(self.engine, self.settings)
+        self._bridged = False
+        self._swept = False
+
+    @property
+    def client(self) -> Docker:
+        """The engine's client, for what is not ours to do."""
+        return self.engine.client()
+
+    def container_of(self, sandbox_id: str) -> DockerContainer | None:
+        owned = self._owned.get(sandbox_id)
+        return self.engine.container(owned.container) if owned else None
+
+    def init_pid(self, sandbox_id: str) -> int:
+        """The first process of a sandbox of ours that was looked at, as its machine counts."""
+        return self._owned[sandbox_id].pid
+
+    async def health(self) -> Health:
+        from .health import examine
+
+        return await examine(type(self)(self.settings, self.runtime))
+
+    # -- create ---------------------------------------------------------------------------
+
+    async def create(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        check_sandbox_id(sandbox_id)
+        volumes = self._allowed(config)
+        await self._sweep_once()
+        making = asyncio.ensure_future(self._make(sandbox_id, config, labels, volumes))
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # It is made to its end, and then removed: the engine cannot be stopped half way.
+            await asyncio.wait([making])
+            if making.cancelled() or making.exception() is None:
+                await self.destroy(sandbox_id)
+            raise
+
+    async def _make(
+        self,
+        sandbox_id: str,
+        config: SandboxConfig,
+        labels: Mapping[str, str],
+        volumes: list[Volume],
+    ) -> None:
+        async with self._network(config) as network:
+            await self._make_in(network, sandbox_id, config, labels, volumes)
+
+    async def _make_in(
+        self,
+        network: str,
+        sandbox_id: str,
+        config: SandboxConfig,
+        labels: Mapping[str, str],
+        volumes: list[Volume],
+    ) -> None:
+        workspaces, slot = await self.store.get(), secrets.token_hex(8)
+        home = await workspaces.create(slot, config.disk_mb) if workspaces else None
+        try:
+            owner = Owner.of(os.getpid())
+            place = Place(
+                home=home,
+                network=network,
+                runtime=self.runtime,
+                probe=self._probe,
+                own_kernel=self._own_kernel,
+                volumes=volumes,
+                labels=labels_of(sandbox_id, self.name, self.session, owner, config, labels),
+            )
+            container = await self._create_container(sandbox_id, config, place)
+        except BaseException:
+            if workspaces:
+                await workspaces.remove(slot)
+            raise
+        owned = self._owned[sandbox_id] = Owned(container, config, slot)
+        try:
+            await self._start(sandbox_id, owned)
+            if config.network_mode == "bridge":
+                from .network import isolate
+
+                await isolate(config)
+        except BaseException:
+            with suppress(SandboxError):  # why it did not start matters more
+                await self.destroy(sandbox_id)
+            raise
+
+    async def _create_container(self, sandbox_id: str, config: SandboxConfig, place: Place) -> str:
+        body = container_body(config, place)
+        for attempt in (1, 2, 3):
+            try:
+                return await self.engine.create(container_name(sandbox_id), body)
+            except EngineRefused as refused:
+                if refused.status == 404 and "image" in refused.message.lower() and attempt < 3:
+                    await self._images.fetch(config.base_image)
+                elif refused.status == 409 and attempt < 3 and await self.sweep():
+                    continue  # the name was a dead one's
+                else:
+                    raise creation_error(refused, sandbox_id, config) from refused
+        raise not_found(config.base_image, "it was pulled, but is not here")
+
+    async def _start(self, sandbox_id: str, owned: Owned) -> None:
+        self._watch.begin(owned.container)
+        try:
+            owned.channel = await self.engine.attach(owned.container)
+            await self._boot(sandbox_id, owned, owned.channel)
+        except EngineRefused as refused:
+            raise creation_error(refused, sandbox_id, owned.config) from refused
+        except ConnectionError as error:
+            raise SandboxCreationError(
+                f"The container ended before its guest was there: {error}", sandbox_id, step="guest"
+            ) from error
+
+    async def _boot(self, sandbox_id: str, owned: Owned, channel: AttachChannel) -> None:
+        """The guest is on its way while the engine starts the container."""
+        sending = asyncio.ensure_future(channel.send(boot_message(guest_setup(owned.config))))
+        try:
+            await self.engine.start(owned.container)
+            await sending
+        finally:
+            sending.cancel()
+            await asyncio.wait([sending])
+
+    def _allowed(self, config: SandboxConfig) -> list[Volume]:
+        volumes = allowed_volumes(config.volumes, self.settings.volumes)
+        if volumes and self.engine.endpoint.socket_path is None:
+            raise SandboxCreationError(
+                f"Volumes are paths of the engine's machine, and {self.engine.endpoint} is "
+                "elsewhere. Copy files in with copy_to().",
+                step="volumes",
+            )
+        return volumes
+
+    @asynccontextmanager
+    async def _network(self, config: SandboxConfig) -> AsyncIterator[str]:
+        """The engine's name for the network that was asked for."""
+        if config.network_mode == "host":
+            logger.warning(
+                'network_mode="host" is unsafe: the sandbox has the network of the engine\'s '
+                "machine, with every service on its loopback."
+            )
+        if config.network_mode != "bridge":
+            yield config.network_mode
+            return
+        from .network import bridge
+
+        self._bridged = True
+        async with bridge(self.engine, config) as network:
+            yield network
+
+    # -- connect, destroy -----------------------------------------------------------------
+
+    async def connect(self, sandbox_id: str) -> Channel:
+        owned = self._owned.get(sandbox_id)
+        if owned is None or owned.channel is None:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
+        channel, owned.channel = owned.channel, None
+        return channel
+
+    async def destroy(self, sandbox_id: str) -> None:
+        owned = self._owned.get(sandbox_id)
+        reference = owned.container if owned else await self._find(sandbox_id)
+        if reference is None:
+            return
+        if owned is not None and owned.channel is not None:
+            await owned.channel.close()
+        try:
+            # Its connection has ended, so it is about to go.
+            if owned is None or not await self.engine.is_removed(reference, _END_SECONDS):
+                await self.engine.remove(reference)
+        except EngineRefused as refused:
+            raise SandboxCleanupError(
+                f"Sandbox {sandbox_id} could not be removed: {refused.message}", sandbox_id
+            ) from refused
+        if owned is None:
+            return
+        self._watch.end(owned.container)
+        self._owned.pop(sandbox_id, None)
+        workspaces = await self.store.get()
+        left = await workspaces.remove(owned.workspace) if workspaces else ""
+        if left:
+            raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
+
+    async def _find(self, sandbox_id: str) -> str | None:
+        """A container of ours that another process made."""
+        for container in await self._containers():
+            info = sandbox_info(container)
+            if info is not None and info.sandbox_id == sandbox_id:
+                return str(container["Id"])
+        return None
+
+    # -- look -----------------------------------------------------------------------------
+
+    async def usage(self, sandbox_id: str) -> Usage:
+        owned = self._owned.get(sandbox_id)
+        if owned is None:
+            reference = await self._find(sandbox_id)
+            usage = await self._meter.of_foreign(reference) if reference else None
+            if usage is None:
+                raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
+            return usage
+        usage = await self._meter.of(owned)
+        workspaces = await self.store.get()
+        if workspaces is not None:
+            used, full = await workspaces.usage(owned.workspace)
+            usage = replace(usage, disk_bytes=used, disk_full=full)
+        owned.last = usage
+        return usage
+
+    async def list_sandboxes(self) -> list[SandboxInfo]:
+        infos = [sandbox_info(container) for container in await self._containers()]
+        return [info for info in infos if info is not None]
+
+    async def _containers(self) -> list[dict[str, Any]]:
+        found = await self.engine.containers(f"{MANAGED}=true", f"{BACKEND}={self.name}")
+        return [container for container in found if container.get("State") != "removing"]
+
+    async def sweep(self) -> int:
+        swept = 0
+        for container in await self._containers():
+            info = sandbox_info(container)
+            if info is None or info.owner_alive:
+                continue
+            try:
+                await self.engine.remove(str(container["Id"]))
+                swept += 1
+            except EngineRefused as refused:
+                logger.warning("sandbox %s was not swept: %s", info.sandbox_id, refused.message)
+        return swept
+
+    async def _sweep_once(self) -> None:
+        if not self._swept:
+            self._swept = True
+            try:
+                await self.sweep()
+            except BaseException:
+                self._swept = False
+                raise
+
+    async def close(self) -> None:
+        for sandbox_id in list(self._owned):
+            try:
+                await self.destroy(sandbox_id)
+            except SandboxError as error:
+                # Its connection ends with us, and so does it.
+                logger.warning("sandbox %s was not removed: %s", sandbox_id, error)
+        if self._bridged:
+            from .network import remove_unused
+
+            await remove_unused(self.engine)
+        await self._watch.close()
+        await self.store.close()
+        await self.engine.close()

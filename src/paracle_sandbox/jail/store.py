@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import kernel
-from .confine import Identity, prepare_workspace
+from .confine import Identity, Shape, prepare_workspace
 from .numbers import claim_number, release_number
 from .volume import Volume, VolumeUnavailable
 
@@ -69,7 +69,7 @@ class Store:
         self._volume.create_subvolume(name)
         path = self._volume.path(name)
         try:
-            prepare_workspace(path, Identity(uid, uid, rootless=False))
+            prepare_workspace(path, Shape(read_only=False), Identity(uid, uid, rootless=False))
             self._volume.limit(name, disk_bytes)
         except OSError:
             self._volume.delete_subvolume(name)

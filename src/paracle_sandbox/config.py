@@ -36,6 +36,10 @@ class SandboxConfig(BaseModel):
     drop_capabilities: bool = True
     working_dir: str = "/workspace"
     env_vars: dict[str, str] = Field(default_factory=dict)
+    volumes: Annotated[
+        dict[str, str],
+        Field(description='path of the host: path inside, read-only unless it ends in ":rw"'),
+    ] = Field(default_factory=dict)
     cleanup_timeout: Annotated[int, Field(ge=5, le=300)] = 30
     max_processes: Annotated[int, Field(ge=8, le=4096)] = 256
     max_output_mb: Annotated[int, Field(ge=1, le=1024)] = 16
@@ -54,7 +58,7 @@ class SandboxConfig(BaseModel):
     def _working_dir_is_free(cls, value: str) -> str:
         if "\0" in value or not value.startswith("/") or posixpath.normpath(value) != value:
             raise ValueError(f"working_dir must be a plain absolute path, not {value!r}")
-        if value == "/" or any(value == d or value.startswith(d + "/") for d in _SYSTEM_DIRS):
+        if _is_of_the_system(value):
             raise ValueError(f"working_dir may not be a system directory: {value!r}")
         if value.startswith("/."):
             raise ValueError(f"working_dir may not be a hidden directory of the root: {value!r}")
@@ -70,6 +74,18 @@ class SandboxConfig(BaseModel):
                 raise ValueError(f"not an environment variable name: {name!r}")
             if "\0" in text:
                 raise ValueError(f"the value of {name} contains a NUL byte")
+        return value
+
+    @field_validator("volumes")
+    @classmethod
+    def _volumes_are_paths(cls, value: dict[str, str]) -> dict[str, str]:
+        for source, target in value.items():
+            inside = target.removesuffix(":rw").removesuffix(":ro")
+            for path in (source, inside):
+                if "\0" in path or path[:1] != "/" or posixpath.normpath("/" + path) != path:
+                    raise ValueError(f"not a plain absolute path: {path!r}")
+            if ":" in inside or _is_of_the_system(inside):
+                raise ValueError(f"nothing of the host may be put at {inside!r}")
         return value
 
     @classmethod
@@ -92,3 +108,7 @@ class SandboxConfig(BaseModel):
             network_mode="bridge",
             timeout_seconds=600,
         )
+
+
+def _is_of_the_system(path: str) -> bool:
+    return path == "/" or any(path == d or path.startswith(d + "/") for d in _SYSTEM_DIRS)

@@ -23,7 +23,6 @@ from .backends.registry import get_backend
 from .config import SandboxConfig
 from .errors import (
     SandboxConflictError,
-    SandboxCreationError,
     SandboxError,
     SandboxNotFoundError,
 )
@@ -111,12 +110,9 @@ class SandboxManager:
         config: AnyConfig | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> str:
-        """Like create(), but returns the id."""
-        if volume_bindings:
-            raise SandboxCreationError(
-                "Volume bindings are not available in this version; copy files in with copy_to()."
-            )
-        return (await self.create(config)).sandbox_id
+        """Like create(), but returns the id. ``volume_bindings`` adds to the configuration's
+        ``volumes``: paths of the host, and where each appears inside, read-only."""
+        return (await self.create(with_volumes(self._config(config), volume_bindings))).sandbox_id
 
     @asynccontextmanager
     async def managed_sandbox(self, config: AnyConfig | None = None) -> AsyncIterator[Sandbox]:
@@ -163,7 +159,7 @@ class SandboxManager:
 
     def _config(self, config: AnyConfig | None) -> SandboxConfig:
         if config is None:
-            return self.settings.default_config()
+            return self.settings.default_config(self.backend.name)
         return config.to_config() if isinstance(config, SandboxSettings) else config
 
     # Finding
@@ -310,6 +306,14 @@ class SandboxManager:
             return False
         last_used = max(sandbox.last_used, self._last_used[sandbox.sandbox_id])
         return time.monotonic() - last_used > self.idle_timeout
+
+
+def with_volumes(config: SandboxConfig, bindings: Mapping[str, str] | None) -> SandboxConfig:
+    """Raises ValueError when a binding is not two paths."""
+    if not bindings:
+        return config
+    volumes = {**config.volumes, **bindings}
+    return SandboxConfig(**{**config.model_dump(), "volumes": volumes})
 
 
 async def _finish(removal: asyncio.Future[Any]) -> None:

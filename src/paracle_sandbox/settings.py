@@ -36,6 +36,15 @@ _DAY = 86_400.0
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
+# Field of a configuration: the row that sets it for one kind of backend.
+_CONTAINER_ROWS = {
+    "base_image": "docker_image",
+    "memory_mb": "docker_memory_mb",
+    "cpu_cores": "docker_cpu_cores",
+}
+_CONFIG_ROWS = {"docker": _CONTAINER_ROWS, "gvisor": _CONTAINER_ROWS}
+
+
 @dataclass(frozen=True)
 class Setting:
     """One row of the table: what may be set, where, to what, and what it does."""
@@ -188,6 +197,19 @@ class Settings:
         Setting("PARACLE_FAILPOINTS", "steps that fail on purpose, for tests", _names,
                 "names with commas between", env_only=True), ()
     )  # fmt: skip
+    volumes: tuple[str, ...] = _row(
+        Setting("PARACLE_VOLUMES", "directories of the host that sandboxes may be given", _names,
+                "absolute paths with commas between", env_only=True), ()
+    )  # fmt: skip
+    docker_host: str | None = _text(
+        "DOCKER_HOST", None, "address of the Docker or Podman engine", env_only=True
+    )
+    docker_context: str | None = _text(
+        "DOCKER_CONTEXT", None, "Docker context to use", env_only=True
+    )
+    docker_runtime: str | None = _text(
+        "DOCKER_SANDBOX_RUNTIME", None, "OCI runtime of containers", env_only=True
+    )
     docker_image: str = _text("DOCKER_SANDBOX_IMAGE", "python:3.12-slim", "image for docker")
     docker_idle_timeout: float = _number(
         "DOCKER_SANDBOX_TIMEOUT", 900.0, "seconds until an unused container is removed", 1.0, _DAY
@@ -214,11 +236,15 @@ class Settings:
         "SANDBOX_TIMEOUT", 60.0, "seconds a request to the remote service may take", 1.0, _DAY
     )
 
-    def default_config(self) -> SandboxConfig:
-        """The configuration of a sandbox for which nobody gave one."""
+    # Which rows the environment or the file has: no row itself.
+    given: frozenset[str] = field(default=frozenset(), repr=False)
+
+    def default_config(self, backend: str | None = None) -> SandboxConfig:
+        """The configuration of a sandbox for which nobody gave one. What was set for one kind of
+        backend holds for that kind."""
         from .config import SandboxConfig
 
-        return SandboxConfig(
+        config = SandboxConfig(
             timeout_seconds=self.default_timeout_seconds,
             memory_mb=self.default_memory_mb,
             cpu_cores=self.default_cpu_cores,
@@ -226,11 +252,15 @@ class Settings:
             read_only_filesystem=self.read_only_filesystem,
             drop_capabilities=self.drop_capabilities,
         )
+        rows = _CONFIG_ROWS.get(backend or "", {})
+        special = {name: getattr(self, row) for name, row in rows.items() if row in self.given}
+        return SandboxConfig(**{**config.model_dump(), **special}) if special else config
 
 
 def settings_table() -> dict[str, Setting]:
     """The rows by field name, for documentation and its test."""
-    return {row.name: row.metadata["setting"] for row in fields(Settings)}
+    rows = (row for row in fields(Settings) if "setting" in row.metadata)
+    return {row.name: row.metadata["setting"] for row in rows}
 
 
 def load_settings(env: Environment | None = None, path: str | Path | None = None) -> Settings:
@@ -246,6 +276,7 @@ def load_settings(env: Environment | None = None, path: str | Path | None = None
             f"known are {', '.join(sorted(set(table) | SHARED_KEYS))}"
         )
     values: dict[str, Any] = {}
+    given = frozenset(key for key, row in table.items() if env.get(row.variable) or key in section)
     for key, setting in table.items():
         if env.get(setting.variable):
             values[key] = _parse(setting, setting.variable, env[setting.variable])
@@ -253,7 +284,7 @@ def load_settings(env: Environment | None = None, path: str | Path | None = None
             values[key] = _from_file(setting, key, section[key])
         elif setting.derive is not None:
             values[key] = setting.derive(env)
-    return Settings(**values)
+    return Settings(**values, given=given)
 
 
 def read_section(env: Environment | None = None, path: str | Path | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from paracle_sandbox import errors
 # A module may import those of its own layer and of the layers below. New modules go here.
 LAYERS = {
     0: "errors results config",
-    1: "settings audit sandbox_settings ids",
+    1: "settings audit sandbox_settings ids owner volumes",
     2: "backends channel images",
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
     " launch limits paths terminal monitor",
@@ -36,7 +36,9 @@ EXTRACTOR = ("guest.descent", "guest.staging", "guest.trees")
 
 # What may know a concrete backend by name. Everybody else asks these.
 ASSEMBLERS = ("backends.registry", "backends.catalog", "backends.ahead")
-SEAM = ("backends", "backends.base", *ASSEMBLERS)
+# What backends share: how this machine's kernel is read and told.
+SHARED = ("backends.cgroup_usage", "backends.nft", "backends.posture")
+SEAM = ("backends", "backends.base", *SHARED, *ASSEMBLERS)
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "core", "misc"}
 # Reading these back would run, or half trust, what was written by somebody else.

@@ -27,7 +27,7 @@ import pytest
 from liars import HELLO, LyingBackend, Script
 
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.backends.native.posture import read_posture
+from paracle_sandbox.backends.posture import read_posture
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paracle_sandbox.backends.native import posture
+from paracle_sandbox.backends import posture
 
 NAMESPACES = posture.NAMESPACES
 

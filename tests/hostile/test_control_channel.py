@@ -26,7 +26,7 @@ from liars import HELLO, LyingBackend, LyingChannel, Script
 from probes import report
 
 import paracle_sandbox
-from paracle_sandbox.backends.native import posture
+from paracle_sandbox.backends import posture
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.channel import frames
 from paracle_sandbox.config import SandboxConfig

@@ -15,7 +15,7 @@ import pytest
 from hostile_fixtures import Make, Weak
 from probes import report
 
-from paracle_sandbox.backends.native import posture
+from paracle_sandbox.backends import posture
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.sandbox import Sandbox

@@ -17,7 +17,7 @@ from hostile_fixtures import Make, Weak
 from probes import report
 from syscall_probe import BAD_POINTER, PRELUDE, program, refused
 
-from paracle_sandbox.backends.native import posture
+from paracle_sandbox.backends import posture
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxError

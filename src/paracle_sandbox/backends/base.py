@@ -114,5 +114,10 @@ class Backend(ABC):
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """Those of every process on this machine."""
 
+    async def sweep(self) -> int:
+        """Remove what dead processes left, and nothing of a living one. Returns how many
+        sandboxes that were."""
+        return 0
+
     async def close(self) -> None:  # noqa: B027  many hold nothing
         """Let go of what this process holds (helpers, pools); its sandboxes go with it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BackendUnavailableError
@@ -47,11 +46,17 @@ def listed_backends(name: str | None = None) -> tuple[str, ...]:
     return (name,) if name else _LISTED
 
 
-def sweep(settings: Settings) -> int:
-    """Remove what dead processes left. Returns how many sandboxes that were."""
-    from .native.records import RecordStore
-
-    return RecordStore(Path(settings.state_dir)).sweep()
+async def sweep(settings: Settings) -> int:
+    """Remove what dead processes left, of every backend that is to be had here. Returns how many
+    sandboxes that were."""
+    swept = 0
+    for name in listed_backends():
+        try:
+            async with opened(name, settings) as backend:
+                swept += await backend.sweep()
+        except BackendUnavailableError:
+            continue  # then nothing of it is here
+    return swept
 
 
 def templates(settings: Settings) -> Templates:

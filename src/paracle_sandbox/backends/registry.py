@@ -10,7 +10,7 @@ import logging
 import sys
 from typing import cast
 
-from ..errors import BackendUnavailableError, DockerConnectionError
+from ..errors import BackendUnavailableError
 from ..settings import Settings
 from .base import Backend, Health
 
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 BACKENDS = {
     "native": "paracle_sandbox.backends.native.backend:NativeBackend",
+    "docker": "paracle_sandbox.backends.docker.backend:DockerBackend",
+    "gvisor": "paracle_sandbox.backends.docker.gvisor:GvisorBackend",
     "fake": "paracle_sandbox.testing.fake:FakeBackend",
 }
 # Known by name, but not part of this version: what to say to someone who asks for one.
 LATER = {
     "remote": "set SANDBOX_MODE=native meanwhile",
-    "docker": "install Docker and a later paracle-sandbox[docker]; or set SANDBOX_MODE=native",
-    "gvisor": "install Docker, runsc and a later paracle-sandbox[docker]",
     "incus": "install Incus and a later paracle-sandbox[incus]; or set SANDBOX_MODE=native",
     "incus-vm": "install Incus and a later paracle-sandbox[incus]",
     "daytona": "install a later paracle-sandbox[daytona]",
@@ -75,12 +75,8 @@ def _choose(settings: Settings) -> str:
         logger.warning(
             "SANDBOX_API_URL is set, but this version has no remote backend; using native."
         )
-    if sys.platform != "linux":
-        raise BackendUnavailableError(
-            f"No backend works on {sys.platform} in this version: native needs Linux. "
-            "Use a Linux machine, a virtual machine or WSL 2."
-        )
-    return "native"
+    # Native needs Linux; an engine may well run in a virtual machine.
+    return "native" if sys.platform == "linux" else "docker"
 
 
 def _real_name(name: str, settings: Settings) -> str:
@@ -91,6 +87,6 @@ def _real_name(name: str, settings: Settings) -> str:
 
 
 def _not_here(name: str) -> BackendUnavailableError:
-    kind = DockerConnectionError if name in ("docker", "gvisor") else BackendUnavailableError
-    subject = "Docker" if name == "docker" else f"The {name} backend"
-    return kind(f"{subject} not available: not in this version. To have it, {LATER[name]}.")
+    return BackendUnavailableError(
+        f"The {name} backend is not available: not in this version. To have it, {LATER[name]}."
+    )

@@ -38,6 +38,8 @@ class Bundle(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return boot["modules"][name]
 sys.meta_path.insert(0, Bundle())
 boot["setup"].setdefault("python", sys.executable)
+if boot["setup"].get("own_env"):
+    boot["setup"]["env"] = {**os.environ, **boot["setup"]["env"]}
 sys.argv[:] = [""]
 from paracle_sandbox.guest.main import serve
 serve(fds[0], boot["setup"], *fds[1:])

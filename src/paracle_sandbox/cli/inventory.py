@@ -9,7 +9,12 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SandboxCleanupError, SandboxError, SandboxNotFoundError
+from ..errors import (
+    BackendUnavailableError,
+    SandboxCleanupError,
+    SandboxError,
+    SandboxNotFoundError,
+)
 from . import endings, output
 from .options import settings_or_fault
 
@@ -87,8 +92,11 @@ async def _find(settings: Settings, stack: AsyncExitStack) -> list[tuple[Backend
 
     found = []
     for name in listed_backends():
-        backend = await stack.enter_async_context(opened(name, settings))
-        found += [(backend, info) for info in await backend.list_sandboxes()]
+        try:
+            backend = await stack.enter_async_context(opened(name, settings))
+            found += [(backend, info) for info in await backend.list_sandboxes()]
+        except BackendUnavailableError:
+            continue  # then nothing of it is here
     return found
 
 
@@ -157,7 +165,7 @@ def cleanup(everything: bool, force: bool, as_json: bool) -> int:
         return _cleanup_all(settings, force, as_json)
     from ..backends.catalog import sweep
 
-    swept = sweep(settings)
+    swept = endings.run(sweep(settings))
     alive = len(endings.run(_infos(settings)))
     if as_json:
         output.say_json({"removed": swept, "remaining": alive, "failed": []})
@@ -210,7 +218,7 @@ def _confirmed(count: int) -> bool:
 async def _destroy_all(settings: Settings) -> tuple[int, list[SandboxError]]:
     from ..backends.catalog import sweep
 
-    removed, failures = await asyncio.to_thread(sweep, settings), []
+    removed, failures = await sweep(settings), []
     async with AsyncExitStack() as stack:
         for backend, info in await _find(settings, stack):
             try:

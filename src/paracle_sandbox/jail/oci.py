@@ -44,6 +44,12 @@ def profile() -> dict[str, Any]:
                 "action": "SCMP_ACT_ERRNO",
                 "errnoRet": errno.EPERM,
             },
+            # By name, though it is the default: Docker 20.10 does not read defaultErrnoRet.
+            {
+                "names": policy.names(policy.ABSENT),
+                "action": "SCMP_ACT_ERRNO",
+                "errnoRet": errno.ENOSYS,
+            },
             *(entry for name, tree in RULES.items() for entry in _conditional(name, tree)),
         ],
     }

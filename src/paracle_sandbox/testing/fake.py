@@ -27,6 +27,7 @@ from ..channel.frames import HEADER, OPEN, decode_json, encode_json
 from ..channel.socket_channel import SocketChannel
 from ..config import SandboxConfig
 from ..errors import SandboxConflictError, SandboxError, SandboxNotFoundError
+from ..volumes import refuse_volumes
 
 _EXIT_SECONDS = 5.0
 _PATHS = ("path", "source", "target", "cwd", "path0")
@@ -65,6 +66,7 @@ class FakeBackend(Backend):
     ) -> None:
         if self.create_error is not None:
             raise self.create_error
+        refuse_volumes(config.volumes, self.name)
         if sandbox_id in self._places:
             raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
         self._places[sandbox_id] = _make_place(config, labels)

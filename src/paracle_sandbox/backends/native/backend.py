@@ -29,13 +29,14 @@ from ...errors import (
 )
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
+from ...volumes import refuse_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from ..cgroup_usage import read_usage
 from .launcher import default_python
 from .orders import base_env, create_request, failpoints
 from .records import Record, RecordStore, kill_process, start_time
 from .spawner import Spawner, boot_id
 from .templates import Template, Templates
-from .usage import read_usage
 
 if TYPE_CHECKING:
     from .cable import Link
@@ -73,6 +74,7 @@ class NativeBackend(Backend):
     ) -> None:
         require_linux()
         check_sandbox_id(sandbox_id)
+        refuse_volumes(config.volumes, self.name)
         template = await self.templates.for_image(config.base_image)
         spawner = await self.spawner(template)
         self._refuse_missing_limits(spawner, config)
@@ -243,6 +245,9 @@ class NativeBackend(Backend):
         infos = [_info(record, self.records) for record in self.records.all() if record.is_sandbox]
         # Without a slot but with a living owner: it has just died, or is still being made.
         return [info for info, has_slot in infos if has_slot or not info.owner_alive]
+
+    async def sweep(self) -> int:
+        return await asyncio.to_thread(self.records.sweep)
 
     async def close(self) -> None:
         known = list(self._spawners.values())

@@ -16,31 +16,11 @@ forward policy is `drop` (Docker and ufw set it), let the interfaces pass there,
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from ipaddress import IPv4Network
 
-from ...errors import BackendUnavailableError, SandboxCreationError
+from ..nft import AZURE, DENIED, run_nft
 
 TABLE = "paracle_sandbox"
-NFT_MISSING = "the nft program (apt install nftables)"
-
-_SECONDS = 30.0
-# Where nft lies when the PATH of an ordinary session does not name it.
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# "This" network, loopback, link-local with the metadata services, the metadata services that are
-# elsewhere (Oracle, Alibaba), multicast, reserved and broadcast.
-_DENIED = (
-    "0.0.0.0/8",
-    "127.0.0.0/8",
-    "169.254.0.0/16",
-    "192.0.0.0/24",
-    "100.100.100.200",
-    "224.0.0.0/4",
-    "240.0.0.0/4",
-)
-# Azure's machine agent answers here, on the address of its name server.
-_AZURE = "168.63.129.16"
 # The host's table of connections is shared by all: no sandbox may fill it.
 _MAX_CONNECTIONS = 4096
 
@@ -107,48 +87,17 @@ def rules(prefix: str, sandboxes: IPv4Network) -> str:
     return _RULES.format(
         table=TABLE,
         links=f"{prefix}*",
-        denied=", ".join((*_DENIED, str(sandboxes))),
-        azure=_AZURE,
+        denied=", ".join((*DENIED, str(sandboxes))),
+        azure=AZURE,
         connections=_MAX_CONNECTIONS,
     )
 
 
-def find_nft() -> str | None:
-    return shutil.which("nft") or shutil.which("nft", path=_SYSTEM_PATH)
-
-
 def load(prefix: str, sandboxes: IPv4Network) -> None:
     """Put the table in force, in place of the one that is there."""
-    _run(rules(prefix, sandboxes))
+    run_nft(rules(prefix, sandboxes))
 
 
 def remove() -> None:
     """No table of ours, whether there was one or not."""
-    _run(f"table inet {TABLE}\ndelete table inet {TABLE}\n")
-
-
-def _run(text: str) -> None:
-    program = find_nft()
-    if program is None:
-        raise BackendUnavailableError(
-            f"network_mode=bridge needs {NFT_MISSING}.", step="network firewall"
-        )
-    try:
-        done = subprocess.run(
-            [program, "-f", "-"],
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            env={"PATH": _SYSTEM_PATH, "LC_ALL": "C"},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SandboxCreationError(f"nft did not run: {error}", step="network firewall") from error
-    if done.returncode:
-        raise SandboxCreationError(
-            f"The kernel refused the firewall rules: {done.stderr.strip()[:300]}. "
-            "network_mode=bridge needs nftables with nat, fib and connection counting.",
-            step="network firewall",
-        )
+    run_nft(f"table inet {TABLE}\ndelete table inet {TABLE}\n")

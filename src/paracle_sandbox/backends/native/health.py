@@ -10,7 +10,7 @@ from ...channel.frames import DATA
 from ...config import SandboxConfig
 from ...errors import SandboxError
 from ..base import Health, Layer, Usage
-from .posture import NAMESPACES, Posture, read_posture
+from ..posture import NAMESPACES, Posture, read_posture
 
 if TYPE_CHECKING:
     from .backend import NativeBackend

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from ...errors import BackendUnavailableError, SandboxCleanupError, SandboxCreationError
+from ..nft import NFT_MISSING, find_nft
 from . import cable, firewall
 from .cable import Link
 
@@ -41,8 +42,8 @@ def missing() -> list[str]:
     lacks = []
     if os.geteuid() != 0:
         lacks.append("root (or use network_mode=none)")
-    if firewall.find_nft() is None:
-        lacks.append(firewall.NFT_MISSING)
+    if find_nft() is None:
+        lacks.append(NFT_MISSING)
     if find_spec("pyroute2") is None:
         lacks.append("pyroute2 (pip install 'paracle-sandbox[network]')")
     return lacks

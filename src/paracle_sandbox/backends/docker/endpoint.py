@@ -1,0 +1,139 @@
+"""Where the engine is, and in plain words why it cannot be spoken to.
+
+As Docker's own client looks: DOCKER_HOST, then DOCKER_CONTEXT, then the context chosen in its
+configuration, then the sockets where Docker and Podman listen. Nothing is imported and nobody is
+called here, so that "there is no engine" is a quick answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import DockerConnectionError
+from ...settings import Settings
+
+INSTALL = "pip install 'paracle-sandbox[docker]'"
+_OR_NATIVE = "or set SANDBOX_MODE=native"
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address, or the name of a context that holds one."""
+
+    url: str | None = None
+    context: str | None = None
+
+    def __str__(self) -> str:
+        return self.url or f"the context {self.context}"
+
+    @property
+    def socket_path(self) -> str | None:
+        url = self.url or ""
+        return url.removeprefix("unix://") if url.startswith("unix://") else None
+
+    @property
+    def shares_our_files(self) -> bool:
+        """Whether the engine sees the same files under the same paths: what listens on its
+        socket is in our mount namespace. Only root may look, and only root has use for it."""
+        path = self.socket_path
+        if path is None or os.geteuid() != 0:
+            return False
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(2.0)
+                probe.connect(path)
+                raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, _, _ = _CREDENTIALS.unpack(raw)
+            # 0: a process of another pid namespace, as when we are in a container.
+            return pid > 0 and _mounts(str(pid)) == _mounts("self")
+        except OSError:
+            return False
+
+
+def _mounts(process: str) -> str:
+    return os.readlink(f"/proc/{process}/ns/mnt")
+
+
+def find_endpoint(settings: Settings) -> Endpoint:
+    """Raises DockerConnectionError when there is none."""
+    if settings.docker_host:
+        return Endpoint(settings.docker_host)
+    context = settings.docker_context or _chosen_context(Path.home())
+    if context and context != "default":
+        return Endpoint(context=context)
+    found = next((path for path in _sockets(Path.home()) if path.is_socket()), None)
+    if found is not None:
+        return Endpoint(f"unix://{found}")
+    raise no_engine(shutil.which)
+
+
+def _chosen_context(home: Path) -> str | None:
+    try:
+        chosen = json.loads((home / ".docker/config.json").read_bytes()).get("currentContext")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return chosen if isinstance(chosen, str) else None
+
+
+def _sockets(home: Path) -> list[Path]:
+    own = Path(f"/run/user/{os.geteuid()}")
+    return [
+        Path("/run/docker.sock"),
+        Path("/var/run/docker.sock"),
+        own / "docker.sock",
+        home / ".docker/run/docker.sock",
+        Path("/run/podman/podman.sock"),
+        own / "podman/podman.sock",
+    ]
+
+
+def no_engine(which: Callable[[str], str | None]) -> DockerConnectionError:
+    """Neither an address nor a socket: tell an engine that is not there from one that sleeps."""
+    if which("dockerd") or which("docker") or which("podman"):
+        return unavailable(
+            "the engine is not running",
+            "Start it (systemctl start docker, or systemctl --user start podman.socket), or set "
+            "DOCKER_HOST to where it listens",
+        )
+    return unavailable("it is not installed", "Install Docker or Podman")
+
+
+def explain(error: BaseException, endpoint: Endpoint) -> DockerConnectionError:
+    """Why a connection failed, told apart by what the kernel said on the socket."""
+    path = endpoint.socket_path
+    if path is not None:
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(2.0)
+                probe.connect(path)
+        except PermissionError:
+            return unavailable(
+                f"no permission to use {path}",
+                "Join the group that owns it (usermod -aG docker $USER, then log in again), or "
+                "use rootless Docker or Podman",
+            )
+        except FileNotFoundError:
+            return unavailable(
+                f"the engine is not running: there is no {path}",
+                "Start it (systemctl start docker), or correct DOCKER_HOST",
+            )
+        except ConnectionRefusedError:
+            return unavailable(
+                f"the engine is not running: nobody listens on {path}",
+                "Start it: systemctl start docker",
+            )
+        except OSError:
+            pass  # the first error says more
+    return unavailable(f"{endpoint} cannot be spoken to ({error})", "Look whether the engine runs")
+
+
+def unavailable(reason: str, remedy: str) -> DockerConnectionError:
+    return DockerConnectionError(f"Docker not available: {reason}. {remedy}, {_OR_NATIVE}.")

@@ -1,0 +1,262 @@
+"""The engine's API, as far as we use it: one call a method, each with its own deadline.
+
+What goes wrong becomes one of two errors here, and the client library is named nowhere else:
+DockerConnectionError when the engine cannot be spoken to, EngineRefused when it said no. An
+engine that let one call run into its deadline is asked for a sign of life before the next call,
+so that a hanging engine costs two seconds a call and not a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from ...errors import DockerConnectionError
+from ...settings import Settings
+from .channel import AttachChannel
+from .endpoint import INSTALL, Endpoint, explain, find_endpoint, unavailable
+
+if TYPE_CHECKING:
+    from aiodocker import Docker
+    from aiodocker.containers import DockerContainer
+
+QUESTION_SECONDS = 20.0
+WORK_SECONDS = 60.0
+PULL_SECONDS = 1800.0
+_CONNECT_SECONDS = 5.0
+_SIGN_OF_LIFE_SECONDS = 2.0
+_CANNOT_CONNECT = 900  # the library's own number
+
+Json = dict[str, Any]
+
+
+class EngineRefused(Exception):
+    """The engine answered, and the answer is no."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Engine:
+    """A client of one engine. It may be used from one event loop after another."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._client: Docker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._endpoint: Endpoint | None = None
+        self._doubtful = False
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Raises DockerConnectionError when there is none."""
+        if self._endpoint is None:
+            self._endpoint = find_endpoint(self._settings)
+        return self._endpoint
+
+    def client(self) -> Docker:
+        """The library's client, for the event loop that runs now."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            self._client, self._loop = _open(self.endpoint), loop
+        return self._client
+
+    def container(self, reference: str) -> DockerContainer:
+        return self.client().containers.container(reference)
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            await client.close()
+
+    # Questions
+
+    async def info(self) -> Json:
+        return cast(Json, await self._call("GET", "info"))
+
+    async def version(self) -> Json:
+        return cast(Json, await self._call("GET", "version", seconds=_CONNECT_SECONDS))
+
+    async def inspect(self, reference: str) -> Json:
+        return cast(Json, await self._call("GET", f"containers/{reference}/json"))
+
+    async def containers(self, *labels: str) -> list[Json]:
+        """Those that have all the labels, also if they do not run."""
+        params = {"all": "1", "filters": json.dumps({"label": labels})}
+        return cast("list[Json]", await self._call("GET", "containers/json", params))
+
+    async def stats(self, reference: str) -> Json:
+        """One sample. ``one-shot`` spares the second that the engine would wait for another."""
+        params = {"stream": "0", "one-shot": "1"}
+        return cast(Json, await self._call("GET", f"containers/{reference}/stats", params))
+
+    async def has_image(self, image: str) -> bool:
+        try:
+            await self._call("GET", f"images/{image}/json")
+        except EngineRefused as refused:
+            if refused.status == 404:
+                return False
+            raise
+        return True
+
+    # Work
+
+    async def create(self, name: str, body: Json) -> str:
+        """The id of a new container. Refused with 404 when there is no such image, with 409 when
+        the name is taken."""
+        answer = await self._call("POST", "containers/create", {"name": name}, body, WORK_SECONDS)
+        return str(answer["Id"])
+
+    async def attach(self, reference: str) -> AttachChannel:
+        query = {"stdin": "1", "stdout": "1", "stderr": "1", "stream": "1"}
+        return await self._hijack(f"containers/{reference}/attach", query)
+
+    async def execute(self, reference: str, body: Json) -> AttachChannel:
+        """A further program in a container, attached."""
+        made = await self._call("POST", f"containers/{reference}/exec", None, body)
+        start = json.dumps({"Detach": False, "Tty": False}).encode()
+        return await self._hijack(f"exec/{made['Id']}/start", {}, start)
+
+    async def _hijack(
+        self, path: str, query: Mapping[str, str], body: bytes | None = None
+    ) -> AttachChannel:
+        from aiodocker.stream import Stream
+        from yarl import URL
+
+        async def setup() -> tuple[URL, bytes | None, bool]:
+            return URL(path).with_query(query), body, False
+
+        async with self._asking() as client:
+            stream = Stream(client, setup)
+            await stream._init()
+        return AttachChannel(stream)
+
+    async def start(self, reference: str) -> None:
+        await self._call("POST", f"containers/{reference}/start", seconds=WORK_SECONDS)
+
+    async def remove(self, reference: str) -> None:
+        """Kill and remove it. Gone is success; it is gone when this returns."""
+        path = f"containers/{reference}"
+        try:
+            await self._call("DELETE", path, {"force": "1", "v": "1"}, seconds=WORK_SECONDS)
+        except EngineRefused as refused:
+            if refused.status == 409:  # the engine is at it already
+                await self._wait_until_removed(reference)
+            elif refused.status != 404:
+                raise
+
+    async def _wait_until_removed(self, reference: str) -> None:
+        try:
+            params = {"condition": "removed"}
+            await self._call("POST", f"containers/{reference}/wait", params, seconds=WORK_SECONDS)
+        except EngineRefused as refused:
+            if refused.status != 404:
+                raise
+
+    async def pull(self, image: str, tell: Callable[[Json], None]) -> None:
+        """Refused when the registry cannot be reached or has no such image."""
+        async with self._asking(PULL_SECONDS) as client:
+            async for line in client.images.pull(image, stream=True):
+                tell(line)
+
+    # Networks
+
+    async def network(self, name: str) -> Json | None:
+        try:
+            return cast(Json, await self._call("GET", f"networks/{name}"))
+        except EngineRefused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    async def create_network(self, body: Json) -> None:
+        await self._call("POST", "networks/create", None, body, WORK_SECONDS)
+
+    async def remove_network(self, name: str) -> None:
+        await self._call("DELETE", f"networks/{name}", seconds=WORK_SECONDS)
+
+    # News
+
+    async def events(self, filters: Mapping[str, list[str]]) -> AsyncIterator[Json]:
+        """What happens from now on, until the engine goes."""
+        async with self._asking(None) as client:
+            params = {"filters": json.dumps(filters)}
+            async with client._query("events", params=params, timeout=None) as response:
+                async for line in response.content:
+                    yield json.loads(line)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        seconds: float = QUESTION_SECONDS,
+    ) -> Any:
+        async with self._asking(seconds) as client:
+            return await client._query_json(path, method, params=params, data=body)
+
+    @asynccontextmanager
+    async def _asking(self, seconds: float | None = QUESTION_SECONDS) -> AsyncIterator[Docker]:
+        """One call, or a few that belong together, within ``seconds``."""
+        client = self.client()
+        if self._doubtful:
+            await self._want_sign_of_life(client)
+        from aiodocker import DockerError
+
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                yield client
+        except TimeoutError as error:
+            self._doubtful = self._doubtful or deadline.expired()
+            raise unavailable(
+                f"{self.endpoint} did not answer within {seconds:g} seconds",
+                "Look at the engine (systemctl status docker)",
+            ) from error
+        except DockerError as error:
+            if error.status == _CANNOT_CONNECT:
+                raise explain(error, self.endpoint) from error
+            raise EngineRefused(error.status, str(error.message)) from error
+        except (OSError, ValueError, KeyError, _http_error()) as error:
+            # A connection that broke, or an answer that is not what the API promises.
+            if isinstance(error, DockerConnectionError):
+                raise
+            raise explain(error, self.endpoint) from error
+
+    async def _want_sign_of_life(self, client: Docker) -> None:
+        try:
+            async with asyncio.timeout(_SIGN_OF_LIFE_SECONDS):
+                await client._query_json("version", versioned_api=False)
+        except Exception as error:
+            raise unavailable(
+                f"{self.endpoint} still does not answer",
+                "Look at the engine (systemctl status docker)",
+            ) from error
+        self._doubtful = False
+
+
+def _open(endpoint: Endpoint) -> Docker:
+    try:
+        import aiodocker
+        import aiohttp
+    except ImportError as error:
+        raise unavailable(f"the aiodocker package is missing ({error})", INSTALL) from error
+    timeout = aiohttp.ClientTimeout(connect=_CONNECT_SECONDS, sock_connect=_CONNECT_SECONDS)
+    try:
+        client = aiodocker.Docker(url=endpoint.url, context=endpoint.context, timeout=timeout)
+    except (ValueError, OSError, aiodocker.DockerError) as error:
+        raise explain(error, endpoint) from error
+    # Every sandbox holds a connection for as long as it lives; the library allows a hundred.
+    client.connector._limit = 0
+    return client
+
+
+def _http_error() -> type[Exception]:
+    import aiohttp
+
+    return aiohttp.ClientError

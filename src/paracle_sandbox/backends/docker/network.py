@@ -1,0 +1,202 @@
+"""network_mode="bridge": a network of our own on the engine, and rules of our own before it.
+
+    sandbox ─ eth0 ═ veth ─ prcl<engine> ─ from_sandbox ─┬─ nothing is for the host
+                                                         └─ leaving ── the engine's NAT ── out
+
+The engine makes the bridge, the addresses and the translation. It is told to keep containers
+apart, but how well it does depends on a kernel module; and it lets every container speak to the
+host. So two tables of ours stand before it: one drops whatever is sent from one port of the bridge
+to another, the other whatever is for the host, for metadata services, or for other sandboxes. They
+match interfaces by the prefix of their names and are the same for one sandbox and for a thousand.
+
+Both need root on the engine's machine. Elsewhere bridge is refused, unless the caller allows that
+by name: SandboxConfig(allow_degraded={"firewall"}).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+
+from ...config import SandboxConfig
+from ...errors import BackendUnavailableError, SandboxCreationError
+from ..nft import AZURE, DENIED, NFT_MISSING, find_nft, run_nft
+from .engine import Engine, EngineRefused
+
+NETWORK = "paracle-sandbox"
+TABLE = "paracle_sandbox_docker"
+PREFIX = "prcl"
+_LOCK = "/run/paracle-sandbox-docker-network.lock"
+_LOCK_SECONDS = 30.0
+_LOCK_PAUSE_SECONDS = 0.005
+_MAX_CONNECTIONS = 4096
+
+_RULES = """\
+table inet {table}
+delete table inet {table}
+table bridge {table}
+delete table bridge {table}
+table bridge {table} {{
+    chain between_ports {{
+        type filter hook forward priority filter; policy accept;
+        meta ibrname "{bridges}" drop
+    }}
+}}
+table inet {table} {{
+    set denied {{
+        type ipv4_addr
+        flags interval
+        elements = {{ {denied} }}
+    }}
+    set connections {{
+        type ipv4_addr
+        flags dynamic
+        size 65535
+    }}
+    chain entering {{
+        type filter hook prerouting priority raw; policy accept;
+        iifname "{bridges}" jump from_sandbox
+    }}
+    chain from_sandbox {{
+        meta nfproto != ipv4 drop
+        fib saddr . iif oif missing drop
+        fib daddr type != unicast drop
+        ip daddr @denied drop
+        ip daddr {azure} th dport != 53 drop
+    }}
+    chain receiving {{
+        type filter hook input priority filter; policy accept;
+        iifname "{bridges}" drop
+    }}
+    chain sending {{
+        type filter hook output priority filter; policy accept;
+        oifname "{bridges}" ct state != {{ established, related }} drop
+    }}
+    chain passing {{
+        type filter hook forward priority filter - 1; policy accept;
+        iifname "{bridges}" jump leaving
+        oifname "{bridges}" ct state != {{ established, related }} drop
+    }}
+    chain leaving {{
+        oifname "{bridges}" drop
+        ct state invalid drop
+        ip daddr @denied drop
+        ct state new add @connections {{ ip saddr ct count over {connections} }} drop
+    }}
+}}
+"""
+
+
+def rules() -> str:
+    """Both tables, as one transaction that gives the same result from any state before."""
+    return _RULES.format(
+        table=TABLE,
+        bridges=f"{PREFIX}*",
+        denied=", ".join(DENIED),
+        azure=AZURE,
+        connections=_MAX_CONNECTIONS,
+    )
+
+
+@contextlib.asynccontextmanager
+async def bridge(engine: Engine, config: SandboxConfig) -> AsyncIterator[str]:
+    """The name of the network, which nobody removes inside the block."""
+    guarded = await asyncio.to_thread(_require_rules, engine, config)
+    async with _lock(fcntl.LOCK_SH):
+        await _have_network(engine)
+        if guarded:
+            await asyncio.to_thread(run_nft, rules())
+        yield NETWORK
+
+
+async def remove_unused(engine: Engine) -> None:
+    """Network and rules, if no sandbox has a use for them. Quiet: the next one looks again."""
+    with contextlib.suppress(SandboxCreationError, EngineRefused):
+        async with _lock(fcntl.LOCK_EX, wait=False):
+            await engine.remove_network(NETWORK)
+    with contextlib.suppress(SandboxCreationError):
+        async with _lock(fcntl.LOCK_EX, wait=False):
+            await asyncio.to_thread(_remove_rules)
+
+
+def _require_rules(engine: Engine, config: SandboxConfig) -> bool:
+    """Whether rules can be had; an error when they cannot and nobody allowed that."""
+    lacks = []
+    if not engine.endpoint.shares_our_files:
+        lacks.append("root on the machine of the engine")
+    if find_nft() is None:
+        lacks.append(NFT_MISSING)
+    if lacks and "firewall" not in config.allow_degraded:
+        raise BackendUnavailableError(
+            f"network_mode=bridge needs {' and '.join(lacks)}, to keep sandboxes from the host "
+            "and from each other. Use network_mode=none, or allow it by name: "
+            'SandboxConfig(allow_degraded={"firewall"}).',
+            step="network firewall",
+        )
+    return not lacks
+
+
+async def _have_network(engine: Engine) -> None:
+    if await engine.network(NETWORK) is not None:
+        return
+    name = str((await engine.info()).get("ID") or engine.endpoint)
+    interface = PREFIX + hashlib.sha256(name.encode()).hexdigest()[:8]
+    body = {
+        "Name": NETWORK,
+        "CheckDuplicate": True,
+        "Driver": "bridge",
+        "EnableIPv6": False,
+        "Labels": {"paracle.managed": "true"},
+        "Options": {
+            "com.docker.network.bridge.name": PREFIX
+            + hashlib.sha256(name.encode()).hexdigest()[:8],
+            "com.docker.network.bridge.enable_icc": "false",
+        },
+    }
+    try:
+        await engine.create_network(body)
+    except EngineRefused as refused:
+        # Another process may have been faster.
+        if await engine.network(NETWORK) is None:
+            raise SandboxCreationError(
+                f"The engine did not make a network: {refused.message}", step="network"
+            ) from refused
+
+
+def _remove_rules() -> None:
+    used = any(name.startswith(PREFIX) for _, name in socket.if_nameindex())
+    if not used and os.geteuid() == 0 and find_nft() is not None:
+        run_nft("".join(f"table {kind} {TABLE}\ndelete table {kind} {TABLE}\n"
+                        for kind in ("inet", "bridge")))  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def _lock(kind: int, *, wait: bool = True) -> AsyncIterator[None]:
+    """Between the processes of this machine; without root there is nothing to keep apart."""
+    if os.geteuid() != 0:
+        yield
+        return
+    file = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + (_LOCK_SECONDS if wait else 0)
+    try:
+        while not _locked(file, kind):
+            if time.monotonic() >= deadline:
+                raise SandboxCreationError("The network is in use", step="network lock")
+            await asyncio.sleep(_LOCK_PAUSE_SECONDS)
+        yield
+    finally:
+        os.close(file)
+
+
+def _locked(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

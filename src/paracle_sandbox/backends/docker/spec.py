@@ -1,0 +1,162 @@
+"""What we ask the engine for: pure functions from a configuration to a request body.
+
+Hardened by construction. What is not named here is not given: no capability, no device, no host
+namespace, no restart, no health check of the image's own, no log that could fill a disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ...channel.boot import BOOTSTRAP
+from ...config import SandboxConfig
+from ...volumes import Volume
+from .workspaces import UID
+
+_MB = 1 << 20
+_SHM_BYTES = 256 * _MB
+# Writable beside the workspace and /tmp when the root need not be read-only: as on native.
+_EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
+# What the engines hide by themselves, which a list of our own replaces, and what more of /proc
+# and /sys tells about the machine rather than about the sandbox.
+_HIDDEN = (
+    "/proc/asound", "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+    "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+    "/proc/kallsyms", "/proc/key-users", "/proc/config.gz", "/proc/cmdline", "/proc/partitions",
+    "/proc/diskstats", "/sys/kernel/slab", "/sys/devices/virtual/dmi", "/sys/class/dmi",
+)  # fmt: skip
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_ULIMITS = {
+    # Not 0, which does not keep the kernel from starting a core_pattern program on the host.
+    "core": (1, 1),
+    "nofile": (1024, 4096),
+    "memlock": (64 << 10, 64 << 10),
+    "msgqueue": (0, 0),
+    "nice": (0, 0),
+    "rtprio": (0, 0),
+}
+_ENVIRONMENT = {
+    "HOME": "/tmp",
+    "USER": "paracle",
+    "LOGNAME": "paracle",
+    "SHELL": "/bin/sh",
+    "LANG": "C.UTF-8",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a container's writable places come from, and what else is settled before it is made.
+
+    ``home`` is a directory of the engine's machine, or None for tmpfs."""
+
+    home: str | None
+    network: str
+    runtime: str | None = None
+    probe: str = ""
+    pids_headroom: int = 0
+    volumes: Sequence[Volume] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def container_body(config: SandboxConfig, place: Place) -> dict[str, Any]:
+    """The body of the engine's create request."""
+    return {
+        "Image": config.base_image,
+        "Hostname": "sandbox",
+        "User": f"{UID}:{UID}",
+        "WorkingDir": "/",
+        "Entrypoint": ["python3", "-I", "-c", place.probe + BOOTSTRAP, "0,1"],
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in _ENVIRONMENT.items()],
+        "Labels": dict(place.labels),
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGKILL",
+        "Tty": False,
+        "OpenStdin": True,
+        # The end of our connection is the end of its stdin, and that is the guest's end.
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "HostConfig": _host_config(config, place),
+    }
+
+
+def _host_config(config: SandboxConfig, place: Place) -> dict[str, Any]:
+    return {
+        "AutoRemove": True,
+        "RestartPolicy": {"Name": "no"},
+        "LogConfig": {"Type": "none", "Config": {}},
+        **({"Runtime": place.runtime} if place.runtime else {}),
+        "NetworkMode": place.network,
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "Privileged": False,
+        "PublishAllPorts": False,
+        "CapAdd": [],
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges", f"seccomp={seccomp_profile()}"],
+        "MaskedPaths": list(_HIDDEN),
+        "ReadonlyPaths": list(_READ_ONLY),
+        # Only what is in quota may be written; see _writable for read_only_filesystem=False.
+        "ReadonlyRootfs": True,
+        "Memory": config.memory_mb * _MB,
+        "MemorySwap": config.memory_mb * _MB,
+        "NanoCpus": int(config.cpu_cores * 1e9),
+        "PidsLimit": config.max_processes + place.pids_headroom,
+        "OomScoreAdj": 500,
+        "ShmSize": _SHM_BYTES,
+        "Ulimits": [
+            {"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in _ULIMITS.items()
+        ],
+        **_writable(config, place),
+    }
+
+
+def _writable(config: SandboxConfig, place: Place) -> dict[str, Any]:
+    places = {config.working_dir: "workspace", "/tmp": "tmp"}
+    if not config.read_only_filesystem:
+        places |= {f"/{name}": name for name in _EXTRA_WRITABLE}
+    given = [_bind(one.source, one.target, one.read_only) for one in place.volumes]
+    if place.home is not None:
+        own = [_bind(f"{place.home}/{name}", path) for path, name in places.items()]
+        return {"Mounts": own + given}
+    tmpfs = {path: _tmpfs(config, path) for path in places}
+    return {"Mounts": given, "Tmpfs": tmpfs}
+
+
+def _bind(source: str, target: str, read_only: bool = False) -> dict[str, Any]:
+    return {
+        "Type": "bind",
+        "Source": source,
+        "Target": target,
+        "ReadOnly": read_only,
+        "BindOptions": {"Propagation": "rprivate"},
+    }
+
+
+def _tmpfs(config: SandboxConfig, path: str) -> str:
+    mode = "1777" if path == "/tmp" else "0755"
+    inodes = config.disk_mb * 128
+    size = f"size={config.disk_mb}m,nr_inodes={inodes}"
+    return f"rw,exec,nosuid,nodev,{size},mode={mode},uid={UID},gid={UID}"
+
+
+def guest_setup(config: SandboxConfig) -> dict[str, Any]:
+    """What the guest is told at boot. Programs have the environment that the image gives."""
+    return {"working_dir": config.working_dir, "env": {}, "own_env": True}
+
+
+@cache
+def seccomp_profile() -> str:
+    """The policy of the native filter, as the engines want it (``make seccomp`` writes it)."""
+    text = resources.files(__package__).joinpath("seccomp.json").read_text(encoding="ascii")
+    return json.dumps(json.loads(text), separators=(",", ":"))

@@ -1,0 +1,82 @@
+"""How containers ended: the engine's own news of it, since it removes them at once.
+
+One connection for each backend, opened with its first sandbox. A death that the engine could not
+tell, because it died itself, is a death without a cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+
+from ...errors import SandboxError
+from .engine import Engine, EngineRefused
+from .labels import SESSION
+
+
+@dataclass
+class Death:
+    """What the engine said of a container so far."""
+
+    exit_code: int | None = None
+    oom: bool = False
+    known: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Watch:
+    """The deaths of the containers of one session."""
+
+    def __init__(self, engine: Engine, session: str) -> None:
+        self._engine = engine
+        self._session = session
+        self._deaths: dict[str, Death] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, container: str) -> None:
+        """Listen for the end of a container, before it is started."""
+        self._deaths[container] = Death()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    def end(self, container: str) -> None:
+        self._deaths.pop(container, None)
+
+    async def cause(self, container: str, seconds: float) -> Death:
+        """How it ended, as soon as that is known; a death without a cause when it is not."""
+        death = self._deaths.get(container, Death())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(death.known.wait(), seconds)
+        return death
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        filters = {
+            "type": ["container"],
+            "event": ["oom", "die"],
+            "label": [f"{SESSION}={self._session}"],
+        }
+        with contextlib.suppress(SandboxError, EngineRefused):
+            async for event in self._engine.events(filters):
+                self._note(event)
+        for death in self._deaths.values():
+            death.known.set()
+
+    def _note(self, event: dict[str, object]) -> None:
+        actor = event.get("Actor")
+        if not isinstance(actor, dict):
+            return
+        death = self._deaths.get(str(actor.get("ID")))
+        if death is None:
+            return
+        if event.get("Action") == "oom":
+            death.oom = True
+        else:
+            code = str((actor.get("Attributes") or {}).get("exitCode", ""))
+            death.exit_code = int(code) if code.isdecimal() else None
+            death.known.set()

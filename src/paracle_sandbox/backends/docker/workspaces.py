@@ -1,0 +1,142 @@
+"""The writable places of containers, each below a disk limit of its own.
+
+On an engine of this machine, as root: subvolumes of a btrfs volume, which a small privileged
+process (``jail/store.py``) keeps mounted as long as we live. Elsewhere the engine is asked for
+tmpfs mounts of the right size, which count as memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ...errors import BackendUnavailableError, SandboxCreationError
+from ...settings import Settings
+
+UID = 1000
+_MAX_MESSAGE = 1 << 16
+_START_SECONDS = 30.0
+_END_SECONDS = 10.0
+_MB = 1 << 20
+# Almost at the limit is at the limit: what no longer fits may be a whole extent with its metadata.
+_SLACK = 256 << 10
+_SLACK_SHARE = 256
+_PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
+_PROGRAM = (
+    "import json, socket, sys; control = socket.socket(fileno={fd}); "
+    "options = json.loads(control.recv(65536)); sys.path.insert(0, options['package_path']); "
+    "from paracle_sandbox.jail.store import main; main(control, options)"
+)
+
+
+class Workspaces:
+    """A handle on the store process. Requests are few and short, and take their turns."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._numbers = itertools.count(1)
+        self._turn = asyncio.Lock()
+        self.path = ""
+
+    @classmethod
+    async def open(cls, settings: Settings) -> Workspaces:
+        """Raises BackendUnavailableError when this machine cannot have a volume."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            process = subprocess.Popen(
+                [_python(), "-I", "-S", "-E", "-c", _PROGRAM.format(fd=theirs.fileno())],
+                env={"LANG": "C.UTF-8"},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        workspaces = cls(process, ours)
+        options = {
+            "state_dir": settings.state_dir,
+            "data_dir": settings.data_dir,
+            "owner_pid": os.getpid(),
+            "package_path": _PACKAGE_PATH,
+        }
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await asyncio.get_running_loop().sock_sendall(ours, json.dumps(options).encode())
+                ready = await workspaces._receive()
+        except BaseException:
+            await workspaces.close()
+            raise
+        if ready.get("event") != "ready":
+            await workspaces.close()
+            raise BackendUnavailableError(str(ready.get("message") or "the store did not start"))
+        workspaces.path = str(ready["path"])
+        return workspaces
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    async def create(self, sandbox_id: str, disk_mb: int) -> str:
+        """The directory that holds ``workspace`` and ``tmp`` of a sandbox."""
+        answer = await self._ask("create", sandbox_id, uid=UID, disk_bytes=disk_mb * _MB)
+        if "error" in answer:
+            raise SandboxCreationError(
+                f"The workspace could not be made: {answer['error']}", sandbox_id, step="workspace"
+            )
+        return str(answer["path"])
+
+    async def usage(self, sandbox_id: str) -> tuple[int, bool]:
+        """Bytes used, and whether that is all there may be."""
+        answer = await self._ask("usage", sandbox_id)
+        used, limit = int(answer.get("used", 0)), int(answer.get("limit", 0))
+        slack = max(_SLACK, limit // _SLACK_SHARE)
+        return used, bool(limit) and used + slack >= limit
+
+    async def remove(self, sandbox_id: str) -> str:
+        """Idempotent. What is left, if anything."""
+        return str((await self._ask("remove", sandbox_id)).get("error", ""))
+
+    async def close(self) -> None:
+        """Hang up; the store unmounts and ends. Waits until it has."""
+        self._control.close()
+        await asyncio.to_thread(self._wait)
+
+    def _wait(self) -> None:
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    async def _ask(self, op: str, name: str, **arguments: Any) -> dict[str, Any]:
+        """The answer; an ``error`` in it when the store is gone, and all workspaces with it."""
+        number = next(self._numbers)
+        packet = json.dumps({"op": op, "request": number, "name": name, **arguments}).encode()
+        async with self._turn:
+            with contextlib.suppress(OSError):
+                await asyncio.get_running_loop().sock_sendall(self._control, packet)
+                # The answer to a request whose caller was cancelled may still be under way.
+                while (answer := await self._receive()) and answer["request"] != number:
+                    pass
+                if answer:
+                    return answer
+        return {"error": "the store of workspaces has ended"}
+
+    async def _receive(self) -> dict[str, Any]:
+        packet = await asyncio.get_running_loop().sock_recv(self._control, _MAX_MESSAGE)
+        return dict(json.loads(packet)) if packet else {}
+
+
+def _python() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

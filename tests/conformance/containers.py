@@ -1,0 +1,57 @@
+"""The contract on the backends that use a container engine: the same tests, told apart by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import engines
+import pytest
+from docker_leftovers import Leftovers
+
+from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.settings import Settings, load_settings
+from paracle_sandbox.testing.conformance import FEATURES, all_checks
+
+
+@dataclass(frozen=True)
+class Containers:
+    backend: DockerBackend
+    features: frozenset[str]
+    leftovers: Leftovers
+
+
+def engine_settings(engine: str) -> Settings:
+    """Settings for the engine of the tests; skips the test where there is none."""
+    engines.require(engine)
+    return load_settings({**_environment(), "DOCKER_HOST": engines.DOCKER_HOST})
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
+
+
+async def opened(backend: DockerBackend, lacking: frozenset[str]) -> AsyncIterator[Containers]:
+    health = await backend.health()
+    assert health.available, health.detail
+    features = frozenset(FEATURES) - lacking
+    if await backend.workspaces() is None:
+        features -= {"disk_apart"}
+    yield Containers(backend, features, Leftovers(backend))
+    await backend.close()
+
+
+def parameters(known_failures: dict[str, str]) -> list[object]:
+    """Every check; one that passes by accident though it is known to fail fails the run."""
+    return [
+        pytest.param(
+            check,
+            id=check.name,
+            marks=[pytest.mark.xfail(reason=known_failures[check.name], strict=True)]
+            if check.name in known_failures
+            else [],
+        )
+        for check in all_checks()
+    ]

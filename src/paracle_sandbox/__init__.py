@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         create_sandbox_client,
     )
     from .config import SandboxConfig
+    from .docker_sandbox import DockerSandbox
+    from .dockerized_terminal import AsyncDockerizedTerminal
     from .errors import (
         BackendUnavailableError,
         DockerConnectionError,
@@ -48,10 +50,12 @@ if TYPE_CHECKING:
 __version__ = "1.0.1"
 
 __all__ = [
+    "AsyncDockerizedTerminal",
     "BackendUnavailableError",
     "BaseSandboxClient",
     "CommandResult",
     "DockerConnectionError",
+    "DockerSandbox",
     "ExecutionResult",
     "FileInfo",
     "LocalSandboxClient",
@@ -86,8 +90,10 @@ __all__ = [
 
 # Where a name lives, if not in errors.
 _HOME = {
+    "AsyncDockerizedTerminal": "dockerized_terminal",
     "BaseSandboxClient": "client",
     "CommandResult": "results",
+    "DockerSandbox": "docker_sandbox",
     "ExecutionResult": "results",
     "FileInfo": "results",
     "LocalSandboxClient": "client",

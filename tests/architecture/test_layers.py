@@ -19,7 +19,8 @@ LAYERS = {
     2: "backends channel images",
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
     " launch limits paths terminal monitor",
-    4: "manager manager_stats executor client oneshot job slots idle",
+    4: "manager manager_stats executor client oneshot job slots idle docker_sandbox"
+    " dockerized_terminal",
     5: "cli __main__",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import engines
 import pytest
 from docker_leftovers import Leftovers
 
+import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.settings import Settings, load_settings
 from paracle_sandbox.testing.conformance import FEATURES, all_checks
@@ -37,7 +37,7 @@ async def opened(backend: DockerBackend, lacking: frozenset[str]) -> AsyncIterat
     health = await backend.health()
     assert health.available, health.detail
     features = frozenset(FEATURES) - lacking
-    if await backend.workspaces() is None:
+    if await backend.store.get() is None:
         features -= {"disk_apart"}
     yield Containers(backend, features, Leftovers(backend))
     await backend.close()

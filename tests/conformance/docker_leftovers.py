@@ -26,7 +26,7 @@ class Leftovers:
             "paracle.managed=true", f"paracle.session={self._backend.session}"
         )
         left = [f"container {container['Names']}" for container in containers]
-        workspaces = await self._backend.workspaces()
+        workspaces = await self._backend.store.get()
         if workspaces is not None:
             left += [f"workspace {name}" for name in os.listdir(workspaces.path)]
         return left

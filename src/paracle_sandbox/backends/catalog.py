@@ -59,6 +59,13 @@ async def sweep(settings: Settings) -> int:
     return swept
 
 
+def inside_container(container: str, settings: Settings) -> Backend:
+    """Guests in a container that somebody else started. Raises SandboxCreationError."""
+    from .docker.inside import InsideBackend
+
+    return InsideBackend(container, settings)
+
+
 def templates(settings: Settings) -> Templates:
     """The templates of this user."""
     from .native.templates import Templates

@@ -14,10 +14,11 @@ from typing import Any
 
 _ROOT = __name__.split(".", 1)[0]
 
-# Run as text, so it has to be brief. Modules come from memory only, with their source at hand
-# for tracebacks; the fd is the channel, or "0,1" where it is two pipes.
+# Run as text, so it has to be brief, and it imports next to nothing, because every sandbox waits
+# for it. Modules come from memory only, with their source at hand for tracebacks; the fd is the
+# channel, or "0,1" where it is two pipes.
 BOOTSTRAP = """
-import importlib.abc, importlib.util, json, os, sys
+import json, os, sys
 fds = [int(fd) for fd in sys.argv[1].split(",")]
 def take(count):
     data = b""
@@ -28,14 +29,18 @@ def take(count):
         data += piece
     return data
 boot = json.loads(take(int.from_bytes(take(4), "big")))
-class Bundle(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+class Bundle:
     def find_spec(self, name, path=None, target=None):
         if name in boot["modules"]:
-            return importlib.util.spec_from_loader(name, self, is_package=self.is_package(name))
-    def is_package(self, name):
-        return any(other.startswith(name + ".") for other in boot["modules"])
+            package = any(other.startswith(name + ".") for other in boot["modules"])
+            return type(os.__spec__)(name, self, is_package=package)
     def get_source(self, name):
         return boot["modules"][name]
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        source = self.get_source(module.__name__)
+        exec(compile(source, "<paracle>", "exec", dont_inherit=True), module.__dict__)
 sys.meta_path.insert(0, Bundle())
 boot["setup"].setdefault("python", sys.executable)
 if boot["setup"].get("own_env"):

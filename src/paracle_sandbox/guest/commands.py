@@ -123,6 +123,9 @@ class Command:
             size = parse_size(request["resize"])
             if self._input:
                 self._input.resize(size)
+            if self._launch.simple_terminals:
+                self._early_signals.append(signal.SIGWINCH)
+                self._send_signals()
         else:
             number = request.get("signal")
             if type(number) is not int or not 0 < number < signal.NSIG:

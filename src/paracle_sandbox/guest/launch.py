@@ -24,6 +24,7 @@ class Launch(NamedTuple):
     source: Optional[Tuple[bytes, bytes]] = None  # a path, and the text to write there first
     program: Optional[Dict[str, Any]] = None  # for become_program, instead of argv
     terminal: Optional[bytes] = None  # path of the slave side; the command fills it in
+    simple_terminals: bool = False  # a kernel that does less for terminals than Linux does
 
 
 def parse_exec(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
@@ -31,7 +32,8 @@ def parse_exec(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
     argv = _texts(request.get("argv"), "argv")
     if not argv:
         raise Invalid("argv is empty")
-    return Launch([_encode(item, "argv") for item in argv], *_surroundings(request, setup))
+    launch = Launch([_encode(item, "argv") for item in argv], *_surroundings(request, setup))
+    return launch._replace(simple_terminals=bool(setup.get("simple_terminals")))
 
 
 def parse_python(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
@@ -43,6 +45,7 @@ def parse_python(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
     python = str(setup.get("python") or "python3")
     command = [_encode(item, "argv") for item in [python, path, *argv]]
     launch = Launch(command, *_surroundings(request, setup))
+    launch = launch._replace(simple_terminals=bool(setup.get("simple_terminals")))
     if request.get("source") is not None:
         launch = launch._replace(source=(command[1], _source(request["source"])))
     if request.get("fresh"):

@@ -19,7 +19,6 @@ from ..channel import frames
 from . import kernel
 from .children import Children
 from .commands import Command
-from .files import OPS
 from .kill import TreeKill, kill_everything
 from .launch import Invalid, parse_exec, parse_python
 from .leftovers import Leftovers
@@ -231,6 +230,9 @@ class Guest:
             leftovers = Leftovers(self._loop, self._children, wire)
             leftovers.start()
             return leftovers
+        # Only now: most sandboxes run one program, and wait for each module that is compiled.
+        from .files import OPS
+
         if not isinstance(op, str) or op not in OPS:
             wire.error("unknown_op", "no such operation: %.100r" % (op,))
             return None

@@ -6,11 +6,13 @@ that, in the parent or in the child.
 """
 
 import errno
+import fcntl
 import os
 import signal
+import termios
 from typing import Any, Dict, List, Optional, Tuple
 
-from .kernel import close_from
+from .kernel import close_from, unblock_signals
 from .launch import Launch
 from .oom import OomFirst
 from .seed import Seed, grow, settle
@@ -47,6 +49,8 @@ def start_program(launch: Launch, stdio: Stdio, seed: Optional[Seed], oom: OomFi
             with oom:
                 return _fork(launch, stdio)
         with oom:
+            if launch.terminal and launch.simple_terminals:
+                return _spawn_in_terminal(launch, launch.terminal)
             return _spawn(launch, stdio)
     except OSError as error:
         raise Refused(tag, error.errno or errno.EIO) from None
@@ -82,6 +86,43 @@ def _spawn(launch: Launch, stdio: Stdio) -> int:
         except PermissionError as error:
             refusal = error.errno or errno.EACCES  # the next in PATH may be a better one
     raise OSError(refusal, os.strerror(refusal))
+
+
+def _spawn_in_terminal(launch: Launch, terminal: bytes) -> int:
+    """Like _spawn, where opening a terminal does not make it the controlling one."""
+    news, ours = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        code = errno.ENOENT
+        try:
+            signal.set_wakeup_fd(-1)
+            settle()
+            slave = os.open(terminal, os.O_RDWR)
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+            for number in (0, 1, 2):
+                os.dup2(slave, number)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            unblock_signals()
+            for path in candidates(launch.argv[0], launch.env):
+                try:
+                    os.execve(path, launch.argv, launch.env)  # noqa: S606
+                except (FileNotFoundError, NotADirectoryError):
+                    pass
+                except PermissionError as error:
+                    code = error.errno or errno.EACCES
+        except OSError as error:
+            code = error.errno or errno.EIO
+        finally:
+            os.write(ours, bytes([code]))
+            os._exit(127)
+    os.close(ours)
+    refusal = os.read(news, 1)
+    os.close(news)
+    if refusal:
+        os.waitpid(pid, 0)
+        raise OSError(refusal[0], os.strerror(refusal[0]))
+    return pid
 
 
 def _fork(launch: Launch, stdio: Stdio) -> int:

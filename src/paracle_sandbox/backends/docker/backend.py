@@ -15,15 +15,13 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...channel.boot import boot_message
 from ...config import SandboxConfig
 from ...errors import (
-    BackendUnavailableError,
     SandboxCleanupError,
-    SandboxConflictError,
     SandboxCreationError,
     SandboxError,
     SandboxNotFoundError,
@@ -33,15 +31,16 @@ from ...owner import Owner
 from ...settings import Settings, load_settings
 from ...volumes import Volume, allowed_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
-from ..cgroup_usage import read_usage
 from .channel import AttachChannel
 from .engine import Engine, EngineRefused
 from .images import Images, not_found
 from .labels import BACKEND, MANAGED, container_name, labels_of, sandbox_info
+from .meter import Meter
+from .owned import Owned
+from .refusals import creation_error
 from .spec import Place, container_body, guest_setup
-from .usage import cgroups_of, usage_of
 from .watch import Watch
-from .workspaces import Workspaces
+from .workspaces import WorkspaceStore
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -50,18 +49,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DEATH_SECONDS = 3.0
-
-
-@dataclass
-class _Owned:
-    """What this process holds of a container it made."""
-
-    container: str
-    config: SandboxConfig
-    channel: AttachChannel | None = None
-    pid: int = 0
-    cgroups: dict[str, str] = field(default_factory=dict)
-    last: Usage = field(default_factory=Usage)
 
 
 class DockerBackend(Backend):
@@ -80,9 +67,9 @@ class DockerBackend(Backend):
         self.session = secrets.token_hex(8)
         self._images = Images(self.engine, self.settings.state_dir)
         self._watch = Watch(self.engine, self.session)
-        self._owned: dict[str, _Owned] = {}
-        self._workspaces: asyncio.Task[Workspaces | None] | None = None
-        self.why_in_memory = ""
+        self._meter = Meter(self.engine, self._watch)
+        self._owned: dict[str, Owned] = {}
+        self.store = WorkspaceStore(self.engine, self.settings)
         self._bridged = False
         self._swept = False
 
@@ -140,8 +127,8 @@ class DockerBackend(Backend):
         labels: Mapping[str, str],
         volumes: list[Volume],
     ) -> None:
-        workspaces = await self.workspaces()
-        home = await workspaces.create(sandbox_id, config.disk_mb) if workspaces else None
+        workspaces, slot = await self.store.get(), secrets.token_hex(8)
+        home = await workspaces.create(slot, config.disk_mb) if workspaces else None
         try:
             owner = Owner.of(os.getpid())
             place = Place(
@@ -155,10 +142,10 @@ class DockerBackend(Backend):
             )
             container = await self._create_container(sandbox_id, config, place)
         except BaseException:
-            if workspaces and sandbox_id not in self._owned:
-                await workspaces.remove(sandbox_id)
+            if workspaces:
+                await workspaces.remove(slot)
             raise
-        owned = self._owned[sandbox_id] = _Owned(container, config)
+        owned = self._owned[sandbox_id] = Owned(container, config, slot)
         try:
             await self._start(sandbox_id, owned)
         except BaseException:
@@ -177,25 +164,30 @@ class DockerBackend(Backend):
                 elif refused.status == 409 and attempt < 3 and await self.sweep():
                     continue  # the name was a dead one's
                 else:
-                    raise _creation_error(refused, sandbox_id, config) from refused
+                    raise creation_error(refused, sandbox_id, config) from refused
         raise not_found(config.base_image, "it was pulled, but is not here")
 
-    async def _start(self, sandbox_id: str, owned: _Owned) -> None:
+    async def _start(self, sandbox_id: str, owned: Owned) -> None:
         self._watch.begin(owned.container)
         try:
             owned.channel = await self.engine.attach(owned.container)
-            await self.engine.start(owned.container)
-            await self._look_inside(sandbox_id, owned)
-            await owned.channel.send(boot_message(guest_setup(owned.config)))
+            await self._boot(sandbox_id, owned, owned.channel)
         except EngineRefused as refused:
-            raise _creation_error(refused, sandbox_id, owned.config) from refused
+            raise creation_error(refused, sandbox_id, owned.config) from refused
         except ConnectionError as error:
             raise SandboxCreationError(
                 f"The container ended before its guest was there: {error}", sandbox_id, step="guest"
             ) from error
 
-    async def _look_inside(self, sandbox_id: str, owned: _Owned) -> None:
-        """Before anything else happens in it: is it what was asked for? (See gvisor.)"""
+    async def _boot(self, sandbox_id: str, owned: Owned, channel: AttachChannel) -> None:
+        """The guest is on its way while the engine starts the container."""
+        sending = asyncio.ensure_future(channel.send(boot_message(guest_setup(owned.config))))
+        try:
+            await self.engine.start(owned.container)
+            await sending
+        finally:
+            sending.cancel()
+            await asyncio.wait([sending])
 
     def _allowed(self, config: SandboxConfig) -> list[Volume]:
         volumes = allowed_volumes(config.volumes, self.settings.volumes)
@@ -224,28 +216,6 @@ class DockerBackend(Backend):
         async with bridge(self.engine, config) as network:
             yield network
 
-    async def workspaces(self) -> Workspaces | None:
-        """The store of this process, started once; None where there can be none."""
-        task = self._workspaces
-        if task is not None and task.done() and not task.cancelled() and not task.exception():
-            store = task.result()
-            if store is not None and store.ended:
-                await store.close()
-                task = None
-        if task is None or (task.done() and (task.cancelled() or task.exception())):
-            task = self._workspaces = asyncio.ensure_future(self._open_workspaces())
-        return await asyncio.shield(task)
-
-    async def _open_workspaces(self) -> Workspaces | None:
-        if not await asyncio.to_thread(lambda: self.engine.endpoint.shares_our_files):
-            self.why_in_memory = "the engine is not of this machine, or we are not root"
-            return None
-        try:
-            return await Workspaces.open(self.settings)
-        except BackendUnavailableError as error:
-            self.why_in_memory = str(error)
-            return None
-
     # -- connect, destroy -----------------------------------------------------------------
 
     async def connect(self, sandbox_id: str) -> Channel:
@@ -272,8 +242,8 @@ class DockerBackend(Backend):
             return
         self._watch.end(owned.container)
         self._owned.pop(sandbox_id, None)
-        workspaces = await self.workspaces() if self._workspaces else None
-        left = await workspaces.remove(sandbox_id) if workspaces else ""
+        workspaces = await self.store.get()
+        left = await workspaces.remove(owned.workspace) if workspaces else ""
         if left:
             raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
 
@@ -290,59 +260,18 @@ class DockerBackend(Backend):
     async def usage(self, sandbox_id: str) -> Usage:
         owned = self._owned.get(sandbox_id)
         if owned is None:
-            return await self._foreign_usage(sandbox_id)
-        usage = await self._measure(owned)
-        if usage is None:
-            usage = await self._last_usage(owned)
-        workspaces = await self.workspaces()
+            reference = await self._find(sandbox_id)
+            usage = await self._meter.of_foreign(reference) if reference else None
+            if usage is None:
+                raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
+            return usage
+        usage = await self._meter.of(owned)
+        workspaces = await self.store.get()
         if workspaces is not None:
-            used, full = await workspaces.usage(sandbox_id)
+            used, full = await workspaces.usage(owned.workspace)
             usage = replace(usage, disk_bytes=used, disk_full=full)
         owned.last = usage
         return usage
-
-    async def _measure(self, owned: _Owned) -> Usage | None:
-        """None when it has ended."""
-        if not owned.pid:
-            state = await self._state(owned.container)
-            if not state.get("Pid"):
-                return None
-            owned.pid = int(state["Pid"])
-            owned.cgroups = cgroups_of(owned.pid, owned.container)
-        try:
-            if owned.cgroups:
-                return read_usage(owned.cgroups, owned.pid)
-            return usage_of(await self.engine.stats(owned.container))
-        except (FileNotFoundError, EngineRefused):
-            return None
-
-    async def _last_usage(self, owned: _Owned) -> Usage:
-        """Of one that has ended: what was seen last, and whether memory was the cause."""
-        death = await self._watch.cause(owned.container, _DEATH_SECONDS)
-        limit = owned.config.memory_mb << 20
-        if not death.oom:
-            return replace(owned.last, processes=0)
-        return replace(
-            owned.last, processes=0, memory_peak_bytes=limit, oom_kills=owned.last.oom_kills + 1
-        )
-
-    async def _foreign_usage(self, sandbox_id: str) -> Usage:
-        reference = await self._find(sandbox_id)
-        state = await self._state(reference) if reference else {}
-        usage = None
-        if reference and state.get("Pid"):
-            pid = int(state["Pid"])
-            place = _Owned(reference, SandboxConfig(), pid=pid, cgroups=cgroups_of(pid, reference))
-            usage = await self._measure(place)
-        if usage is None:
-            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
-        return usage
-
-    async def _state(self, reference: str) -> dict[str, Any]:
-        try:
-            return dict((await self.engine.inspect(reference))["State"])
-        except EngineRefused:
-            return {}
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         infos = [sandbox_info(container) for container in await self._containers()]
@@ -386,36 +315,5 @@ class DockerBackend(Backend):
 
             await remove_unused(self.engine)
         await self._watch.close()
-        task, self._workspaces = self._workspaces, None
-        if task is not None:
-            with suppress(SandboxError, asyncio.CancelledError):
-                store = await task
-                if store is not None:
-                    await store.close()
+        await self.store.close()
         await self.engine.close()
-
-
-def _creation_error(
-    refused: EngineRefused, sandbox_id: str, config: SandboxConfig
-) -> SandboxCreationError:
-    text = refused.message
-    lowered = text.lower()
-    if refused.status == 409 and "name" in lowered:
-        return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
-    if "python3" in text and "not found" in lowered:
-        return SandboxCreationError(
-            f"The image {config.base_image} has no python3, which the guest needs. Add it to the "
-            "image, or choose another base_image.",
-            sandbox_id,
-            step="guest",
-        )
-    if "unknown or invalid runtime" in lowered or "unknown runtime" in lowered:
-        return BackendUnavailableError(
-            f"The engine does not know the runtime: {text}. Register it (runtimes in its "
-            "daemon.json), and restart it.",
-            sandbox_id,
-            step="runtime",
-        )
-    return SandboxCreationError(
-        f"The engine did not make the sandbox: {text}", sandbox_id, step="container"
-    )

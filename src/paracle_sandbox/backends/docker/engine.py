@@ -186,7 +186,7 @@ class Engine:
         """What happens from now on, until the engine goes."""
         async with self._asking(None) as client:
             params = {"filters": json.dumps(filters)}
-            async with client._query("events", params=params, timeout=None) as response:
+            async with client._query("events", params=params, timeout=None) as response, response:
                 async for line in response.content:
                     yield json.loads(line)
 

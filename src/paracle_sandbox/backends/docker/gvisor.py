@@ -12,10 +12,14 @@ import asyncio
 import os
 from pathlib import Path
 
+from ...channel.boot import boot_message
 from ...errors import BackendUnavailableError
 from ...settings import Settings
-from .backend import DockerBackend, _Owned
+from .backend import DockerBackend
+from .channel import AttachChannel
 from .engine import EngineRefused
+from .owned import Owned
+from .spec import guest_setup
 
 RUNTIME = "runsc"
 _PROBE_SECONDS = 30.0
@@ -44,8 +48,9 @@ class GvisorBackend(DockerBackend):
         super().__init__(settings, runtime)
         self.runtime = self.runtime or RUNTIME
 
-    async def _look_inside(self, sandbox_id: str, owned: _Owned) -> None:
-        seen = await self._from_outside(owned) or await self._from_inside(owned)
+    async def _boot(self, sandbox_id: str, owned: Owned, channel: AttachChannel) -> None:
+        await self.engine.start(owned.container)
+        seen = await self._from_outside(owned) or await self._from_inside(channel)
         if seen:
             raise BackendUnavailableError(
                 f"The sandbox is not under gVisor: {seen}. Nothing was run in it. Register runsc "
@@ -53,8 +58,12 @@ class GvisorBackend(DockerBackend):
                 sandbox_id,
                 step="gvisor",
             )
+        # Opening a terminal does not make it the controlling one there, nor does a change of its
+        # size send a signal.
+        setup = {**guest_setup(owned.config), "simple_terminals": True}
+        await channel.send(boot_message(setup))
 
-    async def _from_outside(self, owned: _Owned) -> str:
+    async def _from_outside(self, owned: Owned) -> str:
         """What speaks against it; empty when nothing does."""
         try:
             answer = await self.engine.inspect(owned.container)
@@ -65,15 +74,14 @@ class GvisorBackend(DockerBackend):
         owned.pid = int(answer["State"].get("Pid") or 0)
         return await asyncio.to_thread(_not_runsc, owned.pid, owned.container)
 
-    async def _from_inside(self, owned: _Owned) -> str:
-        assert owned.channel is not None
+    async def _from_inside(self, channel: AttachChannel) -> str:
         said = b""
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 while not said.endswith(b"\n") and len(said) < _MAX_ANSWER:
-                    piece = await owned.channel.receive()
+                    piece = await channel.receive()
                     if not piece:
-                        return f"its first process has ended: {owned.channel.last_words}"
+                        return f"its first process has ended: {channel.last_words}"
                     said += piece
         except TimeoutError:
             return "it does not say what it is"

@@ -110,7 +110,7 @@ def _limits(backend: DockerBackend, usage: Usage) -> Iterator[Layer]:
         yield Layer(name, measured, "the container's cgroup")
     yield Layer("process limit", backend.limits_processes, "" if backend.limits_processes else
                 "gVisor counts no processes; its own share of the host's is limited")  # fmt: skip
-    memory = backend.why_in_memory
+    memory = backend.store.why_in_memory
     yield Layer(
         "disk limit apart from memory",
         not memory,

@@ -154,8 +154,7 @@ async def _have_network(engine: Engine) -> None:
         "EnableIPv6": False,
         "Labels": {"paracle.managed": "true"},
         "Options": {
-            "com.docker.network.bridge.name": PREFIX
-            + hashlib.sha256(name.encode()).hexdigest()[:8],
+            "com.docker.network.bridge.name": interface,
             "com.docker.network.bridge.enable_icc": "false",
         },
     }

@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...errors import BackendUnavailableError, SandboxCreationError
+from ...errors import BackendUnavailableError, SandboxCreationError, SandboxError
 from ...settings import Settings
+from .engine import Engine
 
 UID = 1000
 _MAX_MESSAGE = 1 << 16
@@ -87,25 +88,25 @@ class Workspaces:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    async def create(self, sandbox_id: str, disk_mb: int) -> str:
+    async def create(self, name: str, disk_mb: int) -> str:
         """The directory that holds ``workspace`` and ``tmp`` of a sandbox."""
-        answer = await self._ask("create", sandbox_id, uid=UID, disk_bytes=disk_mb * _MB)
+        answer = await self._ask("create", name, uid=UID, disk_bytes=disk_mb * _MB)
         if "error" in answer:
             raise SandboxCreationError(
-                f"The workspace could not be made: {answer['error']}", sandbox_id, step="workspace"
+                f"The workspace could not be made: {answer['error']}", step="workspace"
             )
         return str(answer["path"])
 
-    async def usage(self, sandbox_id: str) -> tuple[int, bool]:
+    async def usage(self, name: str) -> tuple[int, bool]:
         """Bytes used, and whether that is all there may be."""
-        answer = await self._ask("usage", sandbox_id)
+        answer = await self._ask("usage", name)
         used, limit = int(answer.get("used", 0)), int(answer.get("limit", 0))
         slack = max(_SLACK, limit // _SLACK_SHARE)
         return used, bool(limit) and used + slack >= limit
 
-    async def remove(self, sandbox_id: str) -> str:
+    async def remove(self, name: str) -> str:
         """Idempotent. What is left, if anything."""
-        return str((await self._ask("remove", sandbox_id)).get("error", ""))
+        return str((await self._ask("remove", name)).get("error", ""))
 
     async def close(self) -> None:
         """Hang up; the store unmounts and ends. Waits until it has."""
@@ -140,3 +141,48 @@ class Workspaces:
 
 def _python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+class WorkspaceStore:
+    """The workspaces of a backend, opened when they are first needed, and again if they die."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._opening: asyncio.Task[Workspaces | None] | None = None
+        self.why_in_memory = ""
+
+    async def get(self) -> Workspaces | None:
+        """None where there can be none, and why_in_memory says so."""
+        if self._opening is None or await self._is_lost(self._opening):
+            self._opening = asyncio.ensure_future(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def _is_lost(self, opening: asyncio.Task[Workspaces | None]) -> bool:
+        if not opening.done():
+            return False
+        if opening.cancelled() or opening.exception():
+            return True
+        workspaces = opening.result()
+        if workspaces is None or not workspaces.ended:
+            return False
+        await workspaces.close()
+        return True
+
+    async def _open(self) -> Workspaces | None:
+        if not await asyncio.to_thread(lambda: self._engine.endpoint.shares_our_files):
+            self.why_in_memory = "the engine is not of this machine, or we are not root"
+            return None
+        try:
+            return await Workspaces.open(self._settings)
+        except BackendUnavailableError as error:
+            self.why_in_memory = str(error)
+            return None
+
+    async def close(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            with contextlib.suppress(SandboxError, asyncio.CancelledError):
+                workspaces = await opening
+                if workspaces is not None:
+                    await workspaces.close()

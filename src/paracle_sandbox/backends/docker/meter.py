@@ -1,0 +1,61 @@
+"""What containers use now, or used last, and whether it was memory that ended them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...config import SandboxConfig
+from ..base import Usage
+from ..cgroup_usage import read_usage
+from .engine import Engine, EngineRefused
+from .owned import Owned
+from .usage import cgroups_of, usage_of
+from .watch import Watch
+
+_DEATH_SECONDS = 3.0
+
+
+class Meter:
+    """Reads the cgroup where that is of this machine, and asks the engine elsewhere."""
+
+    def __init__(self, engine: Engine, watch: Watch) -> None:
+        self._engine = engine
+        self._watch = watch
+
+    async def of(self, owned: Owned) -> Usage:
+        return await self._measure(owned) or await self._last(owned)
+
+    async def of_foreign(self, reference: str) -> Usage | None:
+        """Of a container that another process made; None when it has ended."""
+        return await self._measure(Owned(reference, SandboxConfig()))
+
+    async def _measure(self, owned: Owned) -> Usage | None:
+        """None when it has ended."""
+        if not owned.cgroups:
+            owned.pid = owned.pid or int((await self._state(owned.container)).get("Pid") or 0)
+            if not owned.pid:
+                return None
+            owned.cgroups = cgroups_of(owned.pid, owned.container)
+        try:
+            if owned.cgroups:
+                return read_usage(owned.cgroups, owned.pid)
+            sample = await self._engine.stats(owned.container)
+            # Of one that has ended, the engine gives a sample without figures.
+            return usage_of(sample) if sample.get("memory_stats") else None
+        except (FileNotFoundError, EngineRefused):
+            return None
+
+    async def _last(self, owned: Owned) -> Usage:
+        death = await self._watch.cause(owned.container, _DEATH_SECONDS)
+        if not death.oom:
+            return replace(owned.last, processes=0)
+        kills = owned.last.oom_kills + 1
+        peak = owned.config.memory_mb << 20
+        return replace(owned.last, processes=0, memory_peak_bytes=peak, oom_kills=kills)
+
+    async def _state(self, reference: str) -> dict[str, Any]:
+        try:
+            return dict((await self._engine.inspect(reference))["State"])
+        except EngineRefused:
+            return {}

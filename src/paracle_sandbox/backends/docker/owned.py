@@ -1,0 +1,23 @@
+"""What this process holds of a container it made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...config import SandboxConfig
+from ..base import Usage
+from .channel import AttachChannel
+
+
+@dataclass
+class Owned:
+    """The id of the container, and what was learned of it. ``pid`` is its first process as the
+    engine's machine counts, 0 until somebody asked; ``cgroups`` are empty elsewhere."""
+
+    container: str
+    config: SandboxConfig
+    workspace: str = ""
+    channel: AttachChannel | None = None
+    pid: int = 0
+    cgroups: dict[str, str] = field(default_factory=dict)
+    last: Usage = field(default_factory=Usage)

@@ -1,0 +1,33 @@
+"""What an engine's refusal means to somebody who asked for a sandbox."""
+
+from __future__ import annotations
+
+from ...config import SandboxConfig
+from ...errors import BackendUnavailableError, SandboxConflictError, SandboxCreationError
+from .engine import EngineRefused
+
+
+def creation_error(
+    refused: EngineRefused, sandbox_id: str, config: SandboxConfig
+) -> SandboxCreationError:
+    text = refused.message
+    lowered = text.lower()
+    if refused.status == 409 and "name" in lowered:
+        return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+    if "python3" in text and "not found" in lowered:
+        return SandboxCreationError(
+            f"The image {config.base_image} has no python3, which the guest needs. Add it to the "
+            "image, or choose another base_image.",
+            sandbox_id,
+            step="guest",
+        )
+    if "unknown or invalid runtime" in lowered or "unknown runtime" in lowered:
+        return BackendUnavailableError(
+            f"The engine does not know the runtime: {text}. Register it (runtimes in its "
+            "daemon.json), and restart it.",
+            sandbox_id,
+            step="runtime",
+        )
+    return SandboxCreationError(
+        f"The engine did not make the sandbox: {text}", sandbox_id, step="container"
+    )

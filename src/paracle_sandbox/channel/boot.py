@@ -46,6 +46,9 @@ boot["setup"].setdefault("python", sys.executable)
 if boot["setup"].get("own_env"):
     boot["setup"]["env"] = {**os.environ, **boot["setup"]["env"]}
 sys.argv[:] = [""]
+if boot.get("confine"):
+    from paracle_sandbox.jail.inner import confine
+    confine(boot["confine"])
 from paracle_sandbox.guest.main import serve
 serve(fds[0], boot["setup"], *fds[1:])
 """
@@ -63,9 +66,25 @@ def bundle() -> Mapping[str, str]:
     return sources
 
 
-def boot_message(setup: Mapping[str, Any]) -> bytes:
-    """The first bytes on a new channel: length, then modules and setup as JSON."""
-    body = json.dumps({"modules": dict(bundle()), "setup": dict(setup)}).encode("ascii")
+@cache
+def _confining() -> Mapping[str, str]:
+    """The modules of the jail that work inside a place which an engine has made."""
+    names = ("bpf", "confine", "inner", "kernel", "landlock", "policy", "root", "rules", "seccomp",
+             "syscalls")  # fmt: skip
+    sources = {f"{_ROOT}.jail.{name}": _source("jail", f"{name}.py") for name in names}
+    return {f"{_ROOT}.jail": "", **sources}
+
+
+def boot_message(setup: Mapping[str, Any], confine: Mapping[str, Any] | None = None) -> bytes:
+    """The first bytes on a new channel: length, then modules and setup as JSON.
+
+    With ``confine``, a plan for jail/inner.py, the guest confines itself first: for places whose
+    engine starts it as root."""
+    boot: dict[str, Any] = {"modules": dict(bundle()), "setup": dict(setup)}
+    if confine is not None:
+        boot["modules"] |= _confining()
+        boot["confine"] = dict(confine)
+    body = json.dumps(boot).encode("ascii")
     return len(body).to_bytes(4, "big") + body
 
 

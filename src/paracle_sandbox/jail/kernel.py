@@ -28,6 +28,7 @@ MS_NODEV = 0x4
 MS_NOEXEC = 0x8
 MS_REMOUNT = 0x20
 MS_BIND = 0x1000
+MS_MOVE = 0x2000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MNT_DETACH = 2
@@ -55,6 +56,7 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
 
 _SIOCSIFFLAGS = 0x8914
+_POWER_OFF = 0x4321FEDC
 _IFF_UP_LOOPBACK_RUNNING = 0x1 | 0x8 | 0x40
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -67,6 +69,7 @@ _libc.mount.argtypes = (
 )
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.unshare.argtypes = (ctypes.c_int,)
+_libc.reboot.argtypes = (ctypes.c_uint,)
 _libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 _libc.syscall.argtypes = (ctypes.c_long, *(ctypes.c_ulong,) * 6)
@@ -118,6 +121,11 @@ def set_attributes(target: str, attributes: int, *, recursive: bool = True) -> N
         ctypes.addressof(attr),
         32,
     )
+
+
+def move(source: str, target: str) -> None:
+    """Take a mount away from ``source`` and show it at ``target``."""
+    mount(source, target, "", MS_MOVE)
 
 
 def umount(target: str, flags: int = MNT_DETACH) -> None:
@@ -180,6 +188,11 @@ def drop_all_capabilities() -> None:
         _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities"
     )
     capset(0, 0, 0)
+
+
+def power_off() -> None:
+    """End the machine, or the container: the kernel kills the first process of the namespace."""
+    _checked(_libc.reboot(_POWER_OFF), "reboot")
 
 
 def loopback_up() -> None:

@@ -1,8 +1,8 @@
 """The engines that tests may need, and what their absence means: asked here and nowhere else.
 
 A test that needs Docker calls ``require("docker")`` first, mostly in a fixture. Without the engine
-it is skipped, with the reason and the remedy; PARACLE_REQUIRE_ENGINES=vm,docker,gvisor,incus names those
-whose absence is a failure instead. ``make test`` starts what it can (scripts/engines.sh run).
+it is skipped, with the reason and the remedy; PARACLE_REQUIRE_ENGINES=vm,docker,gvisor,incus names
+those whose absence is a failure instead. ``make test`` starts what it can (scripts/engines.sh run).
 """
 
 from __future__ import annotations

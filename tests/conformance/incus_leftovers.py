@@ -32,7 +32,9 @@ class Leftovers:
         ready = [one["name"] for one in ours if one["name"].endswith(one["config"].get(WARM, "-"))]
         left = [f"instance {one['name']}" for one in ours if one["name"] not in ready]
         # A running instance has a cgroup; one that is kept ready has none.
-        left += [f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("*/lxc.payload.paracle-*")]
+        left += [
+            f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("*/lxc.payload.paracle-*")
+        ]
         workspaces = await self._backend.homes.store.get()
         if workspaces is not None:
             left += [f"workspace {name}" for name in os.listdir(workspaces.path)]

@@ -19,7 +19,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -170,7 +169,9 @@ def _mount_workspace(plan: dict[str, Any]) -> None:
     size = plan["tmpfs_mb"]
     os.makedirs(HOME, 0o755, exist_ok=True)
     if size:
-        kernel.mount("tmpfs", HOME, "tmpfs", _TMPFS, f"mode=755,size={size}m,nr_inodes={size * 128}")
+        kernel.mount(
+            "tmpfs", HOME, "tmpfs", _TMPFS, f"mode=755,size={size}m,nr_inodes={size * 128}"
+        )
     if not os.path.isdir(HOME + "/workspace"):
         identity = Identity(UID_INSIDE, UID_INSIDE, rootless=False)
         prepare_workspace(HOME, Shape(read_only=False), identity)
@@ -239,5 +240,3 @@ def _with_user(name: str, line: str) -> str:
         if len(parts) > 2 and parts[0] != _USER and parts[2] != str(UID_INSIDE)
     ]
     return "\n".join([*others, line, ""])
-
-

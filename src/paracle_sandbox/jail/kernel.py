@@ -57,6 +57,11 @@ _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
 
 _SIOCSIFFLAGS = 0x8914
 _POWER_OFF = 0x4321FEDC
+_SIOCADDRT = 0x890B
+_SIOCSIFADDR = 0x8916
+_SIOCSIFNETMASK = 0x891C
+_RTF_UP_GATEWAY = 0x1 | 0x2
+_IFF_UP_RUNNING = 0x1 | 0x40
 _IFF_UP_LOOPBACK_RUNNING = 0x1 | 0x8 | 0x40
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -193,6 +198,25 @@ def drop_all_capabilities() -> None:
 def power_off() -> None:
     """End the machine, or the container: the kernel kills the first process of the namespace."""
     _checked(_libc.reboot(_POWER_OFF), "reboot")
+
+
+def configure_interface(name: str, address: str, netmask: str, gateway: str) -> None:
+    """An address, and a way out, for an interface of this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, netmask)):
+            fcntl.ioctl(probe.fileno(), request, struct.pack("16s", name.encode()) + _inet(value))
+        up = struct.pack("16sh14x", name.encode(), _IFF_UP_RUNNING)
+        fcntl.ioctl(probe.fileno(), _SIOCSIFFLAGS, up)
+        route = struct.pack("L16s16s16sHhLPhPLLH", 0, _inet("0.0.0.0"), _inet(gateway),  # noqa: S104
+                            _inet("0.0.0.0"), _RTF_UP_GATEWAY, 0, 0, 0, 0, 0, 0, 0, 0)  # noqa: S104  # fmt: skip
+        try:
+            fcntl.ioctl(probe.fileno(), _SIOCADDRT, route)
+        except FileExistsError:
+            pass  # the image has done it itself
+
+
+def _inet(address: str) -> bytes:
+    return struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
 
 
 def loopback_up() -> None:

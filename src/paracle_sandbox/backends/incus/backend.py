@@ -36,7 +36,7 @@ from .homes import Homes
 from .images import image_source
 from .instances import Instances
 from .labels import instance_name, owner_keys, owner_of, sandbox_info, sandbox_keys
-from .meter import Meter
+from .meter import Meter, guest_pid
 from .owned import Owned
 from .refusals import creation_error
 from .remotes import Remotes
@@ -190,9 +190,7 @@ class IncusBackend(Backend):
             config = {key: value for key, value in body["config"].items() if key != forbidden}
             await self._make_stopped({**body, "config": config})
 
-    async def _make_ready(
-        self, name: str, keys: dict[str, str], source: Mapping[str, Any]
-    ) -> None:
+    async def _make_ready(self, name: str, keys: dict[str, str], source: Mapping[str, Any]) -> None:
         place = Place(
             self.kind,
             await self.homes.pool(),
@@ -268,6 +266,10 @@ class IncusBackend(Backend):
         if usage is None:
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
         return usage
+
+    def init_pid(self, sandbox_id: str) -> int:
+        """The first process of a sandbox of ours that was looked at, as its machine counts."""
+        return guest_pid(self._owned[sandbox_id].cgroups)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         infos = [sandbox_info(instance, self.name) for instance in await self.instances.all()]

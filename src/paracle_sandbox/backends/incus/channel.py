@@ -68,10 +68,10 @@ class ExecChannel(Channel):
     async def send(self, data: bytes) -> None:
         import aiohttp
 
-        view = memoryview(data)
         try:
             for start in range(0, len(data), _PIECE):
-                await self._stdin.send_bytes(view[start : start + _PIECE])
+                piece = data if len(data) <= _PIECE else data[start : start + _PIECE]
+                await self._stdin.send_bytes(piece)
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
             raise ConnectionError(f"the guest is gone: {error}") from error
 

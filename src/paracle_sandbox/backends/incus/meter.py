@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...config import SandboxConfig
@@ -13,6 +14,9 @@ from .homes import Homes
 from .instances import Instances
 from .owned import Owned
 from .server import Refused
+
+# Numbers that a process of an instance has: the machine's and the instance's.
+_INSTANCE_DEPTH = 2
 
 
 class Meter:
@@ -47,6 +51,24 @@ class Meter:
             return read_usage(owned.cgroups, owned.pid)
         except (FileNotFoundError, Refused):
             return None
+
+
+def guest_pid(cgroups: Mapping[str, str]) -> int:
+    """The guest, which is the first process of a pid namespace inside the instance's own.
+
+    Raises ProcessLookupError when it is gone."""
+    group = Path(cgroups.get("unified") or cgroups.get("pids") or "/nowhere")
+    for path in list(group.rglob("cgroup.procs")) if group.is_dir() else ():
+        for pid in path.read_text(encoding="ascii").split():
+            try:
+                status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+            except OSError:
+                continue
+            numbers = status.partition("\nNSpid:")[2].split("\n")[0].split()
+            # The instance's own first process has one number fewer.
+            if len(numbers) > _INSTANCE_DEPTH and numbers[-1] == "1" and numbers[-2] != "1":
+                return int(pid)
+    raise ProcessLookupError("the guest is gone")
 
 
 def usage_of(state: Mapping[str, Any]) -> Usage:

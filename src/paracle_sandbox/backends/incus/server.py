@@ -105,9 +105,9 @@ class Server:
         headers: Mapping[str, str] | None = None,
         seconds: float = _ANSWER_SECONDS,
     ) -> dict[str, Any]:
+        session = self._open()
         import aiohttp
 
-        session = self._open()
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
         data: dict[str, Any] = {"data": content} if content is not None else {"json": body}
         try:

@@ -17,7 +17,7 @@ incus_() {
 }
 
 have_incus() {
-    [ -x "$INCUSD" ] && command -v incus >/dev/null
+    [ -x "$INCUSD" ] && command -v incus >/dev/null && command -v dnsmasq >/dev/null
 }
 
 # From the backports of this release: Debian 12 itself has none. The machine's own sources stay as
@@ -43,7 +43,7 @@ install_incus() {
         printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
     fi
     "${apt[@]}" update >&2 && DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y \
-        --no-install-recommends -t "$release-backports" incus-base incus-client >&2
+        --no-install-recommends -t "$release-backports" incus-base incus-client dnsmasq-base >&2
     [ -z "$ours" ] || rm -f "$ours"
     rm -rf "$work"
     have_incus || fail "cannot install incus-base from $release-backports"

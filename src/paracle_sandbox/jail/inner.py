@@ -112,7 +112,11 @@ def _furnish(plan: dict[str, Any]) -> None:
         kernel.loopback_up()
     with _step("network"):
         if plan.get("address"):
+            # Nobody has given it an address that could be filtered.
+            for name in ("all", "default", "eth0"):
+                _write(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6", "1")
             kernel.configure_interface("eth0", plan["address"], plan["netmask"], plan["gateway"])
+            kernel.refuse_routes(plan["refused"])
     with _step("hostname"):
         socket.sethostname("sandbox")
     with _step("private mounts"):
@@ -224,6 +228,11 @@ def _write_etc(plan: dict[str, Any]) -> None:
             os.unlink(target)  # into /run, mostly, which will be empty
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         bind_text(f"{_EMPTY}/etc/{name}", text, target)
+
+
+def _write(path: str, text: str) -> None:
+    with contextlib.suppress(FileNotFoundError), open(path, "w", encoding="ascii") as file:
+        file.write(text)
 
 
 def _with_user(name: str, line: str) -> str:

@@ -6,6 +6,7 @@ OSError; none retries.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -61,6 +62,7 @@ _SIOCADDRT = 0x890B
 _SIOCSIFADDR = 0x8916
 _SIOCSIFNETMASK = 0x891C
 _RTF_UP_GATEWAY = 0x1 | 0x2
+_RTF_UP_REJECT = 0x1 | 0x200
 _IFF_UP_RUNNING = 0x1 | 0x40
 _IFF_UP_LOOPBACK_RUNNING = 0x1 | 0x8 | 0x40
 
@@ -207,12 +209,25 @@ def configure_interface(name: str, address: str, netmask: str, gateway: str) -> 
             fcntl.ioctl(probe.fileno(), request, struct.pack("16s", name.encode()) + _inet(value))
         up = struct.pack("16sh14x", name.encode(), _IFF_UP_RUNNING)
         fcntl.ioctl(probe.fileno(), _SIOCSIFFLAGS, up)
-        route = struct.pack("L16s16s16sHhLPhPLLH", 0, _inet("0.0.0.0"), _inet(gateway),  # noqa: S104
-                            _inet("0.0.0.0"), _RTF_UP_GATEWAY, 0, 0, 0, 0, 0, 0, 0, 0)  # noqa: S104  # fmt: skip
-        try:
-            fcntl.ioctl(probe.fileno(), _SIOCADDRT, route)
-        except FileExistsError:
-            pass  # the image has done it itself
+        with contextlib.suppress(FileExistsError):  # the image has done it itself
+            _add_route(probe, "0.0.0.0/0", gateway, _RTF_UP_GATEWAY)
+
+
+def refuse_routes(places: list[str]) -> None:
+    """Have the kernel refuse whatever is sent there from this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for place in places:
+            with contextlib.suppress(FileExistsError):
+                _add_route(probe, place, "0.0.0.0", _RTF_UP_REJECT)  # noqa: S104  no gateway
+
+
+def _add_route(probe: socket.socket, place: str, gateway: str, flags: int) -> None:
+    address, _, bits = place.partition("/")
+    mask = (0xFFFFFFFF << (32 - int(bits or 32))) & 0xFFFFFFFF
+    netmask = socket.inet_ntoa(struct.pack(">I", mask))
+    # What remains unnamed: padding, metric, device, mtu, window, round trip time.
+    fields = (0, _inet(address), _inet(gateway), _inet(netmask), flags, *(0,) * 8)
+    fcntl.ioctl(probe.fileno(), _SIOCADDRT, struct.pack("L16s16s16sHhLPhPLLH", *fields))
 
 
 def _inet(address: str) -> bytes:

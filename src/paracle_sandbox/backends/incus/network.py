@@ -1,20 +1,22 @@
 """network_mode: none is no card at all; bridge is one filtered card; host cannot be had.
 
-The card is on a managed bridge that the server has already, which stays as it is. What it may not
-reach is in a list of rules (an ACL) of our own, applied to the card alone: the bridge's own subnet,
-with the host and the other sandboxes on it, every other address of the host, and the addresses of
-metadata services. The server sees to it that the card sends from its own address only, and that no
-other port of the bridge hears it. The address is set by the guest's own first steps, so the image
-needs no program for that.
+The card is on a managed bridge that the server has already, which stays as it is. The server sees
+to it that the card sends from its own address only, and that no other port of the bridge hears it.
+The guest's own first steps, as root of the instance, give it the address and the routes, so the
+image needs no program for that; and the routes refuse what a sandbox may not reach: the bridge's
+subnet with the host and the other sandboxes, every other address of the host, and the addresses of
+metadata services. Nobody inside has the capability to change a route.
+
+Rules of the server's own (ACLs) would say the same from outside, but they take a kernel that can
+track connections on bridges, and server 6.0.4 writes rules that nft refuses.
 """
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
-import json
+import itertools
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,7 +28,7 @@ from .refusals import no_network
 from .server import Refused, Server
 from .spec import NIC, Nic
 
-_NEEDED = "network_bridge_acl_devices"
+_HOST_BITS = 32
 _TRIES = 200
 
 
@@ -40,31 +42,23 @@ async def nic_for(server: Server, config: SandboxConfig) -> Nic | None:
             "or another backend.",
             step="network",
         )
-    about = await server.get("/1.0")
-    filtered = _NEEDED in (about.get("api_extensions") or ())
-    if not filtered and "firewall" not in config.allow_degraded:
-        raise SandboxCreationError(
-            "This Incus server cannot filter a card on a bridge; it needs Incus 6.0.4 or newer. To "
-            'do without: SandboxConfig(allow_degraded={"firewall"}).',
-            step="network firewall",
-        )
+    environment = (await server.get("/1.0")).get("environment") or {}
     network = await _choose_network(server)
     gateway = ipaddress.IPv4Interface(network["config"]["ipv4.address"])
     address = await _free_address(server, str(network["name"]), gateway)
-    rules = acl_rules(gateway.network, _addresses_of((about.get("environment") or {})))
-    acl = await _have_acl(server, rules) if filtered else None
     return Nic(
-        device=card(str(network["name"]), address, acl),
+        device=card(str(network["name"]), address),
         address=address,
         netmask=str(gateway.netmask),
         gateway=str(gateway.ip),
+        refused=tuple(refused_places(gateway.network, _addresses_of(environment))),
         resolv_conf=_name_servers(),
     )
 
 
-def card(network: str, address: str, acl: str | None) -> dict[str, str]:
-    """The device. IPv6 is dropped: no address was given for it."""
-    device = {
+def card(network: str, address: str) -> dict[str, str]:
+    """The device. All IPv6 is dropped: no address was given for it."""
+    return {
         "type": "nic",
         "network": network,
         "name": NIC,
@@ -74,19 +68,14 @@ def card(network: str, address: str, acl: str | None) -> dict[str, str]:
         "security.ipv6_filtering": "true",
         "security.port_isolation": "true",
     }
-    if acl is not None:
-        device |= {
-            "security.acls": acl,
-            "security.acls.default.egress.action": "allow",
-            "security.acls.default.ingress.action": "drop",
-        }
-    return device
 
 
-def acl_rules(subnet: ipaddress.IPv4Network, host: Iterable[str]) -> list[dict[str, str]]:
-    """What no sandbox may reach. The server takes refusals before everything else."""
-    refused = [*DENIED, AZURE, str(subnet), *sorted(host)]
-    return [{"action": "reject", "state": "enabled", "destination": one} for one in refused]
+def refused_places(subnet: ipaddress.IPv4Network, host: Iterable[str]) -> Iterator[str]:
+    """What no sandbox may reach; the subnet by its halves, which outweigh the whole."""
+    yield from DENIED
+    yield AZURE
+    yield from map(str, subnet.subnets() if subnet.prefixlen < _HOST_BITS else (subnet,))
+    yield from sorted(host)
 
 
 async def _choose_network(server: Server) -> dict[str, Any]:
@@ -123,23 +112,6 @@ async def _free_address(server: Server, network: str, gateway: ipaddress.IPv4Int
     raise SandboxCreationError(f"The network {network} has no free address.", step="network")
 
 
-async def _have_acl(server: Server, rules: list[dict[str, str]]) -> str:
-    """Named by what it says, so that nobody's rules are ever changed."""
-    name = "paracle-" + hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:12]
-    body = {"name": name, "description": "Paracle Sandbox", "ingress": [], "egress": rules}
-    try:
-        await server.get(f"/1.0/network-acls/{name}")
-    except Refused as refused:
-        if not refused.is_absence:
-            raise
-        try:
-            await server.change("POST", "/1.0/network-acls", body)
-        except Refused as other:
-            if "already" not in other.message:  # somebody was faster
-                raise
-    return name
-
-
 def _addresses_of(environment: Mapping[str, Any]) -> set[str]:
     """Those of the server's machine, as far as it tells, and of this one."""
     told = (str(one).rpartition(":")[0] for one in environment.get("addresses") or ())
@@ -149,7 +121,7 @@ def _addresses_of(environment: Mapping[str, Any]) -> set[str]:
     except OSError:
         return found
     lines = [line.strip() for line in text.splitlines()]
-    for line, after in zip(lines, lines[1:], strict=False):
+    for line, after in itertools.pairwise(lines):
         if after.startswith("/32 host LOCAL") and line.startswith("|-- "):
             found.add(line.removeprefix("|-- "))
     return {one for one in found if not one.startswith("127.")}

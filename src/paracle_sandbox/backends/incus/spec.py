@@ -41,6 +41,7 @@ class Nic:
     address: str
     netmask: str
     gateway: str
+    refused: tuple[str, ...]
     resolv_conf: str
 
 
@@ -154,4 +155,5 @@ def confinement(config: SandboxConfig, place: Place) -> dict[str, Any]:
     if place.nic is not None:
         nic = place.nic
         plan |= {"address": nic.address, "netmask": nic.netmask, "gateway": nic.gateway}
+        plan["refused"] = list(nic.refused)
     return plan

@@ -24,7 +24,9 @@ _PIECES = {
 def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCreationError:
     text = refused.message
     lower = text.lower()
-    if "already exists" in lower or "already in use" in lower:
+    # Another one of this name may just be under way.
+    busy = 'busy running a "create"' in lower
+    if busy or "already exists" in lower or "already in use" in lower:
         return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
     if match := _NO_MACHINES.search(text):
         return no_machines(match["piece"])

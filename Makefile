@@ -12,7 +12,7 @@ test: dev tools lint  ## everything, on real kernels, engines and limits
 	scripts/engines.sh run $(BIN)/python -m pytest
 
 bench: dev  ## the budget, ours beside the alternatives, in one run
-	$(BIN)/python -m benchmarks
+	scripts/engines.sh run $(BIN)/python -m benchmarks
 
 lint: dev
 	$(BIN)/ruff check .

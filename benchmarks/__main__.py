@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from paracle_sandbox.errors import SandboxError
+
 from . import ours, peers, service
 from .measure import PACE_SECONDS, Times, per_second, timed_command
 
@@ -68,6 +70,7 @@ class Bench:
         await self._cli()
         await self._idle()
         await self._bulk()
+        await self._incus()
         await self._service()
 
     async def _service(self) -> None:
@@ -261,6 +264,26 @@ class Bench:
         )
         self.floor(
             f"copy out, a file of {self.megabytes} MiB", f"{out:.0f} MB/s", out, 200, ">= 200 MB/s"
+        )
+
+    async def _incus(self) -> None:
+        from . import incus
+
+        try:
+            found = await incus.figures(self.count)
+        except (SandboxError, OSError, RuntimeError) as error:
+            print(f"  incus: left out: {str(error)[:120]}")
+            return
+        self.note(found.cold, "container of its own, full posture; unpacks its image")
+        self.note(found.warm, "the same; the image was unpacked ahead of need")
+        self.note(found.exec_command, "the client of Incus, in the same instance")
+        self.note(found.command)
+        self.row(
+            "incus: command in a live sandbox, p50",
+            f"{found.command.p50:.2f} ms",
+            found.command.p50 / found.exec_command.p50,
+            0.1,
+            "<= 0.1x incus exec",
         )
 
     def table(self) -> str:

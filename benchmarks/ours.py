@@ -114,7 +114,7 @@ async def many_idle(count: int) -> tuple[float, float, float]:
 
 def _pss(init_pid: int) -> int:
     """Of every process of the sandbox, in bytes."""
-    from paracle_sandbox.backends.native.posture import processes
+    from paracle_sandbox.backends.posture import processes
 
     total = 0
     for pid in processes(init_pid):

@@ -113,7 +113,8 @@ stop_docker() {
         end_containers
         remove_networks
     fi
-    find "$run" -mindepth 1 -delete
+    # What is another engine's stays.
+    find "$run" -mindepth 1 ! -path "$run/incus*" -delete
 }
 
 empty_docker() {

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Container engines for the tests: Docker, and gVisor as a runtime of it.
+# Container engines for the tests: Docker, gVisor as a runtime of it, and Incus.
 #
-#   scripts/engines.sh start [docker] [gvisor]    both, if none is named; a no-op when all is there
-#   scripts/engines.sh status [docker] [gvisor]   0 if they can be used
-#   scripts/engines.sh stop                       ends everything that start began
+#   scripts/engines.sh start [ENGINE ...]         docker, gvisor, incus; a no-op when all is there
+#   scripts/engines.sh status [ENGINE ...]        0 if they can be used; without a name, all
+#   scripts/engines.sh stop [ENGINE ...]          ends what start began, of all without a name
 #   scripts/engines.sh run COMMAND ...            start, the command, and stop after the last `run`
 #
-# The engine listens on docker.sock below PARACLE_TEST_RUN (/run/paracle-sandbox-tests) and shares
-# nothing with an engine of the machine's own. What is costly is kept below PARACLE_TEST_CACHE.
+# They listen on docker.sock and incus/unix.socket below PARACLE_TEST_RUN (which is
+# /run/paracle-sandbox-tests) and share nothing with an engine of the machine's own. What is costly is kept below PARACLE_TEST_CACHE.
 # It needs root on Debian; what it lacks, it installs. `run` runs the command in any case: it gets
 # the reason in PARACLE_ENGINES_REASON, and its tests decide what that means (tests/engines.py).
 set -uo pipefail
@@ -19,10 +19,14 @@ project=$(cd "$(dirname "$0")/.." && pwd)
 . "$project/scripts/engine_parts.sh"
 # shellcheck source=scripts/docker_engine.sh
 . "$project/scripts/docker_engine.sh"
+# shellcheck source=scripts/incus_engine.sh
+. "$project/scripts/incus_engine.sh"
 
 cache=$(test_cache)
 run=${PARACLE_TEST_RUN:-/run/paracle-sandbox-tests}
 data=$cache/docker
+incus_data=$cache/incus
+all_engines=(docker gvisor incus)
 
 fail() {
     echo "engines: $*" >&2
@@ -32,8 +36,11 @@ fail() {
 usable() {
     local engine
     for engine in "$@"; do
-        docker_answers || return
-        [ "$engine" != gvisor ] || [ -x "$cache/runsc" ] || return
+        case $engine in
+            docker) docker_answers ;;
+            gvisor) docker_answers && [ -x "$cache/runsc" ] ;;
+            incus) incus_answers ;;
+        esac || return
     done
 }
 
@@ -44,15 +51,29 @@ start() {
     mkdir -p "$cache" "$run" || fail "cannot write to $cache and $run"
     exec 9>"$cache/engines.lock"
     flock 9
+    case " $* " in *" docker "* | *" gvisor "*) have_docker_run ;; esac
+    [[ " $* " != *" gvisor "* ]] || fetch_runsc
+    [[ " $* " != *" incus "* ]] || have_incus_run
+    exec 9>&-
+}
+
+# Half an engine, of a start that was killed, would be in the way.
+have_docker_run() {
     install_docker
     if ! docker_answers; then
-        # Half an engine, of a start that was killed, would be in the way.
         stop_docker
         (start_docker) || { stop_docker; exit 1; }
     fi
-    [[ " $* " != *" gvisor "* ]] || fetch_runsc
     (import_base_images) || exit 1
-    exec 9>&-
+}
+
+have_incus_run() {
+    install_incus
+    if ! incus_answers; then
+        stop_incus
+        (start_incus) || { stop_incus; exit 1; }
+    fi
+    (import_incus_image) || exit 1
 }
 
 stop() {
@@ -60,7 +81,8 @@ stop() {
     [ "$(id -u)" = 0 ] || fail "stopping an engine needs root"
     exec 9>"$cache/engines.lock"
     flock 9
-    stop_docker
+    [[ " $* " != *" incus "* ]] || stop_incus
+    case " $* " in *" docker "* | *" gvisor "*) stop_docker ;; esac
     exec 9>&-
 }
 
@@ -72,9 +94,9 @@ run_with_engines() {
         exec 8>"$users"
         flock -s 8
     fi
-    if ! usable docker gvisor; then
+    if ! usable "${all_engines[@]}"; then
         PARACLE_ENGINES_REASON=$(
-            (start docker gvisor 2>&1 && touch "$run/started-by-run") | tail -n 3
+            (start "${all_engines[@]}" 2>&1 && touch "$run/started-by-run") | tail -n 3
         )
         export PARACLE_ENGINES_REASON
         [ -z "$PARACLE_ENGINES_REASON" ] || echo "$PARACLE_ENGINES_REASON" >&2
@@ -83,7 +105,7 @@ run_with_engines() {
     trap : INT TERM HUP
     "$@" 8>&- || status=$?
     if [ -e "$run/started-by-run" ] && flock -n -x 8; then
-        (stop)
+        (stop "${all_engines[@]}")
     fi
     exit "$status"
 }
@@ -91,16 +113,16 @@ run_with_engines() {
 verb=${1:-}
 [ $# -eq 0 ] || shift
 case $verb in
-    start | status)
-        [ $# -gt 0 ] || set -- docker gvisor
+    start | status | stop)
+        [ $# -gt 0 ] || set -- "${all_engines[@]}"
         for engine in "$@"; do
-            [[ $engine == docker || $engine == gvisor ]] || fail "there is no engine $engine"
+            [[ " ${all_engines[*]} " == *" $engine "* ]] || fail "there is no engine $engine"
         done
         ;;
 esac
 case $verb in
     start) start "$@" ;;
-    stop) stop ;;
+    stop) stop "$@" ;;
     status) usable "$@" || fail "not running: $* (scripts/engines.sh start)" ;;
     run) run_with_engines "$@" ;;
     *) sed -n '2,8s/^# \?//p' "$0" >&2 && exit 2 ;;

@@ -1,8 +1,8 @@
 """The engines that tests may need, and what their absence means: asked here and nowhere else.
 
 A test that needs Docker calls ``require("docker")`` first, mostly in a fixture. Without the engine
-it is skipped, with the reason and the remedy; PARACLE_REQUIRE_ENGINES=vm,docker,gvisor names those
-whose absence is a failure instead. ``make test`` starts what it can (scripts/engines.sh run).
+it is skipped, with the reason and the remedy; PARACLE_REQUIRE_ENGINES=vm,docker,gvisor,incus names
+those whose absence is a failure instead. ``make test`` starts what it can (scripts/engines.sh run).
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from typing import NoReturn
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "engines.sh"
-SOCKET = Path(os.environ.get("PARACLE_TEST_RUN", "/run/paracle-sandbox-tests")) / "docker.sock"
+_RUN = Path(os.environ.get("PARACLE_TEST_RUN", "/run/paracle-sandbox-tests"))
+SOCKET = _RUN / "docker.sock"
 DOCKER_HOST = f"unix://{SOCKET}"
+INCUS_SOCKET = str(_RUN / "incus" / "unix.socket")
+INCUS_IMAGE = "paracle-test-base"
 
 
 def require(engine: str) -> None:
-    """Returns if docker or gvisor can be used; their engine then listens on DOCKER_HOST."""
+    """Returns if it can be used: docker and gvisor at DOCKER_HOST, incus at INCUS_SOCKET."""
     reason = _why_not(engine)
     if reason is not None:
         missing(engine, f"{reason}; scripts/engines.sh start {engine} (root on Debian) has it run")

@@ -43,7 +43,17 @@ _CONTAINER_ROWS = {
     "memory_mb": "docker_memory_mb",
     "cpu_cores": "docker_cpu_cores",
 }
-_CONFIG_ROWS = {"docker": _CONTAINER_ROWS, "gvisor": _CONTAINER_ROWS}
+_INCUS_ROWS = {
+    "base_image": "incus_image",
+    "memory_mb": "incus_memory_mb",
+    "cpu_cores": "incus_cpu_cores",
+}
+_CONFIG_ROWS = {
+    "docker": _CONTAINER_ROWS,
+    "gvisor": _CONTAINER_ROWS,
+    "incus": _INCUS_ROWS,
+    "incus-vm": _INCUS_ROWS,
+}
 
 
 @dataclass(frozen=True)
@@ -229,6 +239,18 @@ class Settings:
         "DOCKER_SANDBOX_MEMORY", 512, "memory of a container", 128, 16384, mb=True
     )
     docker_cpu_cores: float = _number("DOCKER_SANDBOX_CPU", 1.0, "CPU of a container", 0.1, 16.0)
+    incus_socket: str | None = _text(
+        "INCUS_SOCKET", None, "socket of the local Incus server", env_only=True
+    )
+    incus_dir: str | None = _text(
+        "INCUS_DIR", None, "folder of the local Incus server", env_only=True
+    )
+    incus_conf: str | None = _text(
+        "INCUS_CONF", None, "folder of the Incus client, with its remotes", env_only=True
+    )
+    incus_warm: int = _number(
+        "INCUS_SANDBOX_WARM", 1, "stopped instances kept ready for each image", 0, 64
+    )
     incus_image: str = _text("INCUS_SANDBOX_IMAGE", "images:debian/12/cloud", "image for incus")
     incus_type: str = _choice(
         "INCUS_SANDBOX_TYPE", "container", ("container", "vm"), "kind of Incus instance"

@@ -12,6 +12,8 @@ from .base import Backend, Health
 from .registry import BACKENDS, LATER, explain, get_backend
 
 if TYPE_CHECKING:
+    from .incus.builder import Built as Built
+    from .incus.builder import ImageBuilder as ImageBuilder
     from .native.templates import Template as Template
     from .native.templates import Templates as Templates
 
@@ -72,3 +74,10 @@ def templates(settings: Settings) -> Templates:
     from .native.templates import Templates
 
     return Templates(settings)
+
+
+def incus_images(settings: Settings) -> ImageBuilder:
+    """The images of the Incus server. ``async with`` it. Raises BackendUnavailableError."""
+    from .incus.builder import ImageBuilder
+
+    return ImageBuilder(settings)

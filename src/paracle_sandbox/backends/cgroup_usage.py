@@ -11,6 +11,8 @@ from .base import Usage
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_CONTROLLERS = ("memory", "pids", "cpuacct")
+_ROOT = "/sys/fs/cgroup"
 
 
 def read_usage(groups: Mapping[str, str], init_pid: int) -> Usage:
@@ -23,6 +25,28 @@ def read_usage(groups: Mapping[str, str], init_pid: int) -> Usage:
     else:
         usage = _processes(init_pid)
     return replace(usage, network_rx_bytes=received, network_tx_bytes=sent)
+
+
+def cgroups_of(pid: int, container: str) -> dict[str, str]:
+    """The cgroup directories of a container's first process; empty when they are not here.
+
+    That the path names the container is the proof that the process is of this machine: the pid
+    that an engine elsewhere tells may be anybody's here."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if container not in path:
+            continue
+        if number == "0" and Path(f"{_ROOT}{path}/memory.stat").exists():
+            return {"unified": f"{_ROOT}{path}"}
+        for name in set(controllers.split(",")) & set(_CONTROLLERS):
+            directory = Path(f"{_ROOT}/{controllers}{path}")
+            found[name] = str(directory if directory.is_dir() else Path(f"{_ROOT}/{name}{path}"))
+    return found if {"memory", "pids"} <= found.keys() else {}
 
 
 def _unified(group: str) -> Usage:

@@ -20,13 +20,13 @@ BACKENDS = {
     "native": "paracle_sandbox.backends.native.backend:NativeBackend",
     "docker": "paracle_sandbox.backends.docker.backend:DockerBackend",
     "gvisor": "paracle_sandbox.backends.docker.gvisor:GvisorBackend",
+    "incus": "paracle_sandbox.backends.incus.backend:IncusBackend",
+    "incus-vm": "paracle_sandbox.backends.incus.machine:IncusMachineBackend",
     "remote": "paracle_sandbox.backends.remote.backend:RemoteBackend",
     "fake": "paracle_sandbox.testing.fake:FakeBackend",
 }
 # Known by name, but not part of this version: what to say to someone who asks for one.
 LATER = {
-    "incus": "install Incus and a later paracle-sandbox[incus]; or set SANDBOX_MODE=native",
-    "incus-vm": "install Incus and a later paracle-sandbox[incus]",
     "daytona": "install a later paracle-sandbox[daytona]",
 }
 _PROBE_SECONDS = 3.0

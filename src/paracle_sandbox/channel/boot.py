@@ -54,6 +54,9 @@ class Bundle:
 sys.meta_path.insert(0, Bundle())
 boot["setup"].setdefault("python", sys.executable)
 sys.argv[:] = [""]
+if boot.get("confine"):
+    from paracle_sandbox.jail.inner import confine
+    confine(boot["confine"])
 from paracle_sandbox.guest.main import serve
 serve(fds[0], boot["setup"], *fds[1:])
 """
@@ -72,21 +75,45 @@ def bundle() -> Mapping[str, str]:
 
 
 @cache
-def _compiled() -> bytes:
-    """The same modules as our own Python would run them: one of the same kind need not compile
-    them, which is a third of its way to being a guest."""
+def _modules(confining: bool) -> Mapping[str, str]:
+    """What travels: the guest, and before it what confines it if no engine has."""
+    return {**bundle(), **_confining()} if confining else bundle()
+
+
+@cache
+def _compiled(confining: bool) -> bytes:
+    """The same as our own Python would run it: one of the same kind need not compile it, which is
+    a third of its way to being a guest."""
     codes = {
         name: compile(source, "<paracle>", "exec", dont_inherit=True)
-        for name, source in bundle().items()
+        for name, source in _modules(confining).items()
     }
     return marshal.dumps(codes)
 
 
-def boot_message(setup: Mapping[str, Any]) -> bytes:
+def _confining() -> Mapping[str, str]:
+    """The modules of the jail that work inside a place which an engine has made."""
+    names = ("bpf", "confine", "inner", "kernel", "landlock", "policy", "root", "rules", "seccomp",
+             "syscalls")  # fmt: skip
+    sources = {f"{_ROOT}.jail.{name}": _source("jail", f"{name}.py") for name in names}
+    return {f"{_ROOT}.jail": "", **sources}
+
+
+def boot_message(setup: Mapping[str, Any], confine: Mapping[str, Any] | None = None) -> bytes:
     """The first bytes on a new channel: modules and setup as JSON, then the modules compiled;
-    each after its length."""
-    content = {"modules": dict(bundle()), "magic": MAGIC_NUMBER.hex(), "setup": dict(setup)}
-    parts = (json.dumps(content).encode("ascii"), _compiled())
+    each after its length.
+
+    With ``confine``, a plan for jail/inner.py, the guest confines itself first: for places whose
+    engine starts it as root."""
+    confining = confine is not None
+    content: dict[str, Any] = {
+        "modules": dict(_modules(confining)),
+        "magic": MAGIC_NUMBER.hex(),
+        "setup": dict(setup),
+    }
+    if confine is not None:
+        content["confine"] = dict(confine)
+    parts = (json.dumps(content).encode("ascii"), _compiled(confining))
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""``paracle image``: the container images that Docker and gVisor sandboxes start from."""
+"""``paracle image``: the images that Docker, gVisor and Incus sandboxes start from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from .endings import UsageFault, ends_with_a_code
 from .progress import progress
 
 if TYPE_CHECKING:
+    from ..backends.catalog import Built
     from ..images.builder import Image
     from ..images.recipe import Recipe
 
 app = typer.Typer(
-    help="Container images that Docker and gVisor sandboxes start from.",
+    help="Images that Docker, gVisor and Incus sandboxes start from.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -27,6 +28,11 @@ Variant = Annotated[str, typer.Argument(help="sandbox, dev, ml or api.", metavar
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Do nothing when it is there and not outdated.")
+]
+Incus = Annotated[bool, typer.Option("--incus", help="Build on the Incus server.")]
+Base = Annotated[
+    str | None,
+    typer.Option("--from", help="Incus image to start from; INCUS_SANDBOX_IMAGE if not given."),
 ]
 
 
@@ -49,16 +55,25 @@ def list_images(as_json: Json = False) -> int:
 @app.command()
 @ends_with_a_code
 def build(
-    variant: Variant = "sandbox", if_missing: IfMissing = False, as_json: Json = False
+    variant: Variant = "sandbox",
+    if_missing: IfMissing = False,
+    incus: Incus = False,
+    base: Base = None,
+    as_json: Json = False,
 ) -> int:
-    """Build an image on the Docker engine, with this machine's pip configuration.
+    """Build an image on the Docker engine or Incus server, with this machine's pip configuration.
 
     \b
     Examples:
       paracle image build
       paracle image build ml --if-missing
+      paracle image build --incus --from images:debian/12/cloud
     """
     recipe = _known(variant)
+    if base is not None and not incus:
+        raise UsageFault("--from is for --incus; a Dockerfile says what it starts from")
+    if incus:
+        return _say_built(*endings.run(_built_on_incus(recipe, base, if_missing, as_json)), as_json)
     image, built = endings.run(_built(recipe, if_missing, quiet=as_json))
     if as_json:
         output.say_json({**_row(image.name, variant, image), "built_now": built})
@@ -66,6 +81,30 @@ def build(
         what = "built" if built else "is there already"
         output.say(f"✅ Image {image.name} {what}: {image.id[7:19]}, {image.size_mb} MB")
     return endings.SUCCESS
+
+
+def _say_built(image: Built, built: bool, as_json: bool) -> int:
+    if as_json:
+        output.say_json({**asdict(image), "built_now": built})
+    else:
+        what = "built" if built else "is there already"
+        output.say(f"✅ Image {image.alias} {what}: {image.fingerprint[:12]}, {image.size_mb} MB")
+    return endings.SUCCESS
+
+
+async def _built_on_incus(
+    recipe: Recipe, base: str | None, if_missing: bool, quiet: bool
+) -> tuple[Built, bool]:
+    from ..backends.catalog import incus_images
+    from ..settings import load_settings
+
+    settings = load_settings()
+    async with incus_images(settings) as images:
+        there = await images.find(recipe) if if_missing else None
+        if there is not None and there.current:
+            return there, False
+        with progress(f"Building {recipe.image} on Incus", quiet) as tell:
+            return await images.build(recipe, base or settings.incus_image, tell), True
 
 
 async def _listed() -> list[Image]:

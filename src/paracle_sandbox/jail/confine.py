@@ -35,7 +35,7 @@ _PROC_HIDDEN_FILES = ("kcore", "kallsyms", "keys", "key-users", "timer_list", "s
                       "latency_stats")  # fmt: skip
 _PROC_HIDDEN_DIRS = ("acpi", "scsi", "asound", "bus", "irq", "fs")
 _PROC_READ_ONLY = ("sys",)
-_EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
+EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
 
 _RLIMITS = {
     # Not 0, which does not keep the kernel from starting a core_pattern program on the host.
@@ -132,13 +132,13 @@ def confine(
     with steps.step("workspace"):
         _mount_workspace(slot, shape, identity, show_disk)
     with steps.step("devices"):
-        _mount_dev()
+        mount_dev()
     with steps.step("proc"):
-        _mount_proc()
+        mount_proc()
         if identity.rootless:
             kernel.umount(OTHER_PROC)
     with steps.step("rlimits"):
-        _set_rlimits()
+        set_rlimits()
     with steps.step("identity"):
         _become(identity)
     with steps.step("capabilities"):
@@ -179,16 +179,16 @@ def _mount_workspace(
     kernel.bind(home + "/workspace", target, _WRITABLE)
     kernel.bind(home + "/tmp", "/tmp", _WRITABLE)
     if not shape.read_only:
-        for name in _EXTRA_WRITABLE:
+        for name in EXTRA_WRITABLE:
             kernel.bind(f"{home}/{name}", f"/{name}", _WRITABLE)
     if shape.resolv_conf:
-        _bind_text(home + "/resolv.conf", shape.resolv_conf, "/etc/resolv.conf")
+        bind_text(home + "/resolv.conf", shape.resolv_conf, "/etc/resolv.conf")
     kernel.umount(VOLUME)
 
 
 def prepare_workspace(home: str, shape: Shape, identity: Identity) -> None:
     """The directories that belong to the sandbox."""
-    for name in ("workspace", "tmp", *(() if shape.read_only else _EXTRA_WRITABLE)):
+    for name in ("workspace", "tmp", *(() if shape.read_only else EXTRA_WRITABLE)):
         os.mkdir(f"{home}/{name}", 0o755)
         os.chmod(f"{home}/{name}", 0o1777 if name == "tmp" else 0o755)
         os.chown(f"{home}/{name}", identity.uid, identity.gid)
@@ -205,19 +205,19 @@ def _make_mountpoint(path: str) -> None:
         kernel.set_attributes(first, kernel.ATTR_RDONLY, recursive=False)
 
 
-def _bind_text(path: str, text: str, target: str) -> None:
+def bind_text(path: str, text: str, target: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
     kernel.bind(path, target, READ_ONLY)
 
 
-def _mount_dev() -> None:
+def mount_dev() -> None:
     flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
     kernel.mount("devpts", "/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags | kernel.MS_NODEV, "mode=1777,size=256m")
 
 
-def _mount_proc() -> None:
+def mount_proc() -> None:
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     for name in _PROC_HIDDEN_FILES:
         if os.path.exists("/proc/" + name):
@@ -229,7 +229,7 @@ def _mount_proc() -> None:
         kernel.bind("/proc/" + name, "/proc/" + name, READ_ONLY | kernel.ATTR_NOEXEC)
 
 
-def _set_rlimits() -> None:
+def set_rlimits() -> None:
     for kind, (soft, hard) in _RLIMITS.items():
         _, had = resource.getrlimit(kind)
         if had != resource.RLIM_INFINITY:
@@ -274,5 +274,5 @@ def _enter_working_dir(shape: Shape) -> None:
 def _writable_places(shape: Shape) -> list[str]:
     places = [shape.working_dir, "/tmp", "/dev", "/proc"]
     if not shape.read_only:
-        places += [f"/{name}" for name in _EXTRA_WRITABLE]
+        places += [f"/{name}" for name in EXTRA_WRITABLE]
     return places

@@ -6,6 +6,7 @@ OSError; none retries.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -28,6 +29,7 @@ MS_NODEV = 0x4
 MS_NOEXEC = 0x8
 MS_REMOUNT = 0x20
 MS_BIND = 0x1000
+MS_MOVE = 0x2000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MNT_DETACH = 2
@@ -55,6 +57,13 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
 
 _SIOCSIFFLAGS = 0x8914
+_POWER_OFF = 0x4321FEDC
+_SIOCADDRT = 0x890B
+_SIOCSIFADDR = 0x8916
+_SIOCSIFNETMASK = 0x891C
+_RTF_UP_GATEWAY = 0x1 | 0x2
+_RTF_UP_REJECT = 0x1 | 0x200
+_IFF_UP_RUNNING = 0x1 | 0x40
 _IFF_UP_LOOPBACK_RUNNING = 0x1 | 0x8 | 0x40
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -67,6 +76,7 @@ _libc.mount.argtypes = (
 )
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.unshare.argtypes = (ctypes.c_int,)
+_libc.reboot.argtypes = (ctypes.c_uint,)
 _libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 _libc.syscall.argtypes = (ctypes.c_long, *(ctypes.c_ulong,) * 6)
@@ -118,6 +128,11 @@ def set_attributes(target: str, attributes: int, *, recursive: bool = True) -> N
         ctypes.addressof(attr),
         32,
     )
+
+
+def move(source: str, target: str) -> None:
+    """Take a mount away from ``source`` and show it at ``target``."""
+    mount(source, target, "", MS_MOVE)
 
 
 def umount(target: str, flags: int = MNT_DETACH) -> None:
@@ -180,6 +195,43 @@ def drop_all_capabilities() -> None:
         _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities"
     )
     capset(0, 0, 0)
+
+
+def power_off() -> None:
+    """End the machine, or the container: the kernel kills the first process of the namespace."""
+    _checked(_libc.reboot(_POWER_OFF), "reboot")
+
+
+def configure_interface(name: str, address: str, netmask: str, gateway: str) -> None:
+    """An address, and a way out, for an interface of this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, netmask)):
+            fcntl.ioctl(probe.fileno(), request, struct.pack("16s", name.encode()) + _inet(value))
+        up = struct.pack("16sh14x", name.encode(), _IFF_UP_RUNNING)
+        fcntl.ioctl(probe.fileno(), _SIOCSIFFLAGS, up)
+        with contextlib.suppress(FileExistsError):  # the image has done it itself
+            _add_route(probe, "0.0.0.0/0", gateway, _RTF_UP_GATEWAY)
+
+
+def refuse_routes(places: list[str]) -> None:
+    """Have the kernel refuse whatever is sent there from this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for place in places:
+            with contextlib.suppress(FileExistsError):
+                _add_route(probe, place, "0.0.0.0", _RTF_UP_REJECT)  # noqa: S104  no gateway
+
+
+def _add_route(probe: socket.socket, place: str, gateway: str, flags: int) -> None:
+    address, _, bits = place.partition("/")
+    mask = (0xFFFFFFFF << (32 - int(bits or 32))) & 0xFFFFFFFF
+    netmask = socket.inet_ntoa(struct.pack(">I", mask))
+    # What remains unnamed: padding, metric, device, mtu, window, round trip time.
+    fields = (0, _inet(address), _inet(gateway), _inet(netmask), flags, *(0,) * 8)
+    fcntl.ioctl(probe.fileno(), _SIOCADDRT, struct.pack("L16s16s16sHhLPhPLLH", *fields))
+
+
+def _inet(address: str) -> bytes:
+    return struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
 
 
 def loopback_up() -> None:

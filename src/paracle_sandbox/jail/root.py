@@ -52,7 +52,7 @@ def build(root: str, template_dir: str | None, *, rootless: bool) -> None:
     _show_python(root, template_dir)
     kernel.set_attributes(root + "/usr/local", READ_ONLY)
     _make_etc(root)
-    _make_dev(root)
+    make_dev(root)
     _show(root, "/sys/devices/system/cpu")
     if rootless:
         kernel.bind("/proc", root + OTHER_PROC)
@@ -162,7 +162,7 @@ def _copy(source: str, target: str) -> None:
         file.write(content)
 
 
-def _make_dev(root: str) -> None:
+def make_dev(root: str) -> None:
     dev = root + "/dev"
     kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "mode=755,size=64k")
     for name in ("pts", "shm"):

@@ -31,6 +31,7 @@ from ...owner import Owner
 from ...settings import Settings, load_settings
 from ...volumes import Volume, allowed_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from ..workspaces import WorkspaceStore
 from .channel import AttachChannel
 from .engine import Engine, EngineRefused
 from .images import Images, not_found
@@ -40,7 +41,6 @@ from .owned import Owned
 from .refusals import creation_error
 from .spec import Place, container_body, guest_setup
 from .watch import Watch
-from .workspaces import WorkspaceStore
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -69,7 +69,7 @@ class DockerBackend(Backend):
         self._watch = Watch(self.engine, self.session)
         self._meter = Meter(self.engine, self._watch)
         self._owned: dict[str, Owned] = {}
-        self.store = WorkspaceStore(self.engine, self.settings)
+        self.store = WorkspaceStore(lambda: self.engine.endpoint.shares_our_files, self.settings)
         self._bridged = False
         self._swept = False
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ...errors import DockerConnectionError
 from ...settings import Settings
+from ..workspaces import shares_our_files
 
 INSTALL = "pip install 'paracle-sandbox[docker]'"
 _OR_NATIVE = "or set SANDBOX_MODE=native"
@@ -43,23 +44,7 @@ class Endpoint:
     def shares_our_files(self) -> bool:
         """Whether the engine sees the same files under the same paths: what listens on its
         socket is in our mount namespace. Only root may look, and only root has use for it."""
-        path = self.socket_path
-        if path is None or os.geteuid() != 0:
-            return False
-        try:
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(2.0)
-                probe.connect(path)
-                raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, _, _ = _CREDENTIALS.unpack(raw)
-            # 0: a process of another pid namespace, as when we are in a container.
-            return pid > 0 and _mounts(str(pid)) == _mounts("self")
-        except OSError:
-            return False
-
-
-def _mounts(process: str) -> str:
-    return os.readlink(f"/proc/{process}/ns/mnt")
+        return self.socket_path is not None and shares_our_files(self.socket_path)
 
 
 def find_endpoint(settings: Settings) -> Endpoint:

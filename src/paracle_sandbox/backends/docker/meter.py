@@ -7,10 +7,10 @@ from typing import Any
 
 from ...config import SandboxConfig
 from ..base import Usage
-from ..cgroup_usage import read_usage
+from ..cgroup_usage import cgroups_of, read_usage
 from .engine import Engine, EngineRefused
 from .owned import Owned
-from .usage import cgroups_of, usage_of
+from .usage import usage_of
 from .watch import Watch
 
 _DEATH_SECONDS = 3.0

@@ -16,7 +16,7 @@ from typing import Any
 from ...channel.boot import BOOTSTRAP
 from ...config import SandboxConfig
 from ...volumes import Volume
-from .workspaces import UID
+from ..workspaces import UID
 
 _MB = 1 << 20
 _SHM_BYTES = 256 * _MB

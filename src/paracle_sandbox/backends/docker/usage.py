@@ -1,37 +1,11 @@
-"""What a container uses: from its cgroup on this machine, else one sample from the engine."""
+"""What a container uses, out of one sample from the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..base import Usage
-
-_CONTROLLERS = ("memory", "pids", "cpuacct")
-_ROOT = "/sys/fs/cgroup"
-
-
-def cgroups_of(pid: int, container: str) -> dict[str, str]:
-    """The cgroup directories of a container's first process; empty when they are not here.
-
-    That the path names the container is the proof that the process is of this machine: the pid
-    that an engine elsewhere tells may be anybody's here."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return {}
-    found: dict[str, str] = {}
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if container not in path:
-            continue
-        if number == "0" and Path(f"{_ROOT}{path}/memory.stat").exists():
-            return {"unified": f"{_ROOT}{path}"}
-        for name in set(controllers.split(",")) & set(_CONTROLLERS):
-            directory = Path(f"{_ROOT}/{controllers}{path}")
-            found[name] = str(directory if directory.is_dir() else Path(f"{_ROOT}/{name}{path}"))
-    return found if {"memory", "pids"} <= found.keys() else {}
 
 
 def usage_of(sample: Mapping[str, Any]) -> Usage:

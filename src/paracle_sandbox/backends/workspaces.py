@@ -13,16 +13,18 @@ import itertools
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import BackendUnavailableError, SandboxCreationError, SandboxError
-from ...settings import Settings
-from .engine import Engine
+from ..errors import BackendUnavailableError, SandboxCreationError, SandboxError
+from ..settings import Settings
 
 UID = 1000
+_CREDENTIALS = struct.Struct("3i")
 _MAX_MESSAGE = 1 << 16
 _START_SECONDS = 30.0
 _END_SECONDS = 10.0
@@ -30,7 +32,7 @@ _MB = 1 << 20
 # Almost at the limit is at the limit: what no longer fits may be a whole extent with its metadata.
 _SLACK = 256 << 10
 _SLACK_SHARE = 256
-_PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
+_PACKAGE_PATH = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (
     "import json, socket, sys; control = socket.socket(fileno={fd}); "
     "options = json.loads(control.recv(65536)); sys.path.insert(0, options['package_path']); "
@@ -139,6 +141,27 @@ class Workspaces:
         return dict(json.loads(packet)) if packet else {}
 
 
+def shares_our_files(socket_path: str) -> bool:
+    """Whether what listens there is in our mount namespace, so that paths mean the same to it.
+    Only root may look, and only root has use for it."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(2.0)
+            probe.connect(socket_path)
+            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, _, _ = _CREDENTIALS.unpack(raw)
+        # 0: a process of another pid namespace, as when we are in a container.
+        return pid > 0 and _mounts(str(pid)) == _mounts("self")
+    except OSError:
+        return False
+
+
+def _mounts(process: str) -> str:
+    return os.readlink(f"/proc/{process}/ns/mnt")
+
+
 def _python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
@@ -146,8 +169,8 @@ def _python() -> str:
 class WorkspaceStore:
     """The workspaces of a backend, opened when they are first needed, and again if they die."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._engine = engine
+    def __init__(self, shares_our_files: Callable[[], bool], settings: Settings) -> None:
+        self._shares_our_files = shares_our_files
         self._settings = settings
         self._opening: asyncio.Task[Workspaces | None] | None = None
         self.why_in_memory = ""
@@ -170,7 +193,7 @@ class WorkspaceStore:
         return True
 
     async def _open(self) -> Workspaces | None:
-        if not await asyncio.to_thread(lambda: self._engine.endpoint.shares_our_files):
+        if not await asyncio.to_thread(self._shares_our_files):
             self.why_in_memory = "the engine is not of this machine, or we are not root"
             return None
         try:

@@ -1,0 +1,310 @@
+"""The incus backend: an instance for each sandbox, with the guest over one exec stream.
+
+    make (or take a ready one) ── start ── exec ── boot message ...   one stream for its life
+    the stream ends: the guest ends: its porter ends the instance: the server removes it
+
+So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
+had not started yet carries its name in a key, and the next start of anybody removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ...channel.boot import boot_message
+from ...config import SandboxConfig
+from ...errors import (
+    SandboxCleanupError,
+    SandboxConflictError,
+    SandboxError,
+    SandboxNotFoundError,
+)
+from ...ids import check_sandbox_id
+from ...owner import Owner
+from ...settings import Settings, load_settings
+from ...volumes import refuse_volumes
+from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from .channel import ExecChannel
+from .homes import Homes
+from .images import image_source
+from .instances import Instances
+from .labels import instance_name, owner_keys, owner_of, sandbox_info, sandbox_keys
+from .meter import Meter, guest_pid
+from .owned import Owned
+from .refusals import creation_error
+from .remotes import Remotes
+from .server import Refused, Server
+from .spec import (
+    CONTAINER,
+    Place,
+    confinement,
+    exec_body,
+    guest_setup,
+    instance_body,
+    sandbox_change,
+)
+from .start import guest_error
+from .warm import Stock
+
+logger = logging.getLogger(__name__)
+
+
+class IncusBackend(Backend):
+    """Containers of an Incus server."""
+
+    name = "incus"
+    kind = CONTAINER
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or load_settings()
+        self.remotes = Remotes(self.settings)
+        self.server = Server(self.remotes.get(self.settings.incus_remote))
+        self.session = secrets.token_hex(8)
+        self.instances = Instances(self.server)
+        self.homes = Homes(self.server, self.settings)
+        self.stock = Stock(self.settings.incus_warm, self._make_ready, self.instances.remove)
+        self._meter = Meter(self.instances, self.homes)
+        self._owned: dict[str, Owned] = {}
+        self._creating: set[str] = set()
+        # What this server has been found to refuse.
+        self._isolated_ids = True
+        self._own_init = True
+        self._swept = False
+
+    async def health(self) -> Health:
+        from .health import examine
+
+        # One that is closed afterwards, and keeps nothing ready.
+        return await examine(type(self)(replace(self.settings, incus_warm=0)))
+
+    # -- create ---------------------------------------------------------------------------
+
+    async def create(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        check_sandbox_id(sandbox_id)
+        refuse_volumes(config.volumes, self.name)
+        if sandbox_id in self._owned or sandbox_id in self._creating:
+            raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+        self._creating.add(sandbox_id)
+        making = asyncio.ensure_future(self._make(sandbox_id, config, labels))
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # It is made to its end, and then removed: the server cannot be stopped half way.
+            await asyncio.wait([making])
+            if making.cancelled() or making.exception() is None:
+                await self.destroy(sandbox_id)
+            raise
+        finally:
+            self._creating.discard(sandbox_id)
+
+    async def _make(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        try:
+            await self._check_machine()
+            await self._sweep_once()
+            source = await image_source(self.server, self.remotes, config.base_image)
+            place = await self._place(config, sandbox_keys(sandbox_id, config, labels))
+            await self._make_in(place, sandbox_id, config, source)
+        except Refused as refused:
+            raise creation_error(refused, sandbox_id, config.base_image) from refused
+        self.stock.refill(source)
+
+    async def _check_machine(self) -> None:
+        """Whether this server can have such instances at all."""
+
+    async def _place(self, config: SandboxConfig, keys: Mapping[str, str]) -> Place:
+        from .network import nic_for
+
+        return Place(
+            kind=self.kind,
+            pool=await self.homes.pool(),
+            nic=await nic_for(self.server, config),
+            isolated_ids=self._isolated_ids,
+            own_init=self._own_init,
+            keys={**self._owner_keys(), **keys},
+        )
+
+    def _owner_keys(self) -> dict[str, str]:
+        return owner_keys(self.name, self.session, Owner.of(os.getpid()))
+
+    async def _make_in(
+        self, place: Place, sandbox_id: str, config: SandboxConfig, source: Mapping[str, Any]
+    ) -> None:
+        slot = secrets.token_hex(8)
+        home = await self.homes.make(slot, config.disk_mb, Owner.of(os.getpid()))
+        place = replace(place, home=home)
+        name = instance_name(sandbox_id)
+        try:
+            await self._make_instance(name, place, config, source)
+        except BaseException:
+            await self.homes.remove(slot)
+            raise
+        owned = self._owned[sandbox_id] = Owned(name, config, slot)
+        try:
+            await self.instances.start(name)
+            owned.channel = await self._boot(owned, place)
+        except BaseException:
+            with suppress(SandboxError):  # why it did not start matters more
+                await self.destroy(sandbox_id)
+            raise
+
+    async def _make_instance(
+        self, name: str, place: Place, config: SandboxConfig, source: Mapping[str, Any]
+    ) -> None:
+        ready = self.stock.take(source)
+        if ready is None:
+            await self._make_stopped(instance_body(name, source, place, config))
+            return
+        try:
+            await self.instances.change(ready, sandbox_change(config, place))
+            await self.instances.rename(ready, name)
+        except BaseException:
+            with suppress(Refused, SandboxError):
+                await self.instances.remove(ready)
+            raise
+
+    async def _make_stopped(self, body: dict[str, Any]) -> None:
+        """Without what a server may forbid or not have, if it does, from then on."""
+        try:
+            await self.instances.make(body)
+        except Refused as refused:
+            text = refused.message.lower()
+            if self._own_init and "raw.lxc" in text:
+                self._own_init = False
+            elif self._isolated_ids and ("idmap" in text or "uid/gid" in text):
+                self._isolated_ids = False
+            else:
+                raise
+            logger.warning("The Incus server does not allow this: %s", refused.message)
+            forbidden = "raw.lxc" if "raw.lxc" in text else "security.idmap.isolated"
+            config = {key: value for key, value in body["config"].items() if key != forbidden}
+            await self._make_stopped({**body, "config": config})
+
+    async def _make_ready(self, name: str, keys: dict[str, str], source: Mapping[str, Any]) -> None:
+        place = Place(
+            self.kind,
+            await self.homes.pool(),
+            isolated_ids=self._isolated_ids,
+            own_init=self._own_init,
+            keys={**self._owner_keys(), **keys},
+        )
+        await self._make_stopped(instance_body(name, source, place))
+
+    async def _boot(self, owned: Owned, place: Place) -> ExecChannel:
+        channel = await self._attach(owned.instance)
+        try:
+            message = boot_message(guest_setup(owned.config), confinement(owned.config, place))
+            # One that cannot take it says why on its stderr.
+            with suppress(ConnectionError):
+                await channel.send(message)
+            if not await channel.ready():
+                raise guest_error(await channel.last_words(), owned.config.base_image)
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    async def _attach(self, instance: str) -> ExecChannel:
+        return await self.server.execute(instance, exec_body())
+
+    # -- connect, destroy -----------------------------------------------------------------
+
+    async def connect(self, sandbox_id: str) -> Channel:
+        owned = self._owned.get(sandbox_id)
+        if owned is None or owned.channel is None:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
+        channel, owned.channel = owned.channel, None
+        return channel
+
+    async def destroy(self, sandbox_id: str) -> None:
+        owned = self._owned.get(sandbox_id)
+        name = owned.instance if owned else await self._find(sandbox_id)
+        if name is None:
+            return
+        if owned is not None and owned.channel is not None:
+            await owned.channel.close()
+        try:
+            await self.instances.remove(name)
+        except Refused as refused:
+            raise SandboxCleanupError(
+                f"Sandbox {sandbox_id} could not be removed: {refused.message}", sandbox_id
+            ) from refused
+        if owned is None:
+            return
+        self._owned.pop(sandbox_id, None)
+        if left := await self.homes.remove(owned.slot):
+            raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
+
+    async def _find(self, sandbox_id: str) -> str | None:
+        """An instance of ours that another process made."""
+        try:
+            found = await self.instances.find(instance_name(sandbox_id))
+        except Refused as refused:
+            raise SandboxError(f"The Incus server refused: {refused.message}") from refused
+        if found is None or sandbox_info(found, self.name) is None:
+            return None
+        return instance_name(sandbox_id)
+
+    # -- look -----------------------------------------------------------------------------
+
+    async def usage(self, sandbox_id: str) -> Usage:
+        owned = self._owned.get(sandbox_id)
+        if owned is not None:
+            return await self._meter.of(owned)
+        name = await self._find(sandbox_id)
+        usage = await self._meter.of_foreign(name) if name else None
+        if usage is None:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
+        return usage
+
+    def init_pid(self, sandbox_id: str) -> int:
+        """The first process of a sandbox of ours that was looked at, as its machine counts."""
+        return guest_pid(self._owned[sandbox_id].cgroups)
+
+    async def list_sandboxes(self) -> list[SandboxInfo]:
+        infos = [sandbox_info(instance, self.name) for instance in await self.instances.all()]
+        return [info for info in infos if info is not None]
+
+    async def sweep(self) -> int:
+        swept = 0
+        for instance in await self.instances.all():
+            owner = owner_of(instance, self.name)
+            if owner is None or owner.is_alive:
+                continue
+            try:
+                await self.instances.remove(str(instance["name"]))
+                swept += sandbox_info(instance, self.name) is not None
+            except Refused as refused:
+                logger.warning("instance %s was not swept: %s", instance["name"], refused.message)
+        await self.homes.sweep()
+        return swept
+
+    async def _sweep_once(self) -> None:
+        if not self._swept:
+            self._swept = True
+            try:
+                await self.sweep()
+            except BaseException:
+                self._swept = False
+                raise
+
+    async def close(self) -> None:
+        await self.stock.close()
+        for sandbox_id in list(self._owned):
+            try:
+                await self.destroy(sandbox_id)
+            except SandboxError as error:
+                # Its stream ends with us, and so does it.
+                logger.warning("sandbox %s: %s", sandbox_id, error)
+        await self.homes.close()
+        await self.server.close()

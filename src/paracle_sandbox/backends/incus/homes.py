@@ -1,0 +1,134 @@
+"""Where sandboxes write: a disk of its own for each, with a limit that is not memory.
+
+A pool that keeps quotas gives each sandbox a volume. Others (plain folders) do not; there, on a
+server of this machine and as root, the workspace store does. Elsewhere it is memory.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from ...errors import SandboxCreationError
+from ...owner import Owner
+from ...settings import Settings
+from ..workspaces import WorkspaceStore
+from .refusals import no_pool
+from .server import Refused, Server
+
+_WITH_QUOTAS = ("btrfs", "zfs", "lvm", "lvmcluster", "ceph", "linstor")
+_OWNER = "user.paracle.owner"
+_SLACK = 1 << 20
+
+
+class Homes:
+    """The writable disks of one backend."""
+
+    def __init__(self, server: Server, settings: Settings, pool: str | None = None) -> None:
+        self._server = server
+        self._pool = pool
+        self._driver = ""
+        self.store = WorkspaceStore(lambda: server.remote.shares_our_files, settings)
+
+    async def pool(self) -> str:
+        """The pool for everything: the default profile's, else the first. Raises
+        BackendUnavailableError when the server has none."""
+        if self._pool is None or not self._driver:
+            pools = {str(one["name"]): one for one in await self._server.get(
+                "/1.0/storage-pools?recursion=1")}  # fmt: skip
+            if not pools:
+                raise no_pool()
+            wanted = self._pool or await self._profile_pool()
+            name = wanted if wanted in pools else sorted(pools)[0]
+            self._pool, self._driver = name, str(pools[name]["driver"])
+        return self._pool
+
+    async def _profile_pool(self) -> str:
+        try:
+            profile = await self._server.get("/1.0/profiles/default")
+        except Refused:
+            return ""
+        disks = (one for one in (profile.get("devices") or {}).values() if one.get("path") == "/")
+        return str(next((disk.get("pool") for disk in disks), "") or "")
+
+    @property
+    def has_quotas(self) -> bool:
+        return self._driver in _WITH_QUOTAS
+
+    async def why_in_memory(self) -> str:
+        """Empty when it is not."""
+        if self.has_quotas or await self.store.get() is not None:
+            return ""
+        return self.store.why_in_memory
+
+    async def make(self, slot: str, disk_mb: int, owner: Owner) -> dict[str, str] | None:
+        """The device of a new disk; None where it has to be memory."""
+        pool = await self.pool()
+        if self.has_quotas:
+            await self._make_volume(pool, slot, disk_mb, owner)
+            return {"pool": pool, "source": _volume(slot)}
+        workspaces = await self.store.get()
+        if workspaces is None:
+            return None
+        return {"source": await workspaces.create(slot, disk_mb), "shift": "true"}
+
+    async def _make_volume(self, pool: str, slot: str, disk_mb: int, owner: Owner) -> None:
+        body = {
+            "name": _volume(slot),
+            "type": "custom",
+            "content_type": "filesystem",
+            "config": {"size": f"{disk_mb}MiB", _OWNER: str(owner)},
+        }
+        try:
+            await self._server.change("POST", f"{_volumes(pool)}", body)
+        except Refused as refused:
+            raise SandboxCreationError(
+                f"The workspace could not be made: {refused.message}", step="workspace"
+            ) from refused
+
+    async def usage(self, slot: str) -> tuple[int, bool] | None:
+        """Bytes used, and whether that is all there may be; None when nobody knows."""
+        if self.has_quotas:
+            path = f"{_volumes(await self.pool())}/{quote(_volume(slot))}/state"
+            try:
+                found = (await self._server.get(path) or {}).get("usage") or {}
+            except Refused:
+                return None
+            used, total = int(found.get("used") or 0), int(found.get("total") or 0)
+            return used, bool(total) and used + max(_SLACK, total // 256) >= total
+        workspaces = await self.store.get()
+        return await workspaces.usage(slot) if workspaces else None
+
+    async def remove(self, slot: str) -> str:
+        """Idempotent. What is left, if anything."""
+        if self.has_quotas:
+            return await self._remove_volume(_volume(slot))
+        workspaces = await self.store.get()
+        return await workspaces.remove(slot) if workspaces else ""
+
+    async def _remove_volume(self, name: str) -> str:
+        try:
+            await self._server.change("DELETE", f"{_volumes(await self.pool())}/{quote(name)}")
+        except Refused as refused:
+            return "" if refused.is_absence else refused.message
+        return ""
+
+    async def sweep(self) -> None:
+        """Volumes of owners that are dead. Folders of the store go with their owner."""
+        pool = await self.pool()
+        if not self.has_quotas:
+            return
+        for volume in await self._server.get(f"{_volumes(pool)}?recursion=1"):
+            owner = Owner.parse(str((volume.get("config") or {}).get(_OWNER, "")))
+            if owner is not None and not owner.is_alive and not volume.get("used_by"):
+                await self._remove_volume(str(volume["name"]))
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+def _volume(slot: str) -> str:
+    return f"paracle-{slot}"
+
+
+def _volumes(pool: str) -> str:
+    return f"/1.0/storage-pools/{quote(pool)}/volumes/custom"

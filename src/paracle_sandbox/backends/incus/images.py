@@ -1,0 +1,78 @@
+"""Images by name: of this server by alias or fingerprint, of an image server as ``images:alias``.
+
+The names of our own Docker images stand for the aliases under which `paracle image build --incus`
+leaves them: paracle/sandbox:latest is paracle/sandbox, paracle/sandbox:ml is paracle/sandbox/ml.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+from ...errors import SandboxCreationError
+from .remotes import Remotes
+from .server import Refused, Server
+
+OURS = "paracle/sandbox"
+_OURS = re.compile(r"paracle/sandbox(?::(?P<tag>[\w.-]+))?\Z")
+_FINGERPRINT = re.compile(r"[0-9a-f]{12,64}\Z")
+
+
+def alias_of(image: str) -> str:
+    """What an image is called on an Incus server."""
+    match = _OURS.match(image)
+    if match is None:
+        return image
+    tag = match["tag"] or "latest"
+    return OURS if tag == "latest" else f"{OURS}/{tag}"
+
+
+async def image_source(server: Server, remotes: Remotes, image: str) -> dict[str, Any]:
+    """The ``source`` of an instance. Raises SandboxCreationError when there is no such image."""
+    alias = alias_of(image)
+    remote, colon, name = alias.partition(":")
+    if colon and remote != "local":
+        return await _of_image_server(remotes, remote, name)
+    alias = name if colon else alias
+    if _FINGERPRINT.match(alias):
+        return {"type": "image", "fingerprint": alias}
+    try:
+        found = await server.get(f"/1.0/images/aliases/{quote(alias, safe='')}")
+    except Refused as refused:
+        if refused.is_absence:
+            raise not_found(image, f"the server has no alias {alias!r}") from refused
+        raise
+    return {"type": "image", "fingerprint": str(found["target"])}
+
+
+async def _of_image_server(remotes: Remotes, remote: str, alias: str) -> dict[str, Any]:
+    from ...errors import BackendUnavailableError
+
+    try:
+        found = remotes.get(remote)
+    except BackendUnavailableError as error:
+        raise not_found(f"{remote}:{alias}", error.message.split(". See ")[0]) from error
+    return {
+        "type": "image",
+        "mode": "pull",
+        "server": found.address,
+        "protocol": found.protocol,
+        "alias": alias,
+    }
+
+
+def not_found(image: str, reason: str) -> SandboxCreationError:
+    """The image, why it could not be had, and the exact command that makes or lists it."""
+    match = _OURS.match(image)
+    if match is not None:
+        tag = match["tag"] or "latest"
+        variant = "" if tag == "latest" else f" {tag}"
+        remedy = f"Build it with: paracle image build --incus{variant}"
+    else:
+        remedy = "`incus image list` shows what is there"
+    return SandboxCreationError(
+        f"Image not found: {image} ({reason.strip().rstrip('.')}). {remedy}. Or choose another "
+        "base_image, or INCUS_SANDBOX_IMAGE.",
+        step="image",
+    )

@@ -1,0 +1,73 @@
+"""The instances of one server: made, changed, started, found and removed, by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from .server import Refused, Server
+from .spec import state_change
+
+_REMOVE_SECONDS = 60.0
+_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.5
+
+
+class Instances:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def make(self, body: Mapping[str, Any]) -> None:
+        await self._server.change("POST", "/1.0/instances", body)
+
+    async def change(self, name: str, body: Mapping[str, Any]) -> None:
+        await self._server.change("PATCH", _path(name), body)
+
+    async def rename(self, name: str, new_name: str) -> None:
+        await self._server.change("POST", _path(name), {"name": new_name})
+
+    async def start(self, name: str) -> None:
+        await self._server.change("PUT", f"{_path(name)}/state", state_change("start"))
+
+    async def stop(self, name: str) -> None:
+        await self._server.change("PUT", f"{_path(name)}/state", state_change("stop"))
+
+    async def find(self, name: str) -> dict[str, Any] | None:
+        try:
+            return dict(await self._server.get(_path(name)))
+        except Refused as refused:
+            if refused.is_absence:
+                return None
+            raise
+
+    async def state(self, name: str) -> dict[str, Any]:
+        """Of its processes and memory. Raises Refused when it is gone."""
+        return dict(await self._server.get(f"{_path(name)}/state"))
+
+    async def all(self) -> list[dict[str, Any]]:
+        return list(await self._server.get("/1.0/instances?recursion=1"))
+
+    async def remove(self, name: str) -> None:
+        """Until it is not there: it may be on its way already, as one whose guest has ended is.
+        Raises Refused when the server keeps it."""
+        deadline = asyncio.get_running_loop().time() + _REMOVE_SECONDS
+        pause = _PAUSE_SECONDS
+        while (found := await self.find(name)) is not None:
+            try:
+                if str(found.get("status")).lower() == "stopped":
+                    await self._server.change("DELETE", _path(name))
+                else:
+                    await self.stop(name)
+            except Refused as refused:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                # Busy with its own end, or ended between the question and the order.
+                if not refused.is_absence:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _path(name: str) -> str:
+    return f"/1.0/instances/{quote(name)}"

@@ -1,0 +1,103 @@
+"""What we write on an instance, in its ``user.*`` keys, and what of it we believe.
+
+An instance is taken for one of ours only if its name is the one that its keys make: a profile or
+a copy may carry the same keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...config import SandboxConfig
+from ...owner import Owner
+from ..base import SandboxInfo
+
+_PREFIX = "user.paracle."
+BACKEND = _PREFIX + "backend"
+SESSION = _PREFIX + "session"
+WARM = _PREFIX + "warm"
+_ID = _PREFIX + "sandbox_id"
+_OWNER = _PREFIX + "owner"
+_CREATED = _PREFIX + "created_at"
+_CONFIG = _PREFIX + "config"
+_LABELS = _PREFIX + "labels"
+_SHOWN = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
+
+
+def instance_name(sandbox_id: str) -> str:
+    """The server allows letters, digits and dashes, 63 of them; an id may be anything else."""
+    return "paracle-" + hashlib.sha256(sandbox_id.encode()).hexdigest()[:24]
+
+
+def warm_name(token: str) -> str:
+    return f"paracle-warm-{token}"
+
+
+def owner_keys(backend: str, session: str, owner: Owner) -> dict[str, str]:
+    """Of everything that we make, whatever becomes of it."""
+    return {BACKEND: backend, SESSION: session, _OWNER: str(owner)}
+
+
+def sandbox_keys(
+    sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+) -> dict[str, str]:
+    return {
+        _ID: sandbox_id,
+        _CREATED: f"{time.time():.3f}",
+        _CONFIG: json.dumps(config.model_dump(mode="json", include=_SHOWN)),
+        _LABELS: json.dumps(dict(labels)),
+    }
+
+
+def owner_of(instance: Mapping[str, Any], backend: str) -> Owner | None:
+    """Whose it is; None when it is none of ours, or of another kind."""
+    keys = instance.get("config") or {}
+    name = str(instance.get("name"))
+    # One that was kept ready is renamed when it becomes a sandbox, and is ours at every moment.
+    if name not in (instance_name(keys.get(_ID, "")), warm_name(keys.get(WARM, ""))):
+        return None
+    if keys.get(BACKEND) != backend:
+        return None
+    return Owner.parse(keys.get(_OWNER, ""))
+
+
+def sandbox_info(instance: Mapping[str, Any], backend: str) -> SandboxInfo | None:
+    """What a listed instance says of itself; None when it is no sandbox of ours."""
+    keys = instance.get("config") or {}
+    owner = owner_of(instance, backend)
+    sandbox_id = str(keys.get(_ID, ""))
+    if owner is None or instance.get("name") != instance_name(sandbox_id):
+        return None
+    alive = owner.is_alive
+    state = {"running": "running", "stopped": "creating"}.get(
+        str(instance.get("status")).lower(), str(instance.get("status")).lower()
+    )
+    return SandboxInfo(
+        sandbox_id=sandbox_id,
+        backend=backend,
+        state=state if alive else "lost",
+        owner_pid=owner.pid,
+        owner_alive=alive,
+        created_at=_number(keys.get(_CREATED)),
+        config=_object(keys.get(_CONFIG)),
+        labels=_object(keys.get(_LABELS)),
+    )
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,87 @@
+"""What instances use now, or used last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...config import SandboxConfig
+from ..base import Usage
+from ..cgroup_usage import cgroups_of, read_usage
+from .homes import Homes
+from .instances import Instances
+from .owned import Owned
+from .server import Refused
+
+# Numbers that a process of an instance has: the machine's and the instance's.
+_INSTANCE_DEPTH = 2
+
+
+class Meter:
+    """Reads the cgroup where that is of this machine, and asks the server elsewhere."""
+
+    def __init__(self, instances: Instances, homes: Homes) -> None:
+        self._instances = instances
+        self._homes = homes
+
+    async def of(self, owned: Owned) -> Usage:
+        usage = await self._measure(owned)
+        if usage is None:
+            return replace(owned.last, processes=0)
+        if disk := await self._homes.usage(owned.slot):
+            usage = replace(usage, disk_bytes=disk[0], disk_full=disk[1])
+        owned.last = usage
+        return usage
+
+    async def of_foreign(self, name: str) -> Usage | None:
+        """Of an instance that another process made; None when it has ended."""
+        return await self._measure(Owned(name, SandboxConfig(), ""))
+
+    async def _measure(self, owned: Owned) -> Usage | None:
+        """None when it has ended."""
+        try:
+            if not owned.cgroups:
+                state = await self._instances.state(owned.instance)
+                owned.pid = int(state.get("pid") or 0)
+                owned.cgroups = cgroups_of(owned.pid, owned.instance) if owned.pid > 0 else {}
+                if not owned.cgroups:
+                    return usage_of(state) if owned.pid > 0 else None
+            return read_usage(owned.cgroups, owned.pid)
+        except (FileNotFoundError, Refused):
+            return None
+
+
+def guest_pid(cgroups: Mapping[str, str]) -> int:
+    """The guest, which is the first process of a pid namespace inside the instance's own.
+
+    Raises ProcessLookupError when it is gone."""
+    group = Path(cgroups.get("unified") or cgroups.get("pids") or "/nowhere")
+    for path in list(group.rglob("cgroup.procs")) if group.is_dir() else ():
+        for pid in path.read_text(encoding="ascii").split():
+            try:
+                status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+            except OSError:
+                continue
+            numbers = status.partition("\nNSpid:")[2].split("\n")[0].split()
+            # The instance's own first process has one number fewer.
+            if len(numbers) > _INSTANCE_DEPTH and numbers[-1] == "1" and numbers[-2] != "1":
+                return int(pid)
+    raise ProcessLookupError("the guest is gone")
+
+
+def usage_of(state: Mapping[str, Any]) -> Usage:
+    """The server's own figures. It does not count what was killed for want of memory."""
+    memory = state.get("memory") or {}
+    used = int(memory.get("usage") or 0)
+    cards = [one for name, one in (state.get("network") or {}).items() if name != "lo"]
+    counters = [one.get("counters") or {} for one in cards]
+    return Usage(
+        cpu_seconds=int((state.get("cpu") or {}).get("usage") or 0) / 1e9,
+        memory_bytes=used,
+        memory_peak_bytes=max(used, int(memory.get("usage_peak") or 0)),
+        processes=max(0, int(state.get("processes") or 0)),
+        network_rx_bytes=sum(int(one.get("bytes_received") or 0) for one in counters),
+        network_tx_bytes=sum(int(one.get("bytes_sent") or 0) for one in counters),
+    )

@@ -1,0 +1,20 @@
+"""What this process holds of a sandbox that it made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...config import SandboxConfig
+from ..base import Usage
+from .channel import ExecChannel
+
+
+@dataclass
+class Owned:
+    instance: str
+    config: SandboxConfig
+    slot: str
+    channel: ExecChannel | None = None
+    pid: int = 0
+    cgroups: dict[str, str] = field(default_factory=dict)
+    last: Usage = field(default_factory=Usage)

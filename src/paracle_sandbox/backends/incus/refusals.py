@@ -1,0 +1,76 @@
+"""The server's refusals, said in our words: what could not be had, and what to do."""
+
+from __future__ import annotations
+
+import re
+
+from ...errors import BackendUnavailableError, SandboxConflictError, SandboxCreationError
+from .images import not_found
+from .server import Refused
+
+_NO_MACHINES = re.compile(r'instance type "?virtual-machine"? is not supported on this server:? ?'
+                          r'(?P<piece>.*)', re.IGNORECASE)  # fmt: skip
+# A word of the missing piece: what to do about it.
+_PIECES = {
+    "vsock": "Load it with: modprobe vhost_vsock, or boot a kernel that has it",
+    "kvm": "Switch virtualisation on in the firmware, or nested virtualisation in the machine's own"
+    " host, and load kvm",
+    "qemu": "Install it with: apt install incus (not incus-base) or qemu-system",
+    "ovmf": "Install it with: apt install ovmf",
+    "edk2": "Install it with: apt install ovmf",
+}
+
+
+def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCreationError:
+    text = refused.message
+    lower = text.lower()
+    # Another one of this name may just be under way.
+    busy = 'busy running a "create"' in lower
+    if busy or "already exists" in lower or "already in use" in lower:
+        return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+    if match := _NO_MACHINES.search(text):
+        return no_machines(match["piece"])
+    if "image" in lower and ("not found" in lower or "couldn't be found" in lower):
+        return not_found(image, text)
+    if "doesn't match instance type" in lower or "type mismatch" in lower:
+        return SandboxCreationError(
+            f"The image {image} is of another kind: {text}. A container image cannot be a virtual "
+            "machine, nor the other way round; choose another base_image.",
+            sandbox_id,
+            step="image",
+        )
+    if "storage pool" in lower and "not found" in lower:
+        return no_pool()
+    return SandboxCreationError(
+        f"The Incus server refused: {text}. `paracle sandbox health` shows what it lacks.",
+        sandbox_id,
+        step="instance",
+    )
+
+
+def no_machines(piece: str) -> BackendUnavailableError:
+    """This machine cannot start virtual machines at all, whatever the image."""
+    piece = piece.strip().rstrip(".") or "the server does not say why"
+    remedy = next((text for word, text in _PIECES.items() if word in piece.lower()), "")
+    return BackendUnavailableError(
+        f"This machine cannot start virtual machines: {piece}. "
+        + (f"{remedy}; or" if remedy else "See `incus info` and `incus warning list`, or")
+        + " use containers: SANDBOX_MODE=incus.",
+        step="virtual machines",
+    )
+
+
+def no_pool() -> BackendUnavailableError:
+    return BackendUnavailableError(
+        "The Incus server has no storage pool. Make one with: incus storage create default dir "
+        "(or `incus admin init --minimal`).",
+        step="storage pool",
+    )
+
+
+def no_network() -> BackendUnavailableError:
+    return BackendUnavailableError(
+        "The Incus server has no managed bridge network for network_mode=bridge. Make one with: "
+        "incus network create incusbr0",
+        step="network",
+    )

@@ -1,0 +1,174 @@
+"""The Incus REST API, as much of it as we use: requests, operations, and one exec stream.
+
+Most changes are operations: the server answers at once with a name, and whoever wants to know how
+it went waits for that. An answer that says no is a Refused; a server that does not answer is a
+BackendUnavailableError that says what to do about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ...errors import BackendUnavailableError, SandboxError
+from .channel import ExecChannel
+from .remotes import Remote
+
+if TYPE_CHECKING:
+    import aiohttp
+
+INSTALL = "pip install 'paracle-sandbox[incus]'"
+_CONNECT_SECONDS = 10.0
+_ANSWER_SECONDS = 120.0
+_OPERATION_SECONDS = 600.0
+_FAILURE = 400
+_MAX_MESSAGE = 16 << 20
+
+
+class Refused(Exception):
+    """The server has understood, and does not do it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+    @property
+    def is_absence(self) -> bool:
+        return self.status == 404 or "not found" in self.message.lower()
+
+
+class Server:
+    """One server, by one connection pool that is opened when it is first needed."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote = remote
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(self, path: str) -> Any:
+        return (await self._ask("GET", path))["metadata"]
+
+    async def change(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Done when this returns. What the operation, if it was one, says about itself."""
+        answer = await self._ask(method, path, body)
+        if answer.get("type") != "async":
+            return dict(answer.get("metadata") or {})
+        return await self.finished(str(answer["operation"]))
+
+    async def finished(self, operation: str) -> dict[str, Any]:
+        """Wait for an operation. Raises Refused when it has failed."""
+        path = f"{operation}/wait?timeout={int(_OPERATION_SECONDS)}"
+        result = (await self._ask("GET", path, seconds=_OPERATION_SECONDS + 10))["metadata"]
+        code = int(result.get("status_code") or 0)
+        if code >= _FAILURE or result.get("err"):
+            raise Refused(code, str(result.get("err") or "the operation failed"))
+        return dict(result)
+
+    async def upload(self, path: str, content: bytes, headers: Mapping[str, str]) -> None:
+        await self._ask("POST", path, content=content, headers=headers)
+
+    async def execute(self, instance: str, body: Mapping[str, Any]) -> ExecChannel:
+        """Start a command and be its stdin and stdout. Raises Refused."""
+        answer = await self._ask("POST", f"/1.0/instances/{quote(instance)}/exec", body)
+        operation = str(answer["operation"])
+        secrets = answer["metadata"]["metadata"]["fds"]
+        # The command starts when all have been fetched, the control one among them.
+        opened = [
+            asyncio.ensure_future(self._websocket(f"{operation}/websocket?secret={secrets[name]}"))
+            for name in ("control", "0", "1", "2")
+        ]
+        try:
+            control, stdin, stdout, stderr = await asyncio.gather(*opened)
+        except BaseException:
+            for one in await asyncio.gather(*opened, return_exceptions=True):
+                if not isinstance(one, BaseException):
+                    await one.close()
+            raise
+        return ExecChannel(stdin, stdout, stderr, control, operation)
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = _ANSWER_SECONDS,
+    ) -> dict[str, Any]:
+        session = self._open()
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
+        data: dict[str, Any] = {"data": content} if content is not None else {"json": body}
+        try:
+            async with session.request(
+                method, self.remote.address + path, timeout=timeout, headers=headers, **data
+            ) as response:
+                answer = await response.json(content_type=None)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise self._unavailable(error) from error
+        if not isinstance(answer, dict):
+            raise Refused(response.status, "the server's answer is no object")
+        if response.status >= _FAILURE or answer.get("type") == "error":
+            status = int(answer.get("error_code") or response.status)
+            raise self._forbidden() if status == 403 else Refused(status, str(answer.get("error")))
+        return answer
+
+    async def _websocket(self, path: str) -> aiohttp.ClientWebSocketResponse:
+        import aiohttp
+
+        try:
+            return await self._open().ws_connect(
+                self.remote.address + path, max_msg_size=_MAX_MESSAGE, compress=0, autoping=True
+            )
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Refused(0, f"no stream: {error}") from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is not None:
+            return self._session
+        try:
+            import aiohttp
+        except ImportError as error:
+            raise BackendUnavailableError(
+                f"Incus not available: the aiohttp package is missing. {INSTALL}"
+            ) from error
+        connector: aiohttp.BaseConnector
+        if self.remote.socket_path is not None:
+            connector = aiohttp.UnixConnector(self.remote.socket_path, limit=0)
+        else:
+            connector = aiohttp.TCPConnector(ssl=self.remote.certificates(), limit=0)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        return self._session
+
+    def _unavailable(self, error: Exception) -> SandboxError:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, PermissionError):
+                return self._forbidden()
+            cause = getattr(cause, "os_error", None) or cause.__cause__
+        where = self.remote.socket_path or self.remote.address
+        return BackendUnavailableError(
+            f"Incus not available: no server answers at {where} ({error or type(error).__name__}). "
+            "Install and start it (apt install incus; incus admin init --minimal), or say where it "
+            "is with INCUS_SOCKET or INCUS_REMOTE; or set SANDBOX_MODE=native.",
+            step="server",
+        )
+
+    def _forbidden(self) -> SandboxError:
+        where = self.remote.socket_path or self.remote.address
+        return BackendUnavailableError(
+            f"Permission denied: you may not use the Incus server at {where}. Join its group with "
+            "`sudo adduser $USER incus-admin` and log in anew (or `newgrp incus-admin`).",
+            step="permission",
+        )

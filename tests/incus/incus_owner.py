@@ -1,0 +1,35 @@
+"""An owner of instances, to be killed: has sandboxes, or one kept ready, and says their names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+from paracle_sandbox.backends.incus.backend import IncusBackend
+from paracle_sandbox.backends.incus.labels import SESSION
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.settings import Settings
+
+CONFIG = SandboxConfig(base_image="paracle-test-base")
+
+
+async def main(what: str, options: dict[str, str]) -> None:
+    backend = IncusBackend(Settings(**options))  # type: ignore[arg-type]
+    sandbox = Sandbox(backend, f"owned-{os.getpid()}", CONFIG)
+    await sandbox.start()
+    await sandbox.start_code("while True: pass")
+    if what == "hold":
+        print(json.dumps([sandbox.sandbox_id]), flush=True)
+    else:
+        await sandbox.stop()
+        await backend.stock.settled()
+        everything = await backend.instances.all()
+        ours = [one["name"] for one in everything if one["config"].get(SESSION) == backend.session]
+        print(json.dumps(ours), flush=True)
+    await asyncio.sleep(1000)
+
+
+asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))

@@ -1,0 +1,196 @@
+"""What breaks under a sandbox is told as such, soon, and harms no other; nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from incus_fixtures import CONFIG, Make
+
+from paracle_sandbox.backends.incus.backend import IncusBackend
+from paracle_sandbox.backends.incus.labels import instance_name
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.errors import (
+    ResourceLimitError,
+    SandboxConflictError,
+    SandboxError,
+    SandboxExecutionError,
+)
+from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.settings import Settings
+
+LOOP = "print('begun', flush=True)\nwhile True: pass"
+OWNER = Path(__file__).with_name("incus_owner.py")
+
+
+async def dies_with(sandbox: Sandbox, deed: Callable[[], Awaitable[None]]) -> SandboxError:
+    """The error of a program under which something is killed."""
+    command = await sandbox.start_code(LOOP)
+    await anext(command.output())
+    began = time.monotonic()
+    await deed()
+    with pytest.raises(SandboxError) as caught:
+        await command.wait(timeout=30)
+    assert time.monotonic() - began < 20
+    assert not sandbox.is_running
+    return caught.value
+
+
+async def gone(backend: IncusBackend, *sandbox_ids: str) -> None:
+    """Until the server has removed them, by itself."""
+    deadline = asyncio.get_running_loop().time() + 30
+    names = {instance_name(sandbox_id) for sandbox_id in sandbox_ids}
+    while left := names & {one["name"] for one in await backend.instances.all()}:
+        assert asyncio.get_running_loop().time() < deadline, left
+        await asyncio.sleep(0.1)
+
+
+async def test_the_guest_is_killed(make: Make, backend: IncusBackend) -> None:
+    """R07: the agent inside; the instance goes with it, and the other one lives on."""
+    sandbox, other = await make(), await make()
+
+    async def kill() -> None:
+        os.kill(backend.init_pid(sandbox.sandbox_id), signal.SIGKILL)
+
+    error = await dies_with(sandbox, kill)
+    assert isinstance(error, SandboxExecutionError) and error.stdout == "begun\n"
+    await gone(backend, sandbox.sandbox_id)
+    assert await other.run_command("echo alive") == "alive\n"
+
+
+async def test_the_first_process_of_the_instance_is_killed(
+    make: Make, backend: IncusBackend
+) -> None:
+    """R07: the init."""
+    sandbox, other = await make(), await make()
+    first = int((await backend.instances.state(instance_name(sandbox.sandbox_id)))["pid"])
+
+    async def kill() -> None:
+        os.kill(first, signal.SIGKILL)
+
+    error = await dies_with(sandbox, kill)
+    assert isinstance(error, SandboxExecutionError)
+    await gone(backend, sandbox.sandbox_id)
+    assert await other.run_command("echo alive") == "alive\n"
+
+
+async def test_it_is_removed_under_us(make: Make, backend: IncusBackend) -> None:
+    sandbox = await make()
+
+    async def remove() -> None:
+        await backend.instances.remove(instance_name(sandbox.sandbox_id))
+
+    assert isinstance(await dies_with(sandbox, remove), SandboxExecutionError)
+    await sandbox.stop()
+    async with Sandbox(backend, sandbox.sandbox_id, CONFIG) as again:
+        assert await again.run_command("echo again") == "again\n"
+
+
+async def test_want_of_memory_is_told_apart(make: Make) -> None:
+    sandbox = await make(SandboxConfig(memory_mb=128))
+    with pytest.raises(ResourceLimitError) as caught:
+        await sandbox.run_code("x = bytearray(b'1') * (1 << 30)")
+    assert caught.value.resource_type == "memory"
+    assert await sandbox.run_command("echo alive") == "alive\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_what_a_dead_owner_had_removes_itself(
+    number: signal.Signals, backend: IncusBackend, settings: Settings
+) -> None:
+    """R01: without anybody's help."""
+    with _owner(settings, "hold") as owner:
+        ids = json.loads(_line(owner))
+        listed = {info.sandbox_id: info for info in await backend.list_sandboxes()}
+        assert set(ids) <= set(listed) and all(listed[one].owner_alive for one in ids)
+        owner.send_signal(number)
+        owner.wait(20)
+    await gone(backend, *ids)
+
+
+async def test_what_a_dead_owner_had_not_started_is_swept(
+    backend: IncusBackend, settings: Settings
+) -> None:
+    """Its ready instance is nobody's: the next start, or a sweep, removes it."""
+    with _owner(settings, "ready") as owner:
+        names = json.loads(_line(owner))
+        assert set(names) <= {one["name"] for one in await backend.instances.all()}
+        # While its owner lives it is let alone.
+        await backend.sweep()
+        assert set(names) <= {one["name"] for one in await backend.instances.all()}
+        owner.kill()
+        owner.wait(20)
+    await backend.sweep()
+    assert not set(names) & {one["name"] for one in await backend.instances.all()}
+
+
+async def test_one_id_made_by_many_at_once_is_made_once(
+    backend: IncusBackend, settings: Settings
+) -> None:
+    """R19: of one process and of several, exactly one wins; nothing of it is deleted."""
+    second = IncusBackend(settings)
+    try:
+        made = await asyncio.gather(
+            *(one.create("the-same", CONFIG, {}) for one in (backend, second) for _ in range(5)),
+            return_exceptions=True,
+        )
+        assert [result for result in made if result is None] == [None]
+        assert all(isinstance(one, SandboxConflictError) for one in made if one is not None), made
+        listed = [one for one in await backend.list_sandboxes() if one.sandbox_id == "the-same"]
+        assert [info.state for info in listed] == ["running"]
+    finally:
+        for one in (backend, second):
+            await one.destroy("the-same")
+        await second.close()
+
+
+async def test_cancelled_creation_leaves_nothing(backend: IncusBackend) -> None:
+    creating = asyncio.ensure_future(backend.create("cancelled", CONFIG, {}))
+    while not any(  # noqa: ASYNC110  the server tells nobody
+        one["name"] == instance_name("cancelled") for one in await backend.instances.all()
+    ):
+        await asyncio.sleep(0.01)
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    await gone(backend, "cancelled")
+    workspaces = await backend.homes.store.get()
+    assert workspaces is None or os.listdir(workspaces.path) == []
+
+
+class _owner:  # noqa: N801  used as a function
+    """Another process that has sandboxes."""
+
+    def __init__(self, settings: Settings, what: str) -> None:
+        options = {
+            "incus_socket": settings.incus_socket,
+            "state_dir": settings.state_dir,
+            "data_dir": settings.data_dir,
+            "incus_warm": int(what == "ready"),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, str(OWNER), what, json.dumps(options)],
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout
+        self._process.stdout.close()
+
+
+def _line(owner: subprocess.Popen[str]) -> str:
+    assert owner.stdout
+    return owner.stdout.readline()

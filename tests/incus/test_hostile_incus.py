@@ -1,0 +1,39 @@
+"""Hostile code against Incus containers: the rows of ``tests/hostile`` that block a release."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+MODULES = (
+    "control_channel", "disk", "filesystem", "information", "kernel", "memory", "network_none",
+    "output", "privileges", "processes", "terminal_ipc", "time",
+)  # fmt: skip
+# Rows of the catalogue that block a release, of those that are about a backend.
+P0 = frozenset(
+    "A01 A02 A06 A07 B01 B02 C01 C02 D01 D02 E01 E02 F01 F02 F05 F06 F07 F11 G01 G02 G05 H01 H02"
+    " I01 I02 I03 I04 I05 J01 J02 J03 J04 J05 K03 L01 L02 L03 L04 L06 M01 M03 M04 M05 M06".split()
+)
+# Tests that say what only native does, and why it is otherwise here.
+DIFFERENT: dict[str, str] = {}
+
+
+def _blocks_a_release(test: Any) -> bool:
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "case"]
+    return any(row in P0 for mark in marks for row in mark.args)
+
+
+def _hostile_tests() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in MODULES:
+        for attribute, value in vars(importlib.import_module(f"test_{name}")).items():
+            is_fixture = type(value).__name__ == "FixtureFunctionDefinition"
+            if is_fixture or (attribute.startswith("test_") and _blocks_a_release(value)):
+                assert attribute not in found, f"two tests are called {attribute}"
+                found[attribute] = value
+    unknown = set(DIFFERENT) - set(found)
+    assert not unknown, f"no such tests: {sorted(unknown)}"
+    return {name: value for name, value in found.items() if name not in DIFFERENT}
+
+
+globals().update(_hostile_tests())

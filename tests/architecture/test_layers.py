@@ -18,9 +18,9 @@ LAYERS = {
     1: "settings audit sandbox_settings ids",
     2: "backends channel images",
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
-    " launch limits paths terminal monitor",
+    " launch limits paths terminal monitor sessions",
     4: "manager manager_stats executor client oneshot job slots idle",
-    5: "cli __main__",
+    5: "cli __main__ tools",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 

@@ -213,6 +213,9 @@ class Settings:
     request_timeout: float = _number(
         "SANDBOX_TIMEOUT", 60.0, "seconds a request to the remote service may take", 1.0, _DAY
     )
+    mcp_key: str | None = _text(
+        "PARACLE_MCP_KEY", None, "key that clients of paracle mcp --http send", env_only=True
+    )
 
     def default_config(self) -> SandboxConfig:
         """The configuration of a sandbox for which nobody gave one."""

@@ -20,7 +20,7 @@ LAYERS = {
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
     " launch limits paths terminal monitor sessions",
     4: "manager manager_stats executor client oneshot job slots idle",
-    5: "cli __main__ tools",
+    5: "cli __main__ tools mcp",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 

@@ -22,7 +22,8 @@ SEQUENCES: dict[str, list[str]] = {
     "await value": ["import asyncio\nasync def g():\n    return 7", "await g()"],
     "async for": ["async def h():\n    yield 1\n    yield 2\n[i async for i in h()]"],
     "async with": [
-        "from contextlib import asynccontextmanager\n@asynccontextmanager\nasync def c():\n    yield 3",
+        "from contextlib import asynccontextmanager\n@asynccontextmanager\n"
+        "async def c():\n    yield 3",
         "async with c() as v:\n    print(v)",
     ],
     "underscore": ["6 * 7", "_ + 1"],

@@ -15,6 +15,7 @@ _NOUNS = {
     "sandbox": "paracle_sandbox.cli.sandbox",
     "template": "paracle_sandbox.cli.template",
     "image": "paracle_sandbox.cli.image",
+    "mcp": "paracle_sandbox.cli.mcp",
 }
 
 

@@ -85,6 +85,10 @@ def _data_dir(env: Environment) -> str:
     return str(_home(env) / ".local/share/paracle-sandbox")
 
 
+def _agents_dir(env: Environment) -> str:
+    return str(_home(env) / ".config/paracle/agents")
+
+
 def _home(env: Environment) -> Path:
     return Path(env["HOME"]) if env.get("HOME") else Path.home()
 
@@ -213,6 +217,12 @@ class Settings:
     request_timeout: float = _number(
         "SANDBOX_TIMEOUT", 60.0, "seconds a request to the remote service may take", 1.0, _DAY
     )
+    agents_dir: str = _directory("PARACLE_AGENTS_DIR", _agents_dir, "your own agents, a file each")
+    google_key: str | None = _text("GOOGLE_API_KEY", None, "key for Google's models", env_only=True)
+    mistral_key: str | None = _text(
+        "MISTRAL_API_KEY", None, "key for Mistral's models", env_only=True
+    )
+    groq_key: str | None = _text("GROQ_API_KEY", None, "key for models at Groq", env_only=True)
     mcp_key: str | None = _text(
         "PARACLE_MCP_KEY", None, "key that clients of paracle mcp --http send", env_only=True
     )

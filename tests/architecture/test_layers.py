@@ -20,7 +20,7 @@ LAYERS = {
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
     " launch limits paths terminal monitor sessions",
     4: "manager manager_stats executor client oneshot job slots idle",
-    5: "cli __main__ tools mcp",
+    5: "cli __main__ tools mcp agents",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 
@@ -48,6 +48,7 @@ READS_ENVIRONMENT = ("settings", "guest", "jail", "testing")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
+    ("cli.agents", "run"): "one parameter a flag, and the help text that shows them",
     ("cli.sandbox", "execute"): "one parameter a flag, and the help text that shows them",
 }
 

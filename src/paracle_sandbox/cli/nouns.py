@@ -15,6 +15,7 @@ _NOUNS = {
     "sandbox": "paracle_sandbox.cli.sandbox",
     "template": "paracle_sandbox.cli.template",
     "image": "paracle_sandbox.cli.image",
+    "agents": "paracle_sandbox.cli.agents",
     "mcp": "paracle_sandbox.cli.mcp",
 }
 

@@ -28,6 +28,10 @@ INSTRUCTIONS = (
 )
 
 
+# Files change within a second here; compiled files of the old text would be taken for the new.
+AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
 class SandboxAgent:
     """A loop over a model, with the tools of a sandbox and of MCP servers.
 
@@ -61,7 +65,8 @@ class SandboxAgent:
         self.instructions = instructions
         self.limits = limits or Limits()
         self._manager = None if client is not None else SandboxManager(1, backend=backend)
-        self.client = client or LocalSandboxClient(self._manager, config or SandboxConfig())
+        default = SandboxConfig(env_vars=AGENT_ENV)
+        self.client = client or LocalSandboxClient(self._manager, config or default)
         given = sandbox_tools(self.client, stateful=stateful) if tools is None else tools
         self.tools = Toolbox(given)
         in_sandbox = tools is None or any(hasattr(tool, "client") for tool in tools)

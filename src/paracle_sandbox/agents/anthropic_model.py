@@ -34,7 +34,8 @@ class AnthropicModel:
         self.name = name
         self._options: dict[str, Any] = {"max_tokens": max_tokens or MAX_TOKENS}
         if temperature is not None:
-            self._options["temperature"] = temperature
+            # Not every model takes it, and the SDK has no word for it any more.
+            self._options["extra_body"] = {"temperature": temperature}
         self._error = anthropic.AnthropicError
         try:
             self._client = anthropic.AsyncAnthropic(

@@ -44,9 +44,10 @@ class SandboxHands:
         self._furnish = furnish
         self._attempts = attempts
         self._furnished: Sandbox | None = None
+        self._lost = False
 
     async def call(self, call: ToolCall, emit: Emit) -> ToolResult:
-        lost = False
+        lost, self._lost = self._lost, False
         for attempt in range(1, self._attempts + 1):
             try:
                 sandbox = await self.ready()
@@ -63,9 +64,9 @@ class SandboxHands:
                 broken = _is_broken(result, sandbox)
             if not broken or attempt == self._attempts:
                 break
-            lost = True
             emit(Event("notice", f"The sandbox was lost, and is made again: {result.text}"))
             await self._clear_away()
+        lost, self._lost = lost or self._lost, False
         return dataclasses.replace(result, text=result.text + LOST) if lost else result
 
     async def ready(self) -> Sandbox | None:
@@ -73,8 +74,10 @@ class SandboxHands:
         if self._client is None:
             return None
         sandbox = await self._client.sandbox()
-        if self._furnish is not None and sandbox is not self._furnished:
-            await self._furnish(sandbox)
+        if sandbox is not self._furnished:
+            self._lost = self._lost or self._furnished is not None
+            if self._furnish is not None:
+                await self._furnish(sandbox)
         self._furnished = sandbox
         return sandbox
 

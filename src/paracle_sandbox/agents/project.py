@@ -8,6 +8,7 @@ the host from there.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
 import shutil
@@ -57,11 +58,15 @@ class Change:
 
 
 class Project:
-    """The files that were given: ``sources`` are their paths on the host, by path inside."""
+    """The files that were given: ``sources`` are their paths on the host, by path inside.
+
+    They are copied aside once, when a sandbox first needs them: what changed is told by that, not
+    by what the user's files have become meanwhile. close() removes the copy."""
 
     def __init__(self, folder: Path | None, sources: dict[str, Path]) -> None:
         self.folder = folder
         self.sources = sources
+        self._aside: Path | None = None
 
     @classmethod
     def gather(cls, folder: Path | None, files: Sequence[Path] = ()) -> Project:
@@ -84,17 +89,33 @@ class Project:
         return cls(None if folder is None else folder.resolve(), sources)
 
     async def copy_in(self, sandbox: Sandbox) -> None:
-        """Every file, as it is now."""
-        with tempfile.TemporaryDirectory(prefix="paracle-") as directory:
+        """Every file, as it was at the first time. Raises SandboxError."""
+        if self._aside is None:
+            self._aside = await asyncio.to_thread(self._copy_aside)
+        await sandbox.copy_to(self._aside, sandbox.config.working_dir)
+
+    def _copy_aside(self) -> Path:
+        directory = Path(tempfile.mkdtemp(prefix="paracle-"))
+        try:
             for inside, source in self.sources.items():
-                target = Path(directory) / inside
+                target = directory / inside
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
                 shutil.copymode(source, target)
-            await sandbox.copy_to(directory, sandbox.config.working_dir)
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise SandboxError(f"The files cannot be copied: {error}") from error
+        return directory
+
+    def close(self) -> None:
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
 
     async def changes(self, sandbox: Sandbox) -> list[Change]:
-        """What is not as it was given, by path."""
+        """What is not as it was given, by path; nothing if it never went in."""
+        if self._aside is None:
+            return []
         with tempfile.TemporaryDirectory(prefix="paracle-") as directory:
             after = Path(directory) / "after"
             await sandbox.copy_from(sandbox.config.working_dir, after)
@@ -107,8 +128,8 @@ class Project:
             ]
 
     def _change(self, inside: str, after: Path | None) -> Change | None:
-        source = self.sources.get(inside)
-        old = None if source is None else source.read_bytes()
+        assert self._aside is not None
+        old = (self._aside / inside).read_bytes() if inside in self.sources else None
         new = None if after is None else after.read_bytes()
         executable = after is not None and bool(after.stat().st_mode & 0o100)
         if old == new:

@@ -25,27 +25,21 @@ class Options:
 class Provider:
     """``key`` is the field of the settings with its key, where the SDK does not look itself."""
 
-    default_model: str
+    default_model: str | None = None
     sdk: str = "openai"
     base_url: str | None = None
     key: str | None = None
 
 
 PROVIDERS = {
-    "openai": Provider("gpt-5"),
-    "anthropic": Provider("claude-sonnet-4-5", sdk="anthropic"),
+    "openai": Provider("gpt-6-sol"),
+    "anthropic": Provider("claude-sonnet-5-5", sdk="anthropic"),
     "google": Provider(
-        "gemini-2.5-pro",
-        base_url="https://generativelanguage.googleapis.com/v1beta/openai/",
-        key="google_key",
+        base_url="https://generativelanguage.googleapis.com/v1beta/openai/", key="google_key"
     ),
-    "mistral": Provider(
-        "mistral-large-latest", base_url="https://api.mistral.ai/v1", key="mistral_key"
-    ),
-    "groq": Provider(
-        "llama-3.3-70b-versatile", base_url="https://api.groq.com/openai/v1", key="groq_key"
-    ),
-    "ollama": Provider("llama3.1", base_url="http://localhost:11434/v1"),
+    "mistral": Provider(base_url="https://api.mistral.ai/v1", key="mistral_key"),
+    "groq": Provider(base_url="https://api.groq.com/openai/v1", key="groq_key"),
+    "ollama": Provider(base_url="http://localhost:11434/v1"),
 }
 
 
@@ -73,6 +67,9 @@ def make_model(
     options = options or Options()
     chosen = provider_of(model, provider)
     entry = PROVIDERS[chosen]
+    name = model or entry.default_model
+    if name is None:
+        raise ModelError(f"Name a model of {chosen}.")
     key, base_url = options.api_key, options.base_url or entry.base_url
     if key is None and entry.key is not None:
         setting = getattr(settings or load_settings(), entry.key)
@@ -83,7 +80,7 @@ def make_model(
     if key is None and chosen == "ollama":
         key = "ollama"  # it wants none, but the SDK does
     arguments: dict[str, Any] = {
-        "name": model or entry.default_model, "base_url": base_url, "api_key": key,
+        "name": name, "base_url": base_url, "api_key": key,
         "temperature": options.temperature, "max_tokens": options.max_tokens,
         "timeout_seconds": options.timeout_seconds, "max_retries": options.max_retries,
     }  # fmt: skip

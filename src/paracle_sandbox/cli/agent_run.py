@@ -77,11 +77,15 @@ def run_agent(order: Order) -> int:
     if order.dry_run:
         _show_plan(plan)
         return endings.SUCCESS
-    return endings.run(_run(plan))
+    try:
+        return endings.run(_run(plan))
+    finally:
+        plan.project.close()
 
 
 def make_plan(order: Order) -> Plan:
     """Everything that can be wrong with the order is found here, before anything is made."""
+    from ..agents.agent import AGENT_ENV
     from ..agents.definitions import find_agent, parse_price
     from ..agents.loop import Limits
     from ..agents.project import Project
@@ -103,7 +107,8 @@ def make_plan(order: Order) -> Plan:
     if order.cost_limit is not None and price is None:
         raise UsageFault("--cost-limit: needs the model's price; add --price IN/OUT, as 3/15")
     limits = Limits(order.max_steps or agent.max_steps or 20, order.cost_limit, price)
-    sandbox = make_config(ExecuteOrder(file="-", limits=order.limits), settings)
+    env = [f"{name}={value}" for name, value in AGENT_ENV.items()]
+    sandbox = make_config(ExecuteOrder(file="-", limits=order.limits, env=env), settings)
     inputs = dict(map(_assignment, order.inputs))
     return Plan(order, agent, project, inputs, sandbox, limits, settings)
 
@@ -125,7 +130,7 @@ def _show_plan(plan: Plan) -> None:
     rows = [
         ["Agent", plan.agent.name], ["Task", order.task], ["Mode", order.mode],
         ["Provider", provider],
-        ["Model", order.model or plan.agent.model or PROVIDERS[provider].default_model],
+        ["Model", str(order.model or plan.agent.model or PROVIDERS[provider].default_model)],
         ["Tools", ", ".join(plan.agent.tools) if order.mode != "safe" else "read_files"],
         ["Sandbox", str(config["sandbox"])], ["Asks", str(config["requires_approval"])],
         ["Files", str(len(plan.project.sources))], ["Writes back", str(order.apply)],

@@ -223,6 +223,16 @@ class Settings:
         "MISTRAL_API_KEY", None, "key for Mistral's models", env_only=True
     )
     groq_key: str | None = _text("GROQ_API_KEY", None, "key for models at Groq", env_only=True)
+    daytona_key: str | None = _text("DAYTONA_API_KEY", None, "key for Daytona", env_only=True)
+    daytona_url: str = _text(
+        "DAYTONA_API_URL", "https://app.daytona.io/api", "address of Daytona", env_only=True
+    )
+    daytona_target: str | None = _text(
+        "DAYTONA_TARGET", None, "region of Daytona's sandboxes", env_only=True
+    )
+    daytona_image: str = _text(
+        "DAYTONA_SANDBOX_IMAGE", "python:3.12-slim", "image of Daytona's sandboxes"
+    )
     mcp_key: str | None = _text(
         "PARACLE_MCP_KEY", None, "key that clients of paracle mcp --http send", env_only=True
     )

@@ -104,6 +104,10 @@ class LocalSandboxClient(BaseSandboxClient):
         self._config = config or self._config
         await asyncio.shield(self._begin(volume_bindings))
 
+    async def sandbox(self) -> Sandbox:
+        """The sandbox itself, made if there is none: for what the methods here do not offer."""
+        return await self._sandbox()
+
     async def run_command(self, command: str, timeout: float | None = None) -> str:
         return await (await self._sandbox()).run_command(command, timeout)
 

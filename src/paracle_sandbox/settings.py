@@ -115,6 +115,10 @@ def _index_url(text: str) -> str:
     return text
 
 
+def _agents_dir(env: Environment) -> str:
+    return str(_home(env) / ".config/paracle/agents")
+
+
 def _home(env: Environment) -> Path:
     return Path(env["HOME"]) if env.get("HOME") else Path.home()
 
@@ -322,6 +326,25 @@ class Settings:
     )  # fmt: skip
     audit_content: bool = _flag(
         "SANDBOX_AUDIT_CONTENT", False, "keep commands and code in the audit log as well"
+    )
+    agents_dir: str = _directory("PARACLE_AGENTS_DIR", _agents_dir, "your own agents, a file each")
+    google_key: str | None = _text("GOOGLE_API_KEY", None, "key for Google's models", env_only=True)
+    mistral_key: str | None = _text(
+        "MISTRAL_API_KEY", None, "key for Mistral's models", env_only=True
+    )
+    groq_key: str | None = _text("GROQ_API_KEY", None, "key for models at Groq", env_only=True)
+    daytona_key: str | None = _text("DAYTONA_API_KEY", None, "key for Daytona", env_only=True)
+    daytona_url: str = _text(
+        "DAYTONA_API_URL", "https://app.daytona.io/api", "address of Daytona", env_only=True
+    )
+    daytona_target: str | None = _text(
+        "DAYTONA_TARGET", None, "region of Daytona's sandboxes", env_only=True
+    )
+    daytona_image: str = _text(
+        "DAYTONA_SANDBOX_IMAGE", "python:3.12-slim", "image of Daytona's sandboxes"
+    )
+    mcp_key: str | None = _text(
+        "PARACLE_MCP_KEY", None, "key that clients of paracle mcp --http send", env_only=True
     )
 
     # Which rows the environment or the file has: no row itself.

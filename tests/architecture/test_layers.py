@@ -18,11 +18,11 @@ LAYERS = {
     1: "settings audit audit_log sandbox_settings ids owner volumes",
     2: "backends channel images",
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
-    " launch limits paths terminal monitor sandbox_transfers sandbox_packages package_index"
-    " package_relay",
+    " launch limits paths terminal monitor sessions sandbox_transfers sandbox_packages"
+    " package_index package_relay",
     4: "manager manager_stats executor client oneshot job slots idle docker_sandbox"
     " dockerized_terminal",
-    5: "cli service __main__",
+    5: "cli service __main__ tools mcp agents",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 
@@ -54,6 +54,7 @@ READS_ENVIRONMENT = ("settings", "guest", "jail", "testing")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
+    ("cli.agents", "run"): "one parameter a flag, and the help text that shows them",
     ("cli.sandbox", "execute"): "one parameter a flag, and the help text that shows them",
 }
 

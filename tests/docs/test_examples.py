@@ -18,14 +18,17 @@ import pytest
 from pages import REPOSITORY, Block, blocks
 
 from paracle_sandbox import SandboxConfig, SandboxExecutor, SandboxManager
+from paracle_sandbox.agents import Reply, ToolCall
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-PAGES = ["README.md", "docs/guide.md", "docs/reference/api.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/agents.md", "docs/reference/api.md"]
 
 # What an example must have said; each ends with exit code 0 as well.
 SAYS = {
     "25_sandbox_basics.py": ["Hello from sandbox!", "Hello Paracle!", "Peak memory:", "Job 5: ✓",
                              "from a file of the sandbox", "Sandboxes left: 0"],
+    "agent_loop.py": ["it asks for python_execute", "The answer is 233168", "status: done"],
+    "agent_tools.py": ["42", "x is 21", "timed out", "not valid JSON"],
     "batch.py": ["job 2: 1229 primes", "job 3: failed: ValueError", "job 4: SandboxTimeoutError",
                  "job 5: ResourceLimitError"],
     "data_files.py": ["refused:", '{"Oslo": 8, "Bern": 4}'],
@@ -80,6 +83,21 @@ def test_example(path: Path, tmp_path: Path) -> None:
 # Python blocks
 
 
+class Calculator:
+    """A model for the pages: it asks for one calculation, and repeats what came out."""
+
+    name = "calculator"
+
+    async def reply(self, system: str, messages: Any, tools: Any, on_text: Any) -> Reply:
+        if messages[-1].role == "tool":
+            on_text(messages[-1].text)
+            return Reply(messages[-1].text)
+        return Reply(calls=(ToolCall("1", "python_execute", '{"code": "6 * 7"}'),))
+
+    async def close(self) -> None:
+        pass
+
+
 @pytest.fixture
 async def names() -> AsyncIterator[dict[str, Any]]:
     """What the pages say is there."""
@@ -91,6 +109,7 @@ async def names() -> AsyncIterator[dict[str, Any]]:
             "config": config,
             "executor": await stack.enter_async_context(SandboxExecutor()),
             "manager": manager,
+            "model": Calculator(),
             "sandbox": await stack.enter_async_context(manager.managed_sandbox(config)),
         }
 

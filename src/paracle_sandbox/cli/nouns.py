@@ -13,7 +13,7 @@ from .. import __version__
 
 _NOUNS = {
     name: f"paracle_sandbox.cli.{name}"
-    for name in ("sandbox", "template", "image", "serve", "keys", "audit")
+    for name in ("sandbox", "template", "image", "serve", "keys", "audit", "agents", "mcp")
 }
 
 

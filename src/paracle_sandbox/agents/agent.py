@@ -1,0 +1,239 @@
+"""SandboxAgent: a model that works in a sandbox of its own, which is gone when it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..backends.base import Backend
+from ..client import LocalSandboxClient
+from ..config import SandboxConfig
+from ..manager import AnyConfig, SandboxManager
+from ..results import CommandResult
+from ..tools import PythonExecute, Tool, Toolbox, sandbox_tools
+from .events import AgentResult, Event
+from .hands import Furnish, SandboxHands
+from .loop import Approve, Emit, Limits, Loop
+from .mcp_tools import McpConnection, ServerSpec, read_servers
+from .model import Model
+from .providers import Options, make_model
+
+INSTRUCTIONS = (
+    "You solve the user's task with the tools you have. Code and commands run in an isolated Linux "
+    "sandbox; its working directory is /workspace, and files there stay until the end. Look before "
+    "you change, check your work by running it, and finish with a short account of what you did."
+)
+
+
+# Files change within a second here; compiled files of the old text would be taken for the new.
+AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+class SandboxAgent:
+    """A loop over a model, with the tools of a sandbox and of MCP servers.
+
+    ``model`` is a name (with ``provider`` if the name does not tell) or a Model. The sandbox is
+    made when the first tool needs it, and cleanup() or ``async with`` removes it in any case.
+    ``approve`` is asked before each tool call. ``furnish`` puts files into a new sandbox.
+    """
+
+    def __init__(
+        self,
+        model: Model | str | None = None,
+        *,
+        provider: str | None = None,
+        options: Options | None = None,
+        instructions: str = INSTRUCTIONS,
+        tools: Sequence[Tool] | None = None,
+        config: AnyConfig | None = None,
+        backend: Backend | str | None = None,
+        client: LocalSandboxClient | None = None,
+        limits: Limits | None = None,
+        stateful: bool = True,
+        mcp_servers: Mapping[str, ServerSpec] | str | Path | None = None,
+        approve: Approve | None = None,
+        furnish: Furnish | None = None,
+    ) -> None:
+        self._model = model if model is not None and not isinstance(model, str) else None
+        self._model_name = model if isinstance(model, str) else None
+        self._provider = provider
+        self._options = options
+        self._owns_model = self._model is None
+        self.instructions = instructions
+        self.limits = limits or Limits()
+        self._manager = None if client is not None else SandboxManager(1, backend=backend)
+        default = SandboxConfig(env_vars=AGENT_ENV)
+        self.client = client or LocalSandboxClient(self._manager, config or default)
+        given = sandbox_tools(self.client, stateful=stateful) if tools is None else tools
+        self.tools = Toolbox(given)
+        in_sandbox = tools is None or any(hasattr(tool, "client") for tool in tools)
+        self._hands = SandboxHands(self.tools, self.client if in_sandbox else None, furnish)
+        self._approve = approve
+        self._servers = read_servers(mcp_servers)
+        self._connections: dict[str, McpConnection] = {}
+        self._running: asyncio.Task[AgentResult] | None = None
+        self._cancel_asked = False
+
+    @classmethod
+    async def create(cls, *args: Any, **options: Any) -> Self:
+        """An agent whose MCP servers are connected."""
+        agent = cls(*args, **options)
+        try:
+            await agent.connect()
+        except BaseException:
+            await agent.cleanup()
+            raise
+        return agent
+
+    @property
+    def model(self) -> Model:
+        """Raises ModelError when there is no such model, no key, or no SDK."""
+        if self._model is None:
+            self._model = make_model(self._model_name, self._provider, self._options)
+        return self._model
+
+    # Tasks
+
+    async def run(
+        self,
+        task: str,
+        *,
+        timeout: float | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> AgentResult:
+        """Work on a task to its end. What goes wrong is in the result. Cancelled, it stops what
+        runs in the sandbox. Raises SandboxError when it cannot even begin."""
+        emit = on_event or (lambda event: None)
+        await self.connect()
+        loop = Loop(
+            self.model, self.instructions, self.tools, self._hands, self.limits, emit, self._approve
+        )
+        self._cancel_asked = False
+        self._running = asyncio.create_task(loop.run(task))
+        try:
+            result = await self._finish(self._running, timeout, loop)
+        finally:
+            self._running = None
+        emit(Event("end", result.text, result.as_dict()))
+        return result
+
+    async def _finish(
+        self, running: asyncio.Task[AgentResult], timeout: float | None, loop: Loop
+    ) -> AgentResult:
+        try:
+            done, _ = await asyncio.wait([running], timeout=timeout)
+        except asyncio.CancelledError:
+            await _end(running)
+            raise
+        if not done:
+            await _end(running)
+            return loop.result("timeout", f"It is not done after {timeout:g} seconds")
+        if running.cancelled() and self._cancel_asked:
+            return loop.result("cancelled", "It was cancelled")
+        return running.result()
+
+    async def stream(self, task: str, *, timeout: float | None = None) -> AsyncIterator[Event]:
+        """The events of run(), as they happen. Leaving early cancels the task."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        emit: Emit = queue.put_nowait
+        work = asyncio.create_task(self.run(task, timeout=timeout, on_event=emit))
+        work.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+            work.result()
+        finally:
+            await _end(work)
+
+    def cancel(self) -> None:
+        """End the task that runs; run() then returns with the status ``cancelled``."""
+        if self._running is not None:
+            self._cancel_asked = True
+            self._running.cancel()
+
+    async def execute_code(self, script: str | Path, timeout: float | None = None) -> CommandResult:
+        """Run a script in the agent's sandbox, without asking a model: code, or a Path of the
+        host, which is copied in first. Raises as Sandbox.run_code does."""
+        sandbox = await self._hands.ready() or await self.client.sandbox()
+        seconds = PythonExecute.default_timeout if timeout is None else timeout
+        if isinstance(script, str):
+            return await sandbox.run_code(script, timeout=seconds)
+        await sandbox.copy_to(script, script.name)
+        return await sandbox.run_file(script.name, timeout=seconds)
+
+    # MCP servers
+
+    async def connect(self) -> None:
+        """Connect the MCP servers that are not yet. Raises SandboxError that names the one."""
+        for name, spec in self._servers.items():
+            if name not in self._connections:
+                await self._connect(name, spec)
+
+    async def connect_mcp_server(
+        self,
+        server_url: str,
+        server_id: str = "",
+        use_stdio: bool = False,
+        stdio_args: Sequence[str] = (),
+    ) -> None:
+        """One more server, by address, or by command with ``use_stdio``."""
+        spec: ServerSpec = (
+            {"command": server_url, "args": list(stdio_args)} if use_stdio else {"url": server_url}
+        )
+        await self._connect(server_id or server_url, spec)
+
+    async def _connect(self, name: str, spec: ServerSpec) -> None:
+        connection = McpConnection(name, spec)
+        await connection.open()
+        self._connections[name] = connection
+        for tool in connection.tools:
+            self.tools.add(tool)
+
+    async def disconnect_mcp_server(self, server_id: str = "") -> None:
+        """One server, or all."""
+        for name in [server_id] if server_id else list(self._connections):
+            connection = self._connections.pop(name, None)
+            if connection is not None:
+                for tool in connection.tools:
+                    self.tools.remove(tool.name)
+                await connection.close()
+
+    # The end
+
+    async def cleanup(self) -> None:
+        """Remove the sandbox and let go of everything. Idempotent."""
+        self.cancel()
+        try:
+            await self.disconnect_mcp_server()
+            await self.tools.close()
+        finally:
+            try:
+                await self.client.cleanup()
+            finally:
+                if self._manager is not None:
+                    await self._manager.close()
+                if self._owns_model and self._model is not None:
+                    await self._model.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.cleanup()
+
+
+SandboxManus = SandboxAgent
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel it, and wait until what it had started is stopped."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,152 @@
+"""Agents as files: the built-in ones, and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import SandboxError
+from .front_matter import Value, read_markdown, read_yaml
+
+N = TypeVar("N", int, float)
+SUFFIXES = (".md", ".yaml", ".yml")
+TOOLS = ("python", "shell", "files", "packages")
+
+
+@dataclass(frozen=True)
+class AgentDefinition:
+    """Who an agent is. None leaves it to the flags and defaults."""
+
+    name: str
+    description: str
+    instructions: str
+    source: str
+    provider: str | None = None
+    model: str | None = None
+    tools: tuple[str, ...] = TOOLS
+    max_steps: int | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    price: tuple[float, float] | None = None
+
+
+def known_agents(folder: Path | None = None) -> dict[str, AgentDefinition]:
+    """All of them by name; the user's own win over the built-in. Raises SandboxError for a file
+    that cannot be read as an agent."""
+    found = {agent.name: agent for agent in _built_in()}
+    if folder is not None and folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.suffix in SUFFIXES and path.is_file():
+                agent = read_agent(path)
+                found[agent.name] = agent
+    return found
+
+
+def find_agent(name: str, folder: Path | None = None) -> AgentDefinition:
+    """By name, or by the path of its file. Raises SandboxError that names the known ones."""
+    path = Path(name)
+    if path.suffix in SUFFIXES and path.is_file():
+        return read_agent(path)
+    agents = known_agents(folder)
+    if name not in agents:
+        raise SandboxError(
+            f"There is no agent {name!r}; known are {', '.join(agents)}. Your own are files in "
+            f"{folder}, or name a file."
+        )
+    return agents[name]
+
+
+def read_agent(path: Path) -> AgentDefinition:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SandboxError(f"{path} cannot be read: {error}") from error
+    return parse_agent(text, path.stem, str(path), markdown=path.suffix == ".md")
+
+
+def parse_agent(text: str, name: str, source: str, *, markdown: bool) -> AgentDefinition:
+    """Raises SandboxError that names the file and what is wrong with it."""
+    keys: dict[str, Value]
+    if markdown:
+        keys, body = read_markdown(text, source)
+    else:
+        keys = read_yaml(text, source)
+        body = _text(keys.pop("instructions", keys.pop("prompt", "")), "instructions", source)
+    if not body.strip():
+        raise SandboxError(f"{source}: an agent needs instructions")
+    unknown = set(keys) - {*_NUMBERS, "name", "description", "provider", "model", "tools", "price"}
+    if unknown:
+        raise SandboxError(f"{source}: an agent has no key {sorted(unknown)[0]!r}")
+    texts = {
+        key: _text(keys[key], key, source)
+        for key in ("name", "description", "provider", "model")
+        if key in keys
+    }
+    return AgentDefinition(
+        name=texts.get("name", name),
+        description=texts.get("description", ""),
+        instructions=body.strip(),
+        source=source,
+        provider=texts.get("provider"),
+        model=texts.get("model"),
+        tools=_tools(keys.get("tools"), source),
+        price=parse_price(_text(keys["price"], "price", source)) if "price" in keys else None,
+        max_steps=_number(keys, "max_steps", source, int),
+        max_tokens=_number(keys, "max_tokens", source, int),
+        temperature=_number(keys, "temperature", source, float),
+    )
+
+
+_NUMBERS = ("max_steps", "max_tokens", "temperature")
+
+
+def parse_price(text: str) -> tuple[float, float]:
+    """``3/15``: dollars per million tokens in, and out."""
+    inward, _, outward = text.partition("/")
+    try:
+        price = float(inward), float(outward)
+    except ValueError:
+        price = -1.0, -1.0
+    if min(price) < 0:
+        raise SandboxError(
+            f"A price is dollars per million tokens in and out, such as 3/15, not {text!r}"
+        )
+    return price
+
+
+def _text(value: Value, key: str, source: str) -> str:
+    if not isinstance(value, str):
+        raise SandboxError(f"{source}: {key} must be a text")
+    return value
+
+
+def _tools(value: Value | None, source: str) -> tuple[str, ...]:
+    if value is None:
+        return TOOLS
+    names = [value] if isinstance(value, str) else value
+    unknown = [name for name in names if name not in TOOLS]
+    if unknown:
+        raise SandboxError(
+            f"{source}: there is no tool {unknown[0]!r}; known are {', '.join(TOOLS)}"
+        )
+    return tuple(names)
+
+
+def _number(keys: dict[str, Value], key: str, source: str, kind: Callable[[str], N]) -> N | None:
+    if key not in keys:
+        return None
+    try:
+        return kind(_text(keys[key], key, source))
+    except ValueError:
+        raise SandboxError(f"{source}: {key} must be a number, not {keys[key]!r}") from None
+
+
+def _built_in() -> Iterator[AgentDefinition]:
+    folder = files(__package__).joinpath("builtin")
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".md"):
+            text = entry.read_text(encoding="utf-8")
+            yield parse_agent(text, entry.name.removesuffix(".md"), "built-in", markdown=True)

@@ -1,0 +1,176 @@
+"""The loop of an agent: ask the model, do what it asks for, tell it, until it is done.
+
+It also ends when the steps or the money are used up, or when the model does the same thing over
+and over. Nothing that a tool does ends it: that is told to the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..tools import Toolbox, ToolResult
+from ..tools.result import failed
+from .conversation import Message, Reply, ToolCall, Usage
+from .events import AgentResult, Event, Status
+from .model import Model, ModelError
+
+logger = logging.getLogger(__name__)
+
+# The same calls with the same answers, this often in a row: a hint, then the end.
+HINT_AFTER = 3
+STOP_AFTER = 6
+_MAX_EMPTY = 2
+
+Emit = Callable[[Event], None]
+# True allows a call, False does not; a text does not either, and says why.
+Approve = Callable[[ToolCall], Awaitable[bool | str]]
+
+
+class Hands(Protocol):
+    """Where tool calls are done."""
+
+    async def call(self, call: ToolCall, emit: Emit) -> ToolResult: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``price`` is dollars per million tokens, in and out; without it cost is not known."""
+
+    max_steps: int = 20
+    max_cost: float | None = None
+    price: tuple[float, float] | None = None
+
+    def cost(self, usage: Usage) -> float | None:
+        if self.price is None:
+            return None
+        inward, outward = self.price
+        return (usage.input_tokens * inward + usage.output_tokens * outward) / 1_000_000
+
+
+class Loop:
+    """One task from beginning to end."""
+
+    def __init__(
+        self,
+        model: Model,
+        system: str,
+        tools: Toolbox,
+        hands: Hands,
+        limits: Limits,
+        emit: Emit,
+        approve: Approve | None = None,
+    ) -> None:
+        self._model = model
+        self._system = system
+        self._tools = tools
+        self._hands = hands
+        self._limits = limits
+        self._emit = emit
+        self._approve = approve
+        self.messages: list[Message] = []
+        self.usage = Usage()
+        self.steps = 0
+        self._last_text = ""
+        self._last_round: object = None
+        self._repeated = 0
+        self._empty = 0
+
+    async def run(self, task: str) -> AgentResult:
+        self.messages.append(Message("user", task))
+        while self.steps < self._limits.max_steps:
+            self.steps += 1
+            self._emit(Event("step", data={"number": self.steps}))
+            try:
+                reply = await self._ask()
+            except ModelError as error:
+                logger.warning("%s", error)
+                return self.result("error", str(error))
+            end = await self._act(reply)
+            if end is not None:
+                return self.result(end)
+        return self.result("step_limit", f"It is not done after {self.steps} steps")
+
+    def result(self, status: Status, error: str | None = None) -> AgentResult:
+        return AgentResult(
+            status, self._last_text, self.steps, self.usage, self._limits.cost(self.usage), error
+        )
+
+    async def _ask(self) -> Reply:
+        reply = await self._model.reply(
+            self._system,
+            self.messages,
+            list(self._tools),
+            lambda text: self._emit(Event("text", text)),
+        )
+        self.usage += reply.usage
+        self._last_text = reply.text or self._last_text
+        return reply
+
+    async def _act(self, reply: Reply) -> Status | None:
+        """What follows from a reply; how the task ends, if it does."""
+        cost, most = self._limits.cost(self.usage), self._limits.max_cost
+        if cost is not None and most is not None and cost > most:
+            return "cost_limit"
+        self.messages.append(Message("assistant", reply.text, reply.calls))
+        if reply.calls:
+            return self._judge(reply.calls, [await self._do(call) for call in reply.calls])
+        if reply.cut_off:
+            self.messages.append(Message("user", "You were cut off. Go on, in smaller parts."))
+            return None
+        if not reply.text.strip():
+            self._empty += 1
+            if self._empty >= _MAX_EMPTY:
+                return "error"
+            self.messages[-1:] = [
+                Message("user", "Your answer was empty. Call a tool, or say what you found.")
+            ]
+            return None
+        return "done"
+
+    async def _do(self, call: ToolCall) -> ToolResult:
+        self._emit(
+            Event("tool_call", data={"id": call.id, "name": call.name, "arguments": call.arguments})
+        )
+        allowed = True if self._approve is None else await self._approve(call)
+        if allowed is True:
+            result = await self._hands.call(call, self._emit)
+        else:
+            reason = f" They say: {allowed}" if allowed else ""
+            result = failed(
+                f"The user did not allow this call.{reason} Do something else, or explain why it "
+                "is needed.",
+                error_type="denied",
+            )
+        self._emit(
+            Event(
+                "tool_result", result.text,
+                {"id": call.id, "name": call.name, "is_error": result.is_error,
+                 "images": len(result.images)},
+            )
+        )  # fmt: skip
+        self.messages.append(
+            Message("tool", result.text, call_id=call.id, is_error=result.is_error,
+                    images=result.images)
+        )  # fmt: skip
+        return result
+
+    def _judge(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Status | None:
+        """Whether the model goes round in circles."""
+        this = ([(c.name, c.arguments) for c in calls], [r.text for r in results])
+        self._repeated = self._repeated + 1 if this == self._last_round else 1
+        self._last_round = this
+        if self._repeated >= STOP_AFTER:
+            return "loop"
+        if self._repeated == HINT_AFTER:
+            self._emit(Event("notice", "The model repeats itself."))
+            self.messages.append(
+                Message(
+                    "user",
+                    f"You have done exactly this {HINT_AFTER} times, with the same answer. Try "
+                    "something else, or say what you have and stop.",
+                )
+            )
+        return None

@@ -1,0 +1,34 @@
+"""What a model is to an agent: something that is asked, and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ..errors import SandboxError
+from ..tools import Tool
+from .conversation import Message, Reply
+
+INSTALL = "pip install 'paracle-sandbox[agents]'"
+OnText = Callable[[str], None]
+
+
+class ModelError(SandboxError):
+    """The model could not be asked; the message says why and what to do."""
+
+
+class Model(Protocol):
+    """Something that answers. Implement it to use a model that no SDK here speaks to."""
+
+    name: str
+
+    async def reply(
+        self, system: str, messages: Sequence[Message], tools: Sequence[Tool], on_text: OnText
+    ) -> Reply:
+        """The next turn; text goes to ``on_text`` as it comes. Raises ModelError."""
+
+    async def close(self) -> None: ...
+
+
+def missing_sdk(error: ImportError) -> ModelError:
+    return ModelError(f"Agents need a package that is not installed ({error.name}): {INSTALL}")

@@ -1,0 +1,66 @@
+"""What an agent may do: the modes, and what each of them means for its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypedDict
+
+from ..backends.catalog import examine
+from ..config import SandboxConfig
+from ..executor import SandboxExecutor
+from ..job import Inputs
+from ..results import ExecutionResult
+from ..settings import Settings
+
+MODES = ("safe", "sandbox", "review", "yolo")
+FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
+
+
+class RunConfig(TypedDict):
+    """``sandbox``: tools run, in a sandbox. ``on_host``: the user named the host instead."""
+
+    mode: str
+    sandbox: bool
+    auto_approve: bool
+    requires_approval: bool
+    on_host: bool
+
+
+def run_config(mode: str, *, on_host: bool = False) -> RunConfig:
+    """The configuration that a mode stands for."""
+    return {
+        "mode": mode,
+        "sandbox": mode != "safe" and not on_host,
+        "auto_approve": mode == "yolo",
+        "requires_approval": mode == "review",
+        "on_host": on_host,
+    }
+
+
+async def sandbox_problem(backend: str | None, settings: Settings) -> str | None:
+    """Why there is no sandbox to be had; None when there is one, proved by using it."""
+    reports = await examine(backend, settings)
+    if any(report.available for report in reports):
+        return None
+    return "; ".join(f"{r.backend}: {r.detail}" for r in reports if r.detail) or "none is available"
+
+
+async def execute_for(
+    config: RunConfig,
+    agent_code: str,
+    inputs: Inputs | None = None,
+    sandbox_config: SandboxConfig | None = None,
+    backend: str | None = None,
+) -> ExecutionResult:
+    """Code of an agent, where its configuration says: in a sandbox of its own. Without one it is
+    not run at all: the host is no place for it."""
+    if not config.get("sandbox"):
+        await asyncio.sleep(0)
+        return {
+            "success": False,
+            "sandbox_id": None,
+            "error": f"Code is not run in {config['mode']} mode; use --mode sandbox",
+            "error_type": "NotSandboxed",
+        }
+    async with SandboxExecutor(backend=backend) as executor:
+        return await executor.execute_agent(agent_code, sandbox_config or SandboxConfig(), inputs)

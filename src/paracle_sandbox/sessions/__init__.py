@@ -1,0 +1,1 @@
+"""Python that remembers: an interpreter kept in a sandbox, cell after cell."""

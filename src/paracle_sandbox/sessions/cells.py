@@ -1,0 +1,125 @@
+"""What a cell did: its output, what it showed, and how it ended."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+# The media types that a session passes on, and no other.
+MEDIA_TYPES = (
+    "text/plain", "text/html", "text/markdown", "image/svg+xml", "image/png", "application/json",
+)  # fmt: skip
+MAX_SHOWN = 100
+
+
+class CellError(TypedDict):
+    """The exception that ended a cell."""
+
+    name: str
+    message: str
+    traceback: str
+
+
+class CellResult(TypedDict):
+    """``shown`` is what display() and open figures gave, and the last expression, in order: each
+    a dict by media type, pictures in base64. ``text`` is the last expression as text."""
+
+    success: bool
+    number: int
+    stdout: str
+    stderr: str
+    text: str | None
+    shown: list[dict[str, str]]
+    error: CellError | None
+
+
+@dataclass
+class Cell:
+    """One cell that runs: collects up to ``max_output`` bytes."""
+
+    max_output: int
+    size: int = 0
+    printed: dict[str, bytearray] = field(
+        default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()}
+    )
+    shown: list[dict[str, str]] = field(default_factory=list)
+    text: str | None = None
+    ended: dict[str, Any] | None = None
+    stderr_ended: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended is not None and self.stderr_ended
+
+    @property
+    def is_full(self) -> bool:
+        return self.size > self.max_output
+
+    def add(self, name: str, data: bytes) -> None:
+        room = self.max_output - self.size
+        self.size += len(data)
+        if room > 0:
+            self.printed[name] += data[:room]
+
+    def take(self, name: str, frame: dict[str, Any]) -> None:
+        """One answer. What is no answer of a session is passed over."""
+        kind = frame.get("type")
+        if name == "stderr":
+            self.stderr_ended = self.stderr_ended or kind == "end"
+        elif kind == "end":
+            self.ended = frame
+        elif kind in ("display", "result") and len(self.shown) < MAX_SHOWN:
+            data = checked_bundle(frame.get("data"))
+            self.size += sum(map(len, data.values()))
+            if data:
+                self.shown.append(data)
+            if kind == "result":
+                self.text = data.get("text/plain")
+
+    def result(self) -> CellResult:
+        ended = self.ended or {}
+        error = ended.get("error")
+        number = ended.get("number")
+        return {
+            "success": error is None,
+            "number": number if isinstance(number, int) else 0,
+            "stdout": self.printed["stdout"].decode("utf-8", "replace"),
+            "stderr": self.printed["stderr"].decode("utf-8", "replace"),
+            "text": self.text,
+            "shown": self.shown,
+            "error": None if error is None else _error(error),
+        }
+
+
+def checked_bundle(data: object) -> dict[str, str]:
+    """Of what the sandbox says it shows, that which is well formed."""
+    if not isinstance(data, dict):
+        return {}
+    return {
+        kind: data[kind]
+        for kind in MEDIA_TYPES
+        if isinstance(data.get(kind), str) and _is_sound(kind, data[kind])
+    }
+
+
+def _is_sound(kind: str, text: str) -> bool:
+    try:
+        if kind == "image/png":
+            return base64.b64decode(text, validate=True).startswith(b"\x89PNG\r\n")
+        if kind == "application/json":
+            json.loads(text)
+    except (binascii.Error, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _error(error: object) -> CellError:
+    parts = error if isinstance(error, dict) else {}
+    return {
+        "name": str(parts.get("name", "Error")),
+        "message": str(parts.get("value", "")),
+        "traceback": str(parts.get("traceback", "")),
+    }

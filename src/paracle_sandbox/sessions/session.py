@@ -1,0 +1,252 @@
+"""PythonSession: variables, imports and functions that stay from one piece of code to the next.
+
+One interpreter runs in the sandbox as a background command (see driver.py). A cell that takes too
+long, or prints too much, is interrupted first: then its variables are still there. Only one that
+does not heed that is killed, with its interpreter; the next cell starts a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.resources import files
+from types import TracebackType
+from typing import Self
+
+from ..command import Command
+from ..consumers import Consumers, TextCallback
+from ..errors import (
+    ResourceLimitError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxTimeoutError,
+    StoppedError,
+)
+from ..sandbox import Sandbox
+from .cells import Cell, CellResult
+from .frames import FrameReader
+
+MAX_OUTPUT = 4 << 20
+# How long an interrupted cell has to end by itself.
+GRACE_SECONDS = 3.0
+_START_SECONDS = 60.0
+_FOR_EVER = 10 * 365 * 86_400.0
+LOST = "Its variables are lost; the next call starts a new interpreter."
+KEPT = "Its variables are still there."
+
+
+@cache
+def _driver() -> str:
+    return files(__package__).joinpath("driver.py").read_text(encoding="utf-8")
+
+
+class PythonSession:
+    """One interpreter in ``sandbox``, started with the first cell. Cells wait for one another.
+
+    ``timeout`` is the seconds a cell may take if it does not say, ``max_output`` the bytes that
+    it may print and show.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        timeout: float = 300.0,
+        max_output: int = MAX_OUTPUT,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.sandbox = sandbox
+        self._timeout = timeout
+        self._max_output = max_output
+        self._env = {"MPLBACKEND": "agg", **(env or {})}
+        self._command: Command | None = None
+        self._readers: dict[str, FrameReader] = {}
+        self._cell: Cell | None = None
+        self._consumers = Consumers()
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is an interpreter with variables."""
+        return self._command is not None and self._command.poll() is None
+
+    async def run(
+        self,
+        code: str,
+        timeout: float | None = None,
+        *,
+        on_stdout: TextCallback | None = None,
+        on_stderr: TextCallback | None = None,
+    ) -> CellResult:
+        """Run one cell. An exception in it is part of the result.
+
+        Raises SandboxTimeoutError or ResourceLimitError when it was stopped, and
+        SandboxExecutionError when the interpreter ended; the message says whether the variables
+        are still there.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        async with self._turn:
+            if not self.is_running:
+                await self._start()
+            assert self._command is not None
+            self._cell = cell = Cell(self._max_output)
+            self._consumers = Consumers(on_stdout, on_stderr)
+            request = json.dumps({"code": code}).encode()
+            try:
+                with suppress(BrokenPipeError):  # its end tells more
+                    await self._command.write_stdin(b"%d\n" % len(request) + request)
+                await self._settle(cell, seconds)
+                await self._consumers.finish()
+            except asyncio.CancelledError:
+                await asyncio.shield(self._end_early(cell))
+                raise
+            finally:
+                self._cell = None
+            return cell.result()
+
+    async def interrupt(self) -> None:
+        """KeyboardInterrupt in the cell that runs now, if one does."""
+        if self._cell is not None and self._command is not None:
+            await self._command.send_signal(signal.SIGINT)
+
+    async def reset(self) -> None:
+        """Forget every variable: the next cell has a new interpreter. Ends a cell that runs."""
+        command, self._command = self._command, None
+        if command is not None:
+            await command.kill()
+
+    async def close(self) -> None:
+        """reset(), by another name."""
+        await self.reset()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # The interpreter
+
+    async def _start(self) -> None:
+        mark = secrets.token_hex(16)
+        self._readers = {name: FrameReader(mark) for name in ("stdout", "stderr")}
+        self._cell = cell = Cell(self._max_output)
+        self._command = await self.sandbox.start_code(
+            _driver(), [mark], timeout=_FOR_EVER, stdin=True, env=self._env, max_output=0,
+            on_output_bytes=self._receive,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                while self._command.poll() is None and cell.ended is None:
+                    await self._change()
+        except TimeoutError:
+            await self.reset()
+            raise SandboxExecutionError(
+                "The interpreter did not start", self.sandbox.sandbox_id
+            ) from None
+        if cell.ended is None:
+            await self._command.wait()
+            raise SandboxExecutionError(
+                f"The interpreter did not start: {cell.result()['stderr'][-1000:]}",
+                self.sandbox.sandbox_id,
+            )
+
+    async def _receive(self, name: str, data: bytes) -> None:
+        cell = self._cell
+        for piece in self._readers[name].feed(data):
+            if cell is None:
+                continue  # printed by a thread while nobody listens
+            if isinstance(piece, dict):
+                ready = piece.get("type") == "ready"
+                cell.take(name, {"type": "end"} if ready else piece)
+            else:
+                cell.add(name, piece)
+                if not cell.is_full:
+                    await self._consumers.deliver(name, piece)
+        self._changed.set()
+
+    async def _change(self) -> None:
+        """Wait for news of the cell, or of the end of the interpreter."""
+        self._changed.clear()
+        assert self._command is not None
+        ended = asyncio.ensure_future(_swallow(self._command))
+        news = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait((ended, news), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            news.cancel()
+
+    # The end of a cell
+
+    async def _settle(self, cell: Cell, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._until_over(cell)
+        except TimeoutError:
+            kept = await self._end_early(cell)
+            raise SandboxTimeoutError(
+                f"The cell timed out after {seconds:g} seconds. {KEPT if kept else LOST}",
+                self.sandbox.sandbox_id, seconds, **_printed(cell),
+            ) from None  # fmt: skip
+        if cell.is_full:
+            kept = await self._end_early(cell)
+            raise ResourceLimitError(
+                f"The cell printed or showed more than {cell.max_output} bytes. "
+                + (KEPT if kept else LOST),
+                self.sandbox.sandbox_id, "output", cell.max_output, cell.size, **_printed(cell),
+            )  # fmt: skip
+        if not cell.is_over:
+            await self._explain_end(cell)
+
+    async def _until_over(self, cell: Cell) -> None:
+        while not (cell.is_over or cell.is_full or not self.is_running):
+            await self._change()
+
+    async def _end_early(self, cell: Cell) -> bool:
+        """Interrupt the cell, kill its interpreter if need be; whether that still lives."""
+        assert self._command is not None
+        await self._command.send_signal(signal.SIGINT)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                while self.is_running and not cell.is_over:
+                    await self._change()
+        if not cell.is_over:
+            await self.reset()
+        return cell.is_over and self.is_running
+
+    async def _explain_end(self, cell: Cell) -> None:
+        command, self._command = self._command, None
+        code: int | str = "unknown"
+        if command is not None:
+            try:
+                code = (await command.wait())["exit_code"]
+            except StoppedError as error:
+                error.stdout, error.stderr = _printed(cell).values()
+                error.message += f" {LOST}"
+                raise
+        raise SandboxExecutionError(
+            f"The interpreter ended in the middle of the cell, with exit code {code}. {LOST}",
+            self.sandbox.sandbox_id, code if isinstance(code, int) else None, **_printed(cell),
+        )  # fmt: skip
+
+
+async def _swallow(command: Command) -> None:
+    with suppress(SandboxError):
+        await command.wait()
+
+
+def _printed(cell: Cell) -> dict[str, str]:
+    result = cell.result()
+    return {"stdout": result["stdout"], "stderr": result["stderr"]}

@@ -1,0 +1,122 @@
+"""Arguments as models write them: other names, other types, fences around code; made regular."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+_FENCE = re.compile(r"\A\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
+_INNER_FENCE = re.compile(r"^```(?:python3?|py)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+class ArgumentFault(Exception):
+    """The arguments cannot be used; the message tells a model what to send instead."""
+
+
+def parse_arguments(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of a call. Raises ArgumentFault when they are no JSON object."""
+    if raw is None or raw == "":
+        return {}
+    if isinstance(raw, Mapping):
+        return dict(raw)
+    try:
+        value = json.loads(raw, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentFault(
+            f"The arguments are not valid JSON ({error}). Call the tool again with one JSON object."
+        ) from None
+    if not isinstance(value, dict):
+        raise ArgumentFault(
+            f"The arguments must be one JSON object, not {type(value).__name__}. Call the tool "
+            "again with an object."
+        )
+    return value
+
+
+def regular(
+    arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
+) -> dict[str, Any]:
+    """The arguments under the schema's names and types. Raises ArgumentFault."""
+    properties: Mapping[str, Schema] = schema["properties"]
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        known = name if name in properties else aliases.get(name.lower())
+        if known is None:
+            raise ArgumentFault(
+                f"There is no argument {name!r}; there are {', '.join(properties)}."
+            )
+        if value is not None and (name in properties or known not in arguments):
+            found[known] = converted(known, value, properties[known])
+    missing = [name for name in schema.get("required", ()) if name not in found]
+    if missing:
+        raise ArgumentFault(f"The argument {missing[0]!r} is missing.")
+    return found
+
+
+def converted(name: str, value: Any, schema: Schema) -> Any:
+    """A value of the kind that the schema asks for, if it can be read as one."""
+    kind = schema["type"]
+    if kind == "string":
+        value = _as_text(name, value)
+    elif kind == "boolean":
+        value = _as_boolean(name, value)
+    elif kind == "number":
+        value = _as_number(name, value, schema)
+    elif kind == "array":
+        value = _as_list(name, value)
+    allowed = schema.get("enum")
+    if allowed and value not in allowed:
+        raise ArgumentFault(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
+    return value
+
+
+def _as_text(name: str, value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    if isinstance(value, dict | list):
+        return json.dumps(value, indent=2)
+    if not isinstance(value, str):
+        raise ArgumentFault(f"{name} must be text, not {type(value).__name__}.")
+    return value
+
+
+def _as_boolean(name: str, value: Any) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    answer = words.get(str(value).strip().lower())
+    if answer is None:
+        raise ArgumentFault(f"{name} must be true or false, not {value!r}.")
+    return answer
+
+
+def _as_number(name: str, value: Any, schema: Schema) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ArgumentFault(f"{name} must be a number, not {value!r}.") from None
+    low, high = schema.get("minimum", 0), schema.get("maximum", 86_400)
+    if not low <= number <= high:
+        raise ArgumentFault(f"{name} must be between {low} and {high}, not {value!r}.")
+    return number
+
+
+def _as_list(name: str, value: Any) -> list[str]:
+    """Several names in one text stand for a list: "numpy, pandas" and "numpy and pandas"."""
+    if isinstance(value, str):
+        words = re.split(r"[\s,]+", value.replace(" and ", " ").strip())
+        value = [word for word in words if word]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ArgumentFault(f"{name} must be a list of texts.")
+    return value
+
+
+def code_of(text: str) -> str:
+    """The code in a fence, when that is what came: whole, or as the blocks of a message."""
+    whole = _FENCE.match(text)
+    if whole and "```" not in whole[1]:
+        return whole[1] + "\n"
+    blocks = _INNER_FENCE.findall(text)
+    return "\n".join(blocks) if blocks else text

@@ -1,0 +1,171 @@
+"""SandboxFilesTool: the files of a sandbox, made, read, changed, moved and removed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from ..client import LocalSandboxClient
+from ..errors import SandboxFileError
+from ..sandbox import Sandbox
+from .arguments import ArgumentFault
+from .result import MAX_TEXT, ToolResult, shortened
+from .tool import SandboxTool, boolean, schema, text
+
+MAX_LISTED = 500
+_ACTIONS = ["create_file", "read_file", "str_replace", "full_file_rewrite", "delete_file",
+            "list_files", "move_file", "make_directory"]  # fmt: skip
+_ACTION_ALIASES = {
+    "create": "create_file", "write": "full_file_rewrite", "write_file": "full_file_rewrite",
+    "rewrite": "full_file_rewrite", "read": "read_file", "view": "read_file", "cat": "read_file",
+    "replace": "str_replace", "edit": "str_replace", "edit_file": "str_replace",
+    "delete": "delete_file", "remove": "delete_file", "list": "list_files", "ls": "list_files",
+    "move": "move_file", "rename": "move_file", "rename_file": "move_file",
+    "mkdir": "make_directory", "create_directory": "make_directory",
+}  # fmt: skip
+
+
+class SandboxFilesTool(SandboxTool):
+    """Paths are relative to the working directory."""
+
+    name = "sandbox_files"
+    description = (
+        "Work on the files of the sandbox: create_file makes a new one, full_file_rewrite makes or "
+        "replaces one, str_replace replaces one exact piece of text, read_file, delete_file, "
+        "list_files, move_file, make_directory."
+    )
+    parameters = schema(
+        ["action"],
+        action=text("What to do.", enum=_ACTIONS),
+        file_path=text("The file or directory, relative to the working directory."),
+        file_contents=text("The whole text, for create_file and full_file_rewrite."),
+        old_str=text("The exact text to replace; it must occur once."),
+        new_str=text("The text to put in its place."),
+        target_path=text("Where to move it."),
+        permissions=text("Such as 644 or 755; left alone if left out."),
+        recursive=boolean("List or delete everything below as well."),
+    )
+    aliases: ClassVar = {
+        "path": "file_path", "filename": "file_path", "file": "file_path",
+        "directory": "file_path", "name": "file_path", "source": "file_path",
+        "content": "file_contents", "contents": "file_contents", "data": "file_contents",
+        "text": "file_contents", "file_text": "file_contents", "old_string": "old_str",
+        "old": "old_str", "new_string": "new_str", "new": "new_str", "target": "target_path",
+        "destination": "target_path", "dest": "target_path", "new_path": "target_path",
+        "mode": "permissions", "command": "action", "operation": "action",
+    }  # fmt: skip
+
+    def __init__(self, client: LocalSandboxClient | None = None) -> None:
+        super().__init__(client)
+        # Two changes of one file at once must not lose one of them.
+        self._turn = asyncio.Lock()
+
+    def checked(self, arguments: Any) -> dict[str, Any]:
+        if isinstance(arguments, dict):
+            key = next((k for k in ("action", "command", "operation") if k in arguments), None)
+            if key and arguments[key] in _ACTION_ALIASES:
+                arguments = {**arguments, key: _ACTION_ALIASES[arguments[key]]}
+        return super().checked(arguments)
+
+    async def run(self, action: str, file_path: str = "", **rest: Any) -> ToolResult:
+        sandbox = await self.sandbox()
+        if action == "list_files":
+            return await self._list(sandbox, file_path or ".", rest.get("recursive", False))
+        if not file_path:
+            raise ArgumentFault("The argument 'file_path' is missing.")
+        async with self._turn:
+            return await getattr(self, f"_{action}")(sandbox, file_path, **rest)  # type: ignore[no-any-return]
+
+    async def _create_file(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
+        if await sandbox.exists(path):
+            raise ArgumentFault(f"{path} exists already: use full_file_rewrite or str_replace.")
+        return await self._full_file_rewrite(sandbox, path, **rest)
+
+    async def _full_file_rewrite(
+        self,
+        sandbox: Sandbox,
+        path: str,
+        file_contents: str | None = None,
+        permissions: str | None = None,
+        **rest: Any,
+    ) -> ToolResult:
+        if file_contents is None:
+            raise ArgumentFault("The argument 'file_contents' is missing.")
+        mode = None if permissions is None else _mode(permissions)
+        if mode is None and await sandbox.exists(path):
+            mode = (await sandbox.stat(path))["mode"] & 0o777
+        await sandbox.write_file(path, file_contents)
+        if mode is not None:
+            await _set_mode(sandbox, path, mode)
+        return ToolResult(f"Written {len(file_contents.encode())} bytes to {path}.")
+
+    async def _read_file(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
+        content = await sandbox.read_file(path)
+        return ToolResult(shortened(content) or "(the file is empty)", data={"content": content})
+
+    async def _str_replace(
+        self,
+        sandbox: Sandbox,
+        path: str,
+        old_str: str | None = None,
+        new_str: str = "",
+        **rest: Any,
+    ) -> ToolResult:
+        if not old_str:
+            raise ArgumentFault("The argument 'old_str' is missing.")
+        raw = await sandbox.read_bytes(path)
+        found = raw.count(old_str.encode())
+        if found != 1:
+            problem = "does not occur" if not found else f"occurs {found} times"
+            advice = "Read the file" if not found else "Take in more of the text around it"
+            raise ArgumentFault(f"old_str {problem} in {path}. {advice}, and try again.")
+        mode = (await sandbox.stat(path))["mode"] & 0o777
+        await sandbox.write_file(path, raw.replace(old_str.encode(), new_str.encode()))
+        await _set_mode(sandbox, path, mode)
+        return ToolResult(f"Replaced in {path}.")
+
+    async def _delete_file(
+        self, sandbox: Sandbox, path: str, recursive: bool = False, **rest: Any
+    ) -> ToolResult:
+        await sandbox.remove(path, recursive=recursive)
+        return ToolResult(f"Deleted {path}.")
+
+    async def _move_file(
+        self, sandbox: Sandbox, path: str, target_path: str = "", **rest: Any
+    ) -> ToolResult:
+        if not target_path:
+            raise ArgumentFault("The argument 'target_path' is missing.")
+        await sandbox.move(path, target_path)
+        return ToolResult(f"Moved {path} to {target_path}.")
+
+    async def _make_directory(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
+        await sandbox.mkdir(path)
+        return ToolResult(f"Made {path}.")
+
+    async def _list(self, sandbox: Sandbox, path: str, recursive: bool) -> ToolResult:
+        entries = sorted(await sandbox.list_files(path, recursive), key=lambda e: e["path"])
+        names = [e["path"].removeprefix(f"{sandbox.config.working_dir}/") for e in entries]
+        lines = [
+            f"{name}/" if e["kind"] == "directory" else f"{name} ({e['size']} bytes)"
+            for name, e in zip(names, entries, strict=True)
+        ]
+        shown = "\n".join(lines[:MAX_LISTED])
+        if len(lines) > MAX_LISTED:
+            shown += f"\n... and {len(lines) - MAX_LISTED} more"
+        return ToolResult(shortened(shown, 2 * MAX_TEXT) or "(empty)", data={"files": names})
+
+
+def _mode(text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise ArgumentFault(f"permissions must be such as 644 or 755, not {text!r}.")
+    return mode
+
+
+async def _set_mode(sandbox: Sandbox, path: str, mode: int) -> None:
+    done = await sandbox.execute(["chmod", f"{mode:o}", "--", path])
+    if done["exit_code"]:
+        raise SandboxFileError(f"The permissions of {path} were not set", sandbox.sandbox_id)

@@ -1,0 +1,217 @@
+"""PythonExecute: Python code in a sandbox, with or without a memory."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NotRequired, TypedDict
+
+from ..client import LocalSandboxClient
+from ..consumers import TextCallback
+from ..results import CommandResult
+from ..sessions.cells import CellResult
+from ..sessions.session import PythonSession
+from .arguments import code_of
+from .packages import install
+from .result import Image, ToolResult, shortened
+from .tool import SandboxTool, boolean, schema, seconds, text, texts
+
+
+class PythonResult(TypedDict):
+    """``observation`` is what a model should see: what was printed, and the error if it failed."""
+
+    observation: str
+    success: bool
+    exit_code: int
+    stdout: str
+    stderr: str
+    shown: NotRequired[list[dict[str, str]]]
+
+
+class PythonExecute(SandboxTool):
+    """Runs code in the client's sandbox, which is made on first use and used again afterwards.
+
+    With ``stateful`` variables, imports and functions stay from one call to the next.
+    """
+
+    name = "python_execute"
+    streams = True
+    description = (
+        "Run Python code in an isolated sandbox and get what it prints. Only printed output is "
+        "returned: use print(). Files in the working directory stay between calls."
+    )
+    parameters = schema(
+        ["code"],
+        code=text("The Python code to run."),
+        timeout=seconds("Seconds it may take; 300 if left out."),
+    )
+    aliases: ClassVar = {
+        "python_code": "code", "script": "code", "source": "code", "python": "code",
+        "input": "code", "timeout_seconds": "timeout",
+    }  # fmt: skip
+    stateful_parameters = schema(
+        ["code"],
+        code=text("The Python code to run. The value of a last expression is shown."),
+        timeout=seconds("Seconds it may take; 300 if left out."),
+        reset=boolean("Forget all variables first."),
+    )
+
+    def __init__(self, client: LocalSandboxClient | None = None, *, stateful: bool = False) -> None:
+        super().__init__(client)
+        self.stateful = stateful
+        self._session: PythonSession | None = None
+        if stateful:
+            self.parameters = self.stateful_parameters
+            self.description = (
+                "Run Python code in an interpreter that keeps its variables between calls, in an "
+                "isolated sandbox. What it prints, the value of the last expression, tables and "
+                "matplotlib figures are returned."
+            )
+
+    async def execute(
+        self,
+        code: str,
+        timeout: float | None = None,
+        *,
+        on_stdout: TextCallback | None = None,
+        on_stderr: TextCallback | None = None,
+    ) -> PythonResult:
+        """Run the code. Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError
+        when it was stopped; code that fails is a result without success."""
+        limit = self.default_timeout if timeout is None else timeout
+        source = code_of(code)
+        if not self.stateful:
+            sandbox = await self.sandbox()
+            return _of_program(
+                await sandbox.run_code(
+                    source, timeout=limit, on_stdout=on_stdout, on_stderr=on_stderr
+                )
+            )
+        session = await self.session()
+        result = await session.run(source, limit, on_stdout=on_stdout, on_stderr=on_stderr)
+        return _of_cell(result)
+
+    async def run(
+        self,
+        code: str,
+        timeout: float | None = None,
+        reset: bool = False,
+        on_output: TextCallback | None = None,
+    ) -> ToolResult:
+        if reset:
+            await self.reset()
+        return tool_result(
+            await self.execute(code, timeout, on_stdout=on_output, on_stderr=on_output)
+        )
+
+    async def session(self) -> PythonSession:
+        """The interpreter that remembers; a new one if its sandbox is gone."""
+        sandbox = await self.sandbox()
+        if self._session is None or self._session.sandbox is not sandbox:
+            self._session = PythonSession(sandbox)
+        return self._session
+
+    async def interrupt(self) -> None:
+        """KeyboardInterrupt in the code that runs now."""
+        if self._session is not None:
+            await self._session.interrupt()
+
+    async def reset(self) -> None:
+        """Forget the variables."""
+        if self._session is not None:
+            await self._session.reset()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and session.sandbox.is_running:
+            await session.close()
+
+
+class NormalPythonExecute(PythonExecute):
+    """For data analysis: may install packages first, and knows what the code is for."""
+
+    description = (
+        "Run Python code for data analysis in an isolated sandbox and get what it prints. Only "
+        "printed output is returned: use print(). Packages that it needs can be named."
+    )
+    parameters = schema(
+        ["code"],
+        code=text("The Python code to run."),
+        code_type=text(
+            "What it is for: process data, write a report, or something else.",
+            enum=["process", "report", "others"],
+        ),
+        packages=texts("Packages to install first, such as numpy or pandas."),
+        timeout=seconds("Seconds it may take; 300 if left out."),
+    )
+    aliases: ClassVar = {**PythonExecute.aliases, "requirements": "packages", "type": "code_type"}
+
+    async def run(  # type: ignore[override]  # fewer arguments would not fit its schema
+        self,
+        code: str,
+        timeout: float | None = None,
+        code_type: Literal["process", "report", "others"] = "process",
+        packages: Sequence[str] = (),
+        on_output: TextCallback | None = None,
+    ) -> ToolResult:
+        if packages:
+            installed = await install(await self.sandbox(), packages)
+            if installed.is_error:
+                return installed
+        result = await self.execute(code, timeout, on_stdout=on_output, on_stderr=on_output)
+        return tool_result(result, code_type=code_type)
+
+
+def tool_result(result: PythonResult, **data: Any) -> ToolResult:
+    images = tuple(
+        Image(base64.b64decode(shown["image/png"]))
+        for shown in result.get("shown", [])
+        if "image/png" in shown
+    )
+    return ToolResult(
+        shortened(result["observation"]) or "(no output)",
+        is_error=not result["success"],
+        images=images,
+        data={**result, **data},
+    )
+
+
+def _of_program(result: CommandResult) -> PythonResult:
+    success = result["exit_code"] == 0
+    observation = result["stdout"]
+    if not success:
+        observation = joined(observation, result["stderr"])
+    return {
+        "observation": observation,
+        "success": success,
+        "exit_code": result["exit_code"],
+        "stdout": result["stdout"],
+        "stderr": result["stderr"],
+    }
+
+
+def _of_cell(result: CellResult) -> PythonResult:
+    parts = [result["stdout"], result["stderr"] and f"[stderr]: {result['stderr']}"]
+    parts += [_shown_text(shown) for shown in result["shown"]]
+    if result["error"] is not None:
+        parts.append(result["error"]["traceback"])
+    return {
+        "observation": joined(*parts),
+        "success": result["success"],
+        "exit_code": 0 if result["success"] else 1,
+        "stdout": result["stdout"],
+        "stderr": result["stderr"],
+        "shown": result["shown"],
+    }
+
+
+def _shown_text(shown: Mapping[str, str]) -> str:
+    return shown.get("text/plain") or ", ".join(f"({kind})" for kind in shown)
+
+
+def joined(*parts: str) -> str:
+    """Parts below one another."""
+    whole = ""
+    for part in filter(None, parts):
+        whole += ("\n" if whole and not whole.endswith("\n") else "") + part
+    return whole

@@ -1,0 +1,226 @@
+"""SandboxShellTool: commands in a sandbox, in the foreground, in the background, in terminals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..client import LocalSandboxClient
+from ..command import Command
+from ..consumers import TextCallback
+from ..errors import SandboxError, StoppedError
+from ..results import CommandResult
+from ..sandbox import Sandbox
+from ..terminal import Terminal
+from .arguments import ArgumentFault
+from .explain import explained
+from .python import joined
+from .result import ToolResult, shortened
+from .tool import SandboxTool, boolean, schema, seconds, text
+
+MAX_BACKGROUND = 20
+_ACTIONS = ["execute_command", "check_command_output", "terminate_command", "list_commands"]
+_ACTION_ALIASES = {
+    "run": "execute_command", "execute": "execute_command", "exec": "execute_command",
+    "check": "check_command_output", "poll": "check_command_output",
+    "output": "check_command_output", "kill": "terminate_command", "stop": "terminate_command",
+    "terminate": "terminate_command", "list": "list_commands",
+}  # fmt: skip
+
+
+@dataclass
+class Background:
+    """A command that goes on while the model does other things."""
+
+    text: str
+    command: Command
+    seen: int = 0
+
+
+class SandboxShellTool(SandboxTool):
+    """Foreground commands answer with their output. Background ones have a name, under which they
+    are looked at and ended. A terminal keeps directory and variables between commands."""
+
+    name = "sandbox_shell"
+    streams = True
+    description = (
+        "Run shell commands in an isolated sandbox. A command is waited for unless blocking is "
+        "false: then it goes on in the background, and check_command_output, terminate_command "
+        "and list_commands deal with it by its session_name. With session_name, commands that are "
+        "waited for share one terminal: directory and variables stay."
+    )
+    parameters = schema(
+        [],
+        action=text("What to do; execute_command if left out.", enum=_ACTIONS),
+        command=text("The shell command."),
+        folder=text("Directory to run it in, relative to the working directory."),
+        session_name=text("Name of a terminal or of a background command."),
+        blocking=boolean("Wait for the end; true if left out."),
+        timeout=seconds("Seconds it may take; 60 if left out."),
+        kill_session=boolean("With check_command_output: end it after looking."),
+    )
+    aliases: ClassVar = {
+        "cmd": "command", "shell_command": "command", "script": "command", "cwd": "folder",
+        "directory": "folder", "workdir": "folder", "session": "session_name",
+        "name": "session_name", "timeout_seconds": "timeout", "wait": "blocking",
+    }  # fmt: skip
+    default_timeout = 60.0
+    background_timeout = 3600.0
+
+    def __init__(self, client: LocalSandboxClient | None = None) -> None:
+        super().__init__(client)
+        self._terminals: dict[str, tuple[Sandbox, Terminal]] = {}
+        self._background: dict[str, Background] = {}
+
+    def checked(self, arguments: Any) -> dict[str, Any]:
+        if isinstance(arguments, dict) and arguments.get("action") in _ACTION_ALIASES:
+            arguments = {**arguments, "action": _ACTION_ALIASES[arguments["action"]]}
+        return super().checked(arguments)
+
+    async def run(
+        self, action: str = "execute_command", session_name: str = "", **rest: Any
+    ) -> ToolResult:
+        if action == "list_commands":
+            return self._list()
+        if action == "check_command_output":
+            return await self._check(session_name, rest.get("kill_session", False))
+        if action == "terminate_command":
+            return await self._terminate(session_name)
+        return await self._execute(session_name, **rest)
+
+    async def execute(self, command: str, timeout: float | None = None) -> CommandResult:
+        """Run a command to its end. Raises as Sandbox.execute does."""
+        sandbox = await self.sandbox()
+        return await sandbox.execute(command, self.default_timeout if timeout is None else timeout)
+
+    async def close(self) -> None:
+        for background in self._background.values():
+            await background.command.kill()
+        for sandbox, terminal in self._terminals.values():
+            if sandbox.is_running:
+                await terminal.close()
+        self._background.clear()
+        self._terminals.clear()
+
+    # Actions
+
+    async def _execute(
+        self,
+        session_name: str,
+        command: str = "",
+        folder: str | None = None,
+        blocking: bool = True,
+        timeout: float | None = None,
+        kill_session: bool = False,
+        on_output: TextCallback | None = None,
+    ) -> ToolResult:
+        if not command.strip():
+            raise ArgumentFault("The argument 'command' is missing.")
+        sandbox = await self.sandbox()
+        if not blocking:
+            return await self._start(sandbox, session_name, command, folder, timeout)
+        limit = self.default_timeout if timeout is None else timeout
+        if session_name:
+            terminal = await self._terminal(sandbox, session_name, folder)
+            return _outcome(await terminal.run(command, limit))
+        return _outcome(
+            await sandbox.execute(
+                command, limit, cwd=folder, on_stdout=on_output, on_stderr=on_output
+            )
+        )
+
+    async def _terminal(self, sandbox: Sandbox, name: str, folder: str | None) -> Terminal:
+        place, terminal = self._terminals.get(name, (None, None))
+        if terminal is None or place is not sandbox:
+            terminal = Terminal(sandbox, folder)
+            await terminal.init()
+            self._terminals[name] = (sandbox, terminal)
+        elif folder:
+            await terminal.run(
+                f"cd -- '{folder.replace(chr(39), chr(39) + chr(92) + chr(39) * 2)}'"
+            )
+        return terminal
+
+    async def _start(
+        self, sandbox: Sandbox, name: str, command: str, folder: str | None, timeout: float | None
+    ) -> ToolResult:
+        self._forget_ended()
+        name = name or self._free_name()
+        if name in self._background and self._background[name].command.poll() is None:
+            raise ArgumentFault(f"{name!r} still runs; end it first, or choose another name.")
+        if len(self._background) >= MAX_BACKGROUND:
+            raise ArgumentFault(f"{MAX_BACKGROUND} commands run already; end some first.")
+        limit = self.background_timeout if timeout is None else timeout
+        started = await sandbox.start_command(command, timeout=limit, cwd=folder)
+        self._background[name] = Background(command, started)
+        return ToolResult(
+            f"Started in the background as {name!r}. Look at it with check_command_output.",
+            data={"session_name": name},
+        )
+
+    async def _check(self, name: str, kill: bool) -> ToolResult:
+        background = self._named(name)
+        command = background.command
+        printed = command.stdout_bytes + command.stderr_bytes
+        new = printed[background.seen :].decode("utf-8", "replace")
+        background.seen = len(printed)
+        code = command.poll()
+        if code is None:
+            state = "It still runs."
+        else:
+            state = f"It has ended with exit code {code}."
+            try:
+                await command.wait()
+            except StoppedError as error:
+                state = explained(error).text
+            except SandboxError as error:
+                state = error.message
+        if kill:
+            await self._terminate(name)
+            state += " It is ended now."
+        return ToolResult(joined(shortened(new), state), data={"exit_code": code, "output": new})
+
+    async def _terminate(self, name: str) -> ToolResult:
+        background = self._named(name)
+        await background.command.kill()
+        del self._background[name]
+        return ToolResult(f"{name!r} is ended, with everything it had started.")
+
+    def _list(self) -> ToolResult:
+        lines = [
+            f"{name}: {'runs' if entry.command.poll() is None else 'has ended'}: {entry.text[:200]}"
+            for name, entry in self._background.items()
+        ]
+        lines += [f"{name}: terminal" for name in self._terminals]
+        return ToolResult("\n".join(lines) or "Nothing runs in the background.")
+
+    def _named(self, name: str) -> Background:
+        if not name and len(self._background) == 1:
+            name = next(iter(self._background))
+        if name not in self._background:
+            known = ", ".join(self._background) or "none"
+            raise ArgumentFault(f"No background command is called {name!r}; there are: {known}.")
+        return self._background[name]
+
+    def _free_name(self) -> str:
+        number = 1
+        while f"command-{number}" in self._background:
+            number += 1
+        return f"command-{number}"
+
+    def _forget_ended(self) -> None:
+        """Room for more: what ended and was looked at to its end."""
+        for name, entry in list(self._background.items()):
+            size = len(entry.command.stdout_bytes) + len(entry.command.stderr_bytes)
+            if entry.command.poll() is not None and entry.seen >= size:
+                del self._background[name]
+
+
+def _outcome(result: CommandResult) -> ToolResult:
+    code = result["exit_code"]
+    parts = [shortened(result["stdout"])]
+    if result["stderr"]:
+        parts.append(f"[stderr]: {shortened(result['stderr'])}")
+    if code:
+        parts.append(f"(exit code {code})")
+    return ToolResult(joined(*parts) or "(no output)", is_error=code != 0, data=dict(result))

@@ -1,0 +1,99 @@
+"""Several tools over one sandbox, and the way from a name a model uses to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..client import LocalSandboxClient
+from ..consumers import TextCallback
+from .arguments import ArgumentFault, parse_arguments
+from .files import SandboxFilesTool
+from .packages import PackageInstallTool
+from .python import PythonExecute
+from .result import ToolResult, failed
+from .shell import SandboxShellTool
+from .tool import Tool
+
+# Names that models know from elsewhere: the tool behind each, and what it stands for.
+_OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "execute_python": ("python_execute", {}),
+    "run_python": ("python_execute", {}),
+    "python": ("python_execute", {}),
+    "install_package": ("install_packages", {}),
+    "pip_install": ("install_packages", {}),
+    "run_shell": ("sandbox_shell", {}),
+    "shell": ("sandbox_shell", {}),
+    "bash": ("sandbox_shell", {}),
+    "read_file": ("sandbox_files", {"action": "read_file"}),
+    "write_file": ("sandbox_files", {"action": "full_file_rewrite"}),
+    "list_files": ("sandbox_files", {"action": "list_files"}),
+    "delete_file": ("sandbox_files", {"action": "delete_file"}),
+}
+
+
+def sandbox_tools(client: LocalSandboxClient, *, stateful: bool = False) -> list[Tool]:
+    """All tools of a sandbox, over one client."""
+    return [
+        PythonExecute(client, stateful=stateful),
+        SandboxShellTool(client),
+        SandboxFilesTool(client),
+        PackageInstallTool(client),
+    ]
+
+
+class Toolbox:
+    """Tools by name."""
+
+    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def add(self, tool: Tool) -> None:
+        self._tools[tool.name] = tool
+
+    def remove(self, name: str) -> None:
+        self._tools.pop(name, None)
+
+    def find(self, name: str) -> tuple[Tool, dict[str, Any]] | None:
+        """The tool for a name, and the arguments that the name stands for."""
+        if name in self._tools:
+            return self._tools[name], {}
+        other, implied = _OTHER_NAMES.get(name, ("", {}))
+        return (self._tools[other], implied) if other in self._tools else None
+
+    async def call(
+        self,
+        name: str,
+        arguments: str | Mapping[str, Any] | None = None,
+        *,
+        on_output: TextCallback | None = None,
+    ) -> ToolResult:
+        """Do what a model asked for. Never raises SandboxError."""
+        found = self.find(name)
+        if found is None:
+            known = ", ".join(self._tools) or "none"
+            return failed(
+                f"There is no tool {name!r}; there are: {known}.", error_type="unknown_tool"
+            )
+        tool, implied = found
+        try:
+            given = {**implied, **parse_arguments(arguments)}
+            return await tool.call(given, on_output=on_output)
+        except ArgumentFault as fault:
+            return failed(str(fault), error_type="arguments")
+
+    def to_openai(self) -> list[dict[str, Any]]:
+        return [tool.to_openai() for tool in self]
+
+    def to_anthropic(self) -> list[dict[str, Any]]:
+        return [tool.to_anthropic() for tool in self]
+
+    async def close(self) -> None:
+        for tool in self:
+            await tool.close()

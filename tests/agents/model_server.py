@@ -1,0 +1,162 @@
+"""A model endpoint for tests, over real HTTP with streaming: the APIs of OpenAI and Anthropic.
+
+What it says is a script: a list of turns, or a function from the request to the next turn.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Turn:
+    """``calls`` are names and arguments; arguments as text go out as they are, broken or not."""
+
+    text: str = ""
+    calls: Sequence[tuple[str, Any]] = ()
+    status: int = 200
+    finish: str | None = None
+    tokens: tuple[int, int] = (100, 10)
+    before: Callable[[], None] = lambda: None
+
+
+Script = Sequence[Turn] | Callable[[dict[str, Any]], Turn]
+
+
+@dataclass
+class Conversation:
+    """What the server was asked, and what it says next."""
+
+    script: Script
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next(self, request: dict[str, Any]) -> Turn:
+        with self.lock:
+            self.requests.append(request)
+            if callable(self.script):
+                return self.script(request)
+            return self.script[min(len(self.requests), len(self.script)) - 1]
+
+    def tool_texts(self) -> list[str]:
+        """The answers of tools in the last request, in either dialect."""
+        found: list[str] = []
+        for message in self.requests[-1]["messages"]:
+            if message["role"] == "tool":
+                found.append(message["content"])
+            elif isinstance(message["content"], list):
+                for block in message["content"]:
+                    if block["type"] == "tool_result":
+                        found.append("".join(c.get("text", "") for c in block["content"]))
+        return found
+
+
+@contextmanager
+def model_server(script: Script) -> Iterator[Conversation]:
+    conversation = Conversation(script)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            turn = conversation.next(request)
+            turn.before()
+            if turn.status != 200:
+                self.answer(turn.status, "application/json", [b'{"error": {"message": "no"}}'])
+            elif self.path.endswith("/chat/completions"):
+                self.answer(200, "text/event-stream", as_openai(turn))
+            else:
+                self.answer(200, "text/event-stream", as_anthropic(turn))
+
+        def answer(self, status: int, kind: str, pieces: Any) -> None:
+            try:
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                self.end_headers()
+                for piece in pieces:
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+            except OSError:
+                pass  # the client has gone: some tests are about that
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    conversation.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield conversation
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def written(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def parts(text: str, size: int = 7) -> list[str]:
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+def as_openai(turn: Turn) -> Iterator[bytes]:
+    def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
+        body = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m",
+                "choices": choices, **more}  # fmt: skip
+        return f"data: {json.dumps(body)}\n\n".encode()
+
+    yield chunk({"role": "assistant", "content": ""})
+    for part in parts(turn.text):
+        yield chunk({"content": part})
+    for index, (name, arguments) in enumerate(turn.calls):
+        call = {"index": index, "id": f"call_{index}", "type": "function"}
+        yield chunk({"tool_calls": [{**call, "function": {"name": name, "arguments": ""}}]})
+        for part in parts(written(arguments)):
+            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+    yield chunk({}, turn.finish or ("tool_calls" if turn.calls else "stop"))
+    inward, outward = turn.tokens
+    usage = {
+        "prompt_tokens": inward,
+        "completion_tokens": outward,
+        "total_tokens": sum(turn.tokens),
+    }
+    yield chunk({}, usage=usage)
+    yield b"data: [DONE]\n\n"
+
+
+def as_anthropic(turn: Turn) -> Iterator[bytes]:
+    def event(kind: str, **body: Any) -> bytes:
+        return f"event: {kind}\ndata: {json.dumps({'type': kind, **body})}\n\n".encode()
+
+    inward, outward = turn.tokens
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [],
+               "stop_reason": None, "stop_sequence": None,
+               "usage": {"input_tokens": inward, "output_tokens": 1}}  # fmt: skip
+    yield event("message_start", message=message)
+    blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    if turn.text:
+        deltas = [{"type": "text_delta", "text": part} for part in parts(turn.text)]
+        blocks.append(({"type": "text", "text": ""}, deltas))
+    for index, (name, arguments) in enumerate(turn.calls):
+        block = {"type": "tool_use", "id": f"call_{index}", "name": name, "input": {}}
+        pieces = parts(written(arguments))
+        blocks.append((block, [{"type": "input_json_delta", "partial_json": p} for p in pieces]))
+    for index, (block, deltas) in enumerate(blocks):
+        yield event("content_block_start", index=index, content_block=block)
+        for delta in deltas:
+            yield event("content_block_delta", index=index, delta=delta)
+        yield event("content_block_stop", index=index)
+    reason = turn.finish or ("tool_use" if turn.calls else "end_turn")
+    delta = {"stop_reason": reason, "stop_sequence": None}
+    yield event("message_delta", delta=delta, usage={"output_tokens": outward})
+    yield event("message_stop")

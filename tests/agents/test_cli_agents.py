@@ -1,0 +1,310 @@
+"""``paracle agents`` as a user starts it: every mode, the fall-back, the way back of changes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.paracle_cli import Cli, end, wait_for
+
+pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
+pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
+
+from model_server import Conversation, Turn, model_server  # noqa: E402
+
+FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
+MODES = ["safe", "sandbox", "review", "yolo"]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    cli = Cli(tmp_path, OPENAI_API_KEY="test", ANTHROPIC_API_KEY="test")
+    yield cli
+    wait_for(lambda: not cli.remains())
+
+
+@pytest.fixture
+def project(cli: Cli) -> Path:
+    """A project with a bug, a test that shows it, and things that must not come back."""
+    folder = cli.home / "project"
+    (folder / ".git" / "hooks").mkdir(parents=True)
+    (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+    (folder / "test_calc.py").write_text(
+        "import unittest\nfrom calc import add\n\n\nclass Test(unittest.TestCase):\n"
+        "    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n"
+    )
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+def fixing(request: dict[str, Any]) -> Turn:
+    """A model that looks, mends what it saw fail, and checks."""
+    said = json.dumps(request["messages"])
+    if "Replaced in calc.py" in said and "OK" in said.split("Replaced in calc.py")[1]:
+        return Turn("I mended add(); the test passes now.")
+    if "Replaced in calc.py" in said:
+        return Turn("", [("sandbox_shell", {"command": "python3 -m unittest 2>&1"})])
+    if "AssertionError" in said:
+        mend = {"action": "str_replace", "file_path": "calc.py", "old_str": "a - b",
+                "new_str": "a + b"}  # fmt: skip
+        return Turn("The sign is wrong.", [("sandbox_files", mend)])
+    return Turn("I run the tests.", [("sandbox_shell", {"command": "python3 -m unittest 2>&1"})])
+
+
+def words(chat: Conversation, dialect: str = "openai", mode: str = "sandbox") -> list[str]:
+    url = chat.url + ("/v1" if dialect == "openai" else "")
+    return ["agents", "run", "coder", "--task", "Fix bug", "--mode", mode, "--model", "m",
+            "--provider", dialect, "--base-url", url]  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_fixes_a_failing_test_and_the_diff_applies(cli: Cli, project: Path, dialect: str) -> None:
+    with model_server(fixing) as chat:
+        done = cli.run(*words(chat, dialect), "--workspace", str(project), "--apply", "--output",
+                       "result.json")  # fmt: skip
+    assert done.code == 0, done
+    assert "I mended add()" in done.stdout
+    assert "-    return a - b\n+    return a + b\n" in done.stdout
+    assert (project / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    saved = json.loads((cli.home / "result.json").read_text())
+    assert saved["success"] and saved["applied"] and saved["config"]["sandbox"] is True
+    assert [change["path"] for change in saved["changes"]] == ["calc.py"]
+
+
+def test_without_apply_nothing_is_written(cli: Cli, project: Path) -> None:
+    with model_server(fixing) as chat:
+        done = cli.run(*words(chat), "--file", str(project), stdin=b"n\n")
+        assert done.code == 0 and "+    return a + b" in done.stdout
+        assert "a - b" in (project / "calc.py").read_text()
+        done = cli.run(*words(chat, mode="yolo"), "--workspace", str(project))
+        assert done.code == 0 and "Nothing was written" in done.stderr
+        assert "a - b" in (project / "calc.py").read_text()
+        done = cli.run(*words(chat), "--workspace", str(project), stdin=b"y\n")
+        assert done.code == 0 and "a + b" in (project / "calc.py").read_text()
+
+
+def test_what_may_not_come_back_does_not(cli: Cli, project: Path) -> None:
+    """Hooks, links, files that the user changed meanwhile."""
+    outside = cli.home / "outside"
+    outside.mkdir()
+    (project / "link").symlink_to(outside)
+    script = (
+        "mkdir -p .git/hooks link; echo evil > .git/hooks/pre-commit; echo evil > link/f; "
+        "echo new > new.txt; rm run.sh; echo mine >> calc.py; ln -s /etc/passwd stolen"
+    )
+
+    def meanwhile() -> None:
+        (project / "calc.py").write_text("changed by the user\n")
+
+    turns = [Turn("", [("sandbox_shell", {"command": script})]), Turn("done", before=meanwhile)]
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), "--workspace", str(project), "--apply")
+    assert not list((project / ".git" / "hooks").iterdir())
+    assert not list(outside.iterdir()) and "is a link" in done.stderr
+    assert not (project / "stolen").exists()
+    assert (project / "calc.py").read_text() == "changed by the user\n"
+    assert (project / "new.txt").read_text() == "new\n"
+    assert not (project / "run.sh").exists()
+
+
+# Modes
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dry_run(cli: Cli, mode: str) -> None:
+    done = cli.run("agents", "run", "coder", "--task", "x", "--mode", mode, "--dry-run")
+    assert done.code == 0 and "Execution Plan" in done.stdout and mode in done.stdout
+    plan = cli.run("agents", "run", "coder", "--task", "x", "--mode", mode, "--dry-run", "--json")
+    assert plan.json["config"]["sandbox"] is (mode != "safe")
+
+
+def test_safe_reads_and_runs_nothing(cli: Cli, project: Path) -> None:
+    turns = [
+        Turn("", [("read_files", {"action": "list_files"})]),
+        Turn("", [("read_files", {"action": "read_file", "path": "calc.py"})]),
+        Turn("", [("read_files", {"action": "read_file", "path": "../../etc/passwd"})]),
+        Turn("", [("python_execute", {"code": "print('ran')"})]),
+        Turn("ok"),
+    ]
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat, mode="safe"), "--workspace", str(project))
+        listed, read, outside, run = chat.tool_texts()
+    assert done.code == 0, done
+    assert "calc.py" in listed and ".git" not in listed and "a - b" in read
+    assert "was not given" in outside and "no tool 'python_execute'" in run
+    assert [t["function"]["name"] for t in chat.requests[0]["tools"]] == ["read_files"]
+
+
+def test_review_asks_before_each_call(cli: Cli) -> None:
+    turns = [
+        Turn("", [("sandbox_shell", {"command": "echo one"})]),
+        Turn("", [("sandbox_shell", {"command": "echo two"})]),
+        Turn("ok"),
+    ]
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat, mode="review"), stdin=b"too risky\ny\n")
+        denied, allowed = chat.tool_texts()
+    assert done.code == 0 and "Allow this call?" in done.stderr
+    assert "too risky" in denied and allowed == "two\n"
+
+
+def test_yolo_is_in_a_sandbox_unless_the_host_is_named(cli: Cli) -> None:
+    turns = [Turn("", [("sandbox_shell", {"command": "id -un; ls /"})]), Turn("ok")]
+    with model_server(turns) as chat:
+        assert cli.run(*words(chat, mode="yolo")).code == 0
+        assert chat.tool_texts()[0].startswith("paracle\n")
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat, mode="yolo"), "--host")
+        assert done.code == 0 and "not isolated" in done.stderr
+        assert not chat.tool_texts()[0].startswith("paracle\n")
+    refused = cli.run("agents", "run", "coder", "--task", "x", "--mode", "sandbox", "--host")
+    assert refused.code == 2
+
+
+def test_falls_back_to_safe_and_says_so(cli: Cli) -> None:
+    cli.env["PARACLE_PYTHON"] = "/no/such/python"
+    turns = [Turn("", [("python_execute", {"code": "print(1)"})]), Turn("ok")]
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), "--backend", "native", "--json")
+        assert done.code == 0 and FALLBACK in done.stderr
+        assert done.json["config"] == {"mode": "safe", "sandbox": False, "auto_approve": False,
+                                       "requires_approval": False, "on_host": False}  # fmt: skip
+        assert "no tool" in chat.tool_texts()[0]
+        refused = cli.run(*words(chat), "--backend", "native", "--require-sandbox")
+    assert refused.code == 3 and "nothing was run" in refused.stderr
+
+
+# Ends
+
+
+@pytest.mark.parametrize(
+    ("turns", "flags", "code", "status"),
+    [
+        ([Turn("", [("sandbox_shell", {"command": "ls"})])], ["--max-steps", "2"], 1, "step_limit"),
+        ([Turn("", [("sandbox_shell", {"command": "ls"})])], [], 1, "loop"),
+        ([Turn("", [("sandbox_shell", {"command": "sleep 99"})])], ["--timeout", "3"], 124,
+         "timeout"),
+        ([Turn(status=401)], [], 3, "error"),
+        ([Turn("", [("sandbox_shell", {"command": "ls"})], tokens=(10**6, 0))],
+         ["--cost-limit", "1", "--price", "3/15"], 1, "cost_limit"),
+    ],
+    ids=["step_limit", "loop", "timeout", "error", "cost_limit"],
+)  # fmt: skip
+def test_endings(cli: Cli, turns: list[Turn], flags: list[str], code: int, status: str) -> None:
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), *flags, "--json")
+    assert done.code == code and done.json["status"] == status, done
+
+
+def test_interrupted(cli: Cli) -> None:
+    reached: list[bool] = []
+    turns = [Turn("", [("sandbox_shell", {"command": "touch /tmp/on; sleep 1234"})])]
+    with model_server(turns) as chat:
+        process = cli.start(*words(chat))
+        try:
+            wait_for(lambda: chat.requests and cli.records())
+            reached.append(True)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            end(process)
+    assert reached
+
+
+def test_stream_and_inputs(cli: Cli) -> None:
+    inside = {"code": "import json; print(json.load(open('/tmp/inputs.json'))['who'])"}
+    turns = [Turn("", [("python_execute", inside)]), Turn("Hello there.")]
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), "--input", "who=world", "--no-stream", "--verbose")
+        assert chat.tool_texts() == ["world\n"]
+    assert done.stdout == "Hello there.\n" and "2 steps, 200 tokens in" in done.stderr
+    assert '\\"who\\": \\"world\\"' in json.dumps(chat.requests[0]["messages"])
+
+
+# Agents
+
+
+def test_list_and_show(cli: Cli) -> None:
+    listed = cli.run("agents", "list", "--json").json
+    assert [agent["name"] for agent in listed] == ["analyst", "coder", "reviewer"]
+    assert "careful software engineer" in cli.run("agents", "show", "coder").stdout
+    missing = cli.run("agents", "show", "poet")
+    assert missing.code == 3 and "analyst, coder, reviewer" in missing.stderr
+
+
+def own_agent(cli: Cli, name: str, text: str) -> None:
+    folder = cli.home / ".config/paracle/agents"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def test_own_agents(cli: Cli) -> None:
+    own_agent(
+        cli, "poet.md", "---\ndescription: rhymes\ntools: [files]\nmodel: verse-1\n---\nRhyme.\n"
+    )
+    own_agent(
+        cli,
+        "clerk.yaml",
+        "name: clerk\nmax_steps: 3 # few\ninstructions: |\n  File it.\n\n  Now.\n",
+    )
+    listed = {a["name"]: a for a in cli.run("agents", "list", "--json").json}
+    assert listed["poet"]["tools"] == ["files"] and listed["poet"]["model"] == "verse-1"
+    assert (
+        listed["clerk"]["instructions"] == "File it.\n\nNow." and listed["clerk"]["max_steps"] == 3
+    )
+    with model_server([Turn("A rhyme.")]) as chat:
+        url = chat.url + "/v1"
+        done = cli.run(
+            "agents", "run", "poet", "--task", "x", "--mode", "sandbox", "--base-url", url
+        )
+    assert done.code == 0 and done.stdout == "A rhyme.\n"
+    asked = chat.requests[0]
+    assert asked["model"] == "verse-1" and asked["messages"][0]["content"] == "Rhyme."
+    assert [t["function"]["name"] for t in asked["tools"]] == ["sandbox_files"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("---\ntools: [wings]\n---\nFly.", "no tool 'wings'"),
+        ("---\ncolour: red\n---\nFly.", "no key 'colour'"),
+        ("---\nname: x\n---\n", "needs instructions"),
+        ("---\nname: x\n", "no closing ---"),
+        ("---\nmax_steps: many\n---\nGo.", "must be a number"),
+        ("---\nmodel: {a: b}\n---\nGo.", "more YAML"),
+    ],
+)
+def test_wrong_agent_files_say_what_is_wrong(cli: Cli, text: str, message: str) -> None:
+    own_agent(cli, "odd.md", text)
+    done = cli.run("agents", "list")
+    assert done.code == 3 and message in done.stderr and "odd.md" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--input", "x"], "KEY=VALUE"),
+        (["--file", "none"], "no file none"),
+        (["--workspace", "none"], "no folder none"),
+        (["--cost-limit", "1"], "--price"),
+        (["--price", "cheap"], "3/15"),
+        (["--memory", "1"], "--memory"),
+        (["--mode", "wild"], "wild"),
+    ],
+)
+def test_wrong_usage(cli: Cli, flags: list[str], message: str) -> None:
+    done = cli.run("agents", "run", "coder", "--task", "x", *flags)
+    assert done.code == 2 and message in done.stderr
+
+
+def test_missing_sdk_names_the_command(cli: Cli, check: Callable[[], None] = lambda: None) -> None:
+    (cli.home / "openai.py").write_text("raise ModuleNotFoundError('No module', name='openai')\n")
+    cli.env["PYTHONPATH"] = f"{cli.home}:{cli.env['PYTHONPATH']}"
+    done = cli.run("agents", "run", "coder", "--task", "x")
+    assert done.code == 3 and "pip install 'paracle-sandbox[agents]'" in done.stderr

@@ -1,0 +1,256 @@
+"""``paracle mcp`` as clients of the official SDK meet it, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.paracle_cli import Cli, end, wait_for
+
+mcp = pytest.importorskip("mcp", reason="talks to the server: pip install 'paracle-sandbox[mcp]'")
+from mcp import Client, StdioServerParameters  # noqa: E402
+from mcp.client.streamable_http import streamable_http_client  # noqa: E402
+
+PNG = """
+class P:
+    def _repr_png_(self):
+        return bytes([137]) + b"PNG\\r\\n"
+P()
+"""
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    cli = Cli(tmp_path)
+    yield cli
+    wait_for(lambda: not cli.remains())
+
+
+@asynccontextmanager
+async def over_stdio(cli: Cli, mode: str = "auto") -> AsyncIterator[Client]:
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "paracle_sandbox", "mcp"], env=cli.env
+    )
+    async with Client(command, mode=mode) as client:
+        yield client
+
+
+@pytest.fixture
+def url(cli: Cli) -> Iterator[str]:
+    process = cli.start("mcp", "--http", "--port", "0")
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline().decode()
+        found = re.search(r"http://\S+", line)
+        assert found, line
+        yield found[0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+    finally:
+        end(process)
+
+
+def text(result: Any) -> str:
+    return str(result.content[0].text)
+
+
+async def every_tool(client: Client) -> None:
+    names = {tool.name for tool in (await client.list_tools()).tools}
+    assert names == {
+        "python_execute", "python_session", "sandbox_shell", "sandbox_files", "install_packages",
+        "list_sandboxes", "create_sandbox", "destroy_sandbox",
+    }  # fmt: skip
+    result = await client.call_tool("python_execute", {"code": "print(6 * 7)"})
+    assert text(result) == "42\n" and not result.is_error
+    assert result.structured_content is not None and result.structured_content["exit_code"] == 0
+    await client.call_tool("python_session", {"code": "x = 1"})
+    assert text(await client.call_tool("python_session", {"code": "x + 1"})) == "2"
+    picture = await client.call_tool("python_session", {"code": PNG})
+    assert picture.content[1].mime_type == "image/png"
+    await client.call_tool(
+        "sandbox_files", {"action": "create_file", "file_path": "a.txt", "file_contents": "hello"}
+    )
+    assert text(await client.call_tool("sandbox_shell", {"command": "cat a.txt"})) == "hello"
+    failed = await client.call_tool("sandbox_shell", {"command": "exit 3"})
+    assert failed.is_error and "exit code 3" in text(failed)
+    assert (await client.call_tool("install_packages", {"packages": ["-r", "x"]})).is_error
+    assert "main" in text(await client.call_tool("list_sandboxes", {}))
+    made = await client.call_tool("create_sandbox", {"name": "other"})
+    assert made.structured_content == {"sandbox": "other"}
+    apart = await client.call_tool("sandbox_shell", {"command": "ls", "sandbox": "other"})
+    assert text(apart) == "(no output)"
+    assert not (await client.call_tool("destroy_sandbox", {"sandbox": "other"})).is_error
+    gone = await client.call_tool("sandbox_shell", {"command": "ls", "sandbox": "other"})
+    assert gone.is_error and "no sandbox 'other'" in text(gone)
+    assert (await client.call_tool("no_such_tool", {})).is_error
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_every_tool_over_stdio(cli: Cli, mode: str) -> None:
+    async with over_stdio(cli, mode) as client:
+        await every_tool(client)
+
+
+async def test_every_tool_in_an_http_session(url: str) -> None:
+    async with Client(url, mode="legacy") as client:
+        await every_tool(client)
+
+
+async def test_http_clients_do_not_see_each_other(url: str, cli: Cli) -> None:
+    async with Client(url, mode="legacy") as one, Client(url, mode="legacy") as other:
+        await one.call_tool("sandbox_shell", {"command": "echo mine > f"})
+        assert (await other.call_tool("sandbox_shell", {"command": "cat f"})).is_error
+        assert text(await one.call_tool("sandbox_shell", {"command": "cat f"})) == "mine\n"
+    wait_for(lambda: not sandboxes(cli))
+
+
+def sandboxes(cli: Cli) -> list[Any]:
+    listed: list[Any] = cli.run("sandbox", "list", "--json").json
+    return listed
+
+
+async def test_http_without_a_session(url: str, cli: Cli) -> None:
+    """The newer protocol: one sandbox for a call, or a named one for several."""
+    async with Client(url, mode="2026-07-28") as client:
+        await client.call_tool("sandbox_shell", {"command": "echo 1 > f"})
+        assert (await client.call_tool("sandbox_shell", {"command": "cat f"})).is_error
+        assert not sandboxes(cli)
+        made = await client.call_tool("create_sandbox", {})
+        assert made.structured_content is not None
+        there = {"sandbox": made.structured_content["sandbox"]}
+        await client.call_tool("python_session", {"code": "x = 1", **there})
+        assert text(await client.call_tool("python_session", {"code": "x", **there})) == "1"
+        assert text(await client.call_tool("list_sandboxes", {})).startswith("You have no sandbox")
+        guessed = await client.call_tool("sandbox_shell", {"command": "ls", "sandbox": "x"})
+        assert guessed.is_error and there["sandbox"] not in ascii(guessed.structured_content)
+        assert not (await client.call_tool("destroy_sandbox", there)).is_error
+    assert not sandboxes(cli)
+
+
+async def test_concurrent_calls(cli: Cli) -> None:
+    async with over_stdio(cli) as client:
+        calls = (client.call_tool("python_execute", {"code": f"print({i})"}) for i in range(8))
+        assert [text(r) for r in await asyncio.gather(*calls)] == [f"{i}\n" for i in range(8)]
+
+
+async def test_progress(cli: Cli) -> None:
+    seen: list[str | None] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        seen.append(message)
+
+    async with over_stdio(cli) as client:
+        code = "print('step 0', flush=True)"
+        await client.call_tool("python_execute", {"code": code}, progress_callback=on_progress)
+        await client.call_tool("list_sandboxes", {})
+    assert seen == ["step 0"]
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_cancelled_call_is_stopped(cli: Cli, transport: str, request: Any) -> None:
+    async with AsyncExitStack() as stack:
+        if transport == "stdio":
+            client = await stack.enter_async_context(over_stdio(cli))
+        else:
+            address = request.getfixturevalue("url")
+            client = await stack.enter_async_context(Client(address, mode="legacy"))
+        started = asyncio.Event()
+
+        async def on_progress(*_: Any) -> None:
+            started.set()
+
+        code = "import subprocess\nprint('on', flush=True)\nsubprocess.run(['sleep', '1234'])"
+        call = asyncio.create_task(
+            client.call_tool("python_execute", {"code": code}, progress_callback=on_progress)
+        )
+        await asyncio.wait_for(started.wait(), 30)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        for _ in range(200):
+            if text(
+                await client.call_tool("sandbox_shell", {"command": "pgrep -x sleep; true"})
+            ) == ("(no output)"):
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail("what was cancelled still runs")
+
+
+async def test_killed_stdio_client_leaves_nothing(cli: Cli) -> None:
+    client = """
+import asyncio, sys
+from mcp import Client, StdioServerParameters
+async def main():
+    server = StdioServerParameters(command=sys.executable, args=["-m", "paracle_sandbox", "mcp"],
+                                   env=dict(__import__("os").environ))
+    async with Client(server) as client:
+        await client.call_tool("sandbox_shell", {"command": "sleep 1000", "blocking": False})
+        print("ready", flush=True)
+        await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", client], env=cli.env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert cli.records()
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: not cli.remains())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_http_client_that_vanishes(url: str, cli: Cli) -> None:
+    """It says nothing on its way out: the stream it listened on breaks."""
+    transport = streamable_http_client(url, terminate_on_close=False)
+    async with Client(transport, mode="legacy") as client:
+        await client.call_tool("sandbox_shell", {"command": "true"})
+        assert sandboxes(cli)
+    wait_for(lambda: not sandboxes(cli), 60)
+
+
+def test_http_key(cli: Cli) -> None:
+    import urllib.error
+    import urllib.request
+
+    cli.env["PARACLE_MCP_KEY"] = "s3cret"
+    process = cli.start("mcp", "--http", "--port", "0")
+    try:
+        assert process.stderr is not None
+        found = re.search(r"http://\S+", process.stderr.readline().decode())
+        assert found
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(found[0], b"{}"))
+        assert caught.value.code == 401
+        caught.value.close()
+        headers = {"Authorization": "Bearer s3cret"}
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(found[0], b"{}", headers))
+        assert caught.value.code != 401
+        caught.value.close()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def test_open_address_needs_a_key(cli: Cli) -> None:
+    done = cli.run("mcp", "--http", "--host", "0.0.0.0", "--port", "0")
+    assert done.code == 3 and "PARACLE_MCP_KEY" in done.stderr
+
+
+def test_missing_sdk_names_the_command(cli: Cli) -> None:
+    (cli.home / "mcp.py").write_text("raise ModuleNotFoundError(\"No module\", name='mcp')\n")
+    cli.env["PYTHONPATH"] = f"{cli.home}:{cli.env['PYTHONPATH']}"
+    done = cli.run("mcp")
+    assert done.code == 3 and "pip install 'paracle-sandbox[mcp]'" in done.stderr

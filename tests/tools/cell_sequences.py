@@ -1,0 +1,84 @@
+"""Cells that a session and IPython must agree on: what they print, show and raise."""
+
+SEQUENCES: dict[str, list[str]] = {
+    "last expression": ["1 + 1"],
+    "none is not shown": ["None", "print('x')"],
+    "variables stay": ["x = 41", "x + 1"],
+    "semicolon hides": ["5;", "5"],
+    "only the last": ["1\n2\n3"],
+    "assignment shows nothing": ["y = 3"],
+    "string": ["'a\\'b'"],
+    "multi-line string": ["'''a\nb'''"],
+    "print and value": ["print('out')\n'value'"],
+    "stderr": ["import sys\nprint('oops', file=sys.stderr)\n1"],
+    "function": ["def f(n):\n    return n * 2", "f(21)"],
+    "class": ["class A:\n    def __repr__(self):\n        return '<A!>'", "A()"],
+    "import stays": ["import math", "math.floor(math.pi)"],
+    "exception": ["1 / 0", "'still here'"],
+    "exception keeps what came before": ["z = 1\nraise ValueError('no')", "z"],
+    "syntax error": ["def (", "2"],
+    "name error": ["nothing_of_that_name"],
+    "await": ["import asyncio\nawait asyncio.sleep(0)\n'waited'"],
+    "await value": ["import asyncio\nasync def g():\n    return 7", "await g()"],
+    "async for": ["async def h():\n    yield 1\n    yield 2\n[i async for i in h()]"],
+    "async with": [
+        "from contextlib import asynccontextmanager\n@asynccontextmanager\n"
+        "async def c():\n    yield 3",
+        "async with c() as v:\n    print(v)",
+    ],
+    "underscore": ["6 * 7", "_ + 1"],
+    "two underscores": ["1", "2", "__"],
+    "system exit": ["import sys\nsys.exit(3)", "4"],
+    "keyboard interrupt raised": ["raise KeyboardInterrupt", "5"],
+    "loop": ["total = 0\nfor i in range(5):\n    total += i\ntotal"],
+    "if at the end shows nothing": ["if True:\n    8"],
+    "comment after": ["9  # nine"],
+    "empty": ["", "10"],
+    "blank lines and unicode": ["\n\n'grüße ☃'"],
+    "bytes": ["b'\\x00a'"],
+    "dict": ["{'b': 1, 'a': [1, 2]}"],
+    "nested": ["[(1, 'a'), {2: None}]"],
+    "float": ["0.1 + 0.2"],
+    "lambda stays": ["double = lambda n: n * 2", "double(4)"],
+    "comprehension scope": ["n = 3\n[n for _ in range(2)]"],
+    "global": ["def setit():\n    global made\n    made = 'yes'\nsetit()", "made"],
+    "walrus": ["(q := 12)", "q"],
+    "decorator at the end": ["def d(f): return f", "@d\ndef e(): pass"],
+    "main": ["__name__"],
+    "shell": ["!echo from the shell"],
+    "blank lines kept": ["print()\nprint('a')\nprint()"],
+    "chained exception": [
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e"
+    ],
+}
+
+REFERENCE = """
+import asyncio, contextlib, io, json, sys
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+answers = {}
+for name, cells in json.load(sys.stdin).items():
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    shell.user_ns["__name__"] = "__main__"
+    shell.showtraceback = lambda *a, **k: None
+    shell.showsyntaxerror = lambda *a, **k: None
+    shell.showindentationerror = lambda *a, **k: None
+    shell.system = lambda c: print(__import__("subprocess").getoutput(c))
+    answers[name] = []
+    for cell in cells:
+        shown = []
+        shell.displayhook.write_format_data = lambda data, md=None: shown.append(data["text/plain"])
+        shell.displayhook.write_output_prompt = shell.displayhook.finish_displayhook = lambda: None
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            done = shell.run_cell(cell, store_history=True)
+        error = done.error_before_exec or done.error_in_exec
+        answers[name].append({
+            "stdout": out.getvalue(), "stderr": err.getvalue(),
+            "text": shown[-1] if shown else None,
+            "error": type(error).__name__ if error else None,
+        })
+json.dump(answers, sys.__stdout__)
+"""

@@ -1,0 +1,225 @@
+"""PythonSession: an interpreter that remembers, compared with IPython where that has an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cell_sequences import REFERENCE, SEQUENCES
+
+from paracle_sandbox import (
+    ResourceLimitError,
+    Sandbox,
+    SandboxExecutionError,
+    SandboxTimeoutError,
+)
+from paracle_sandbox.sessions.session import PythonSession
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@cache
+def reference() -> dict[str, list[dict[str, Any]]]:
+    """What IPython makes of all sequences, in one go."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REFERENCE], input=json.dumps(SEQUENCES),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+async def test_cells_as_ipython_runs_them(shared: Sandbox, name: str) -> None:
+    if importlib.util.find_spec("IPython") is None:
+        pytest.skip("compares with IPython: pip install ipython")
+    async with PythonSession(shared) as session:
+        for cell, expected in zip(SEQUENCES[name], reference()[name], strict=True):
+            result = await session.run(cell)
+            error = result["error"]
+            assert {
+                "stdout": result["stdout"],
+                "stderr": result["stderr"],
+                "text": result["text"],
+                "error": error["name"] if error else None,
+            } == expected
+
+
+async def test_traceback_shows_the_cell_and_nothing_of_ours(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        await session.run("def f():\n    return 1 / 0")
+        result = await session.run("f()")
+    assert result["error"] is not None
+    assert result["error"]["traceback"].splitlines()[:4] == [
+        "Traceback (most recent call last):",
+        '  File "<cell 2>", line 1, in <module>',
+        "    f()",
+        '  File "<cell 1>", line 2, in f',
+    ]
+
+
+async def test_input_is_refused_clearly(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        result = await session.run("input('name? ')")
+        assert result["error"] is not None and "nobody can answer" in result["error"]["message"]
+        assert (await session.run("import sys\nsys.stdin.read()"))["text"] == "''"
+
+
+@pytest.mark.parametrize(
+    "value", ["list(range(10**6))", "'a' * 10**7", "{i: [i] * 100 for i in range(5000)}",
+              "[[0] * 900 for _ in range(900)]"]
+)  # fmt: skip
+async def test_huge_repr_is_bounded(shared: Sandbox, value: str) -> None:
+    async with PythonSession(shared) as session:
+        text = (await session.run(value))["text"]
+    assert text is not None and len(text) < 100_000 and "..." in text
+
+
+async def test_json_and_html(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        [shown] = (await session.run("{'a': [1, None]}"))["shown"]
+        assert json.loads(shown["application/json"]) == {"a": [1, None]}
+        await session.run("class T:\n    def _repr_html_(self): return '<b>t</b>'")
+        first, second = (await session.run("display(T(), 1)"))["shown"]
+        assert first["text/html"] == "<b>t</b>" and second["text/plain"] == "1"
+
+
+async def test_timeout_interrupts_and_keeps_the_variables(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        with pytest.raises(SandboxTimeoutError, match="still there") as caught:
+            await session.run("x = 5\nprint('on', flush=True)\nwhile True: pass", timeout=1)
+        assert caught.value.stdout == "on\n"
+        assert (await session.run("x"))["text"] == "5"
+
+
+async def test_timeout_kills_what_does_not_heed(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        await session.run("x = 5")
+        with pytest.raises(SandboxTimeoutError, match="are lost"):
+            await session.run(
+                "import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile True: pass", timeout=0.5
+            )
+        result = await session.run("x")
+        assert result["error"] is not None and result["error"]["name"] == "NameError"
+
+
+async def test_interrupt(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        started = asyncio.Event()
+        cell = asyncio.create_task(
+            session.run(
+                "kept = 1\nprint('on', flush=True)\nimport time\ntime.sleep(100)",
+                on_stdout=lambda text: started.set(),
+            )
+        )
+        await started.wait()
+        await session.interrupt()
+        result = await cell
+        assert result["error"] is not None and result["error"]["name"] == "KeyboardInterrupt"
+        assert (await session.run("kept"))["text"] == "1"
+        await session.interrupt()  # nothing runs: no matter
+        assert (await session.run("kept"))["text"] == "1"
+
+
+async def test_cancelled_cell_is_interrupted(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        started = asyncio.Event()
+        cell = asyncio.create_task(
+            session.run(
+                "kept = 2\nprint('on', flush=True)\nwhile True: pass",
+                on_stdout=lambda text: started.set(),
+            )
+        )
+        await started.wait()
+        cell.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cell
+        assert (await session.run("kept"))["text"] == "2"
+
+
+async def test_output_limit(shared: Sandbox) -> None:
+    async with PythonSession(shared, max_output=1000) as session:
+        with pytest.raises(ResourceLimitError) as caught:
+            await session.run("y = 1\nwhile True: print('a' * 100)")
+        assert caught.value.resource_type == "output" and len(caught.value.stdout) <= 1000
+        assert (await session.run("y"))["text"] == "1"
+
+
+async def test_interpreter_that_ends(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        with pytest.raises(SandboxExecutionError, match="exit code 4.*are lost"):
+            await session.run("print('last words', flush=True)\nimport os\nos._exit(4)")
+        assert (await session.run("'new'"))["text"] == "'new'"
+
+
+async def test_reset_forgets(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        await session.run("x = 1")
+        await session.reset()
+        result = await session.run("x")
+        assert result["error"] is not None and result["error"]["name"] == "NameError"
+
+
+async def test_output_of_children_and_closed_stdout(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        result = await session.run(
+            "import os\nprint('a')\nos.system('echo b; echo c >&2')\nprint('d')"
+        )
+        assert result["stdout"] == "a\nb\nd\n" and result["stderr"] == "c\n"
+        await session.run("import sys\nsys.stdout.close()\nos.close(1)")
+        assert (await session.run("1 + 1"))["text"] == "2"
+
+
+async def test_cells_wait_for_one_another(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        await session.run("seen = []")
+        await asyncio.gather(*(session.run(f"seen.append({i})") for i in range(10)))
+        assert (await session.run("seen"))["text"] == str(list(range(10)))
+
+
+async def test_large_code(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        assert (await session.run(f"len('{'x' * 500_000}')"))["text"] == "500000"
+
+
+PLOTTING = ("numpy", "matplotlib", "PIL", "kiwisolver", "contourpy", "cycler", "pyparsing",
+            "packaging", "dateutil", "six", "fontTools", "pandas")  # fmt: skip
+
+
+def packages_of_the_host() -> list[Path]:
+    """What drawing and tabulating needs, with the shared libraries that wheels bring."""
+    specs = [importlib.util.find_spec(name) for name in PLOTTING]
+    missing = [n for n, s in zip(PLOTTING, specs, strict=True) if s is None and n != "six"]
+    if missing:
+        pytest.skip(f"draws and tabulates: pip install matplotlib pandas ({missing} missing)")
+    origins = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
+    folders = [o.parent if o.name == "__init__.py" else o for o in origins]
+    site = folders[0].parent
+    return [*folders, site / "mpl_toolkits", *site.glob("*.libs")]
+
+
+async def test_figures_and_tables(shared: Sandbox) -> None:
+    for folder in packages_of_the_host():
+        await shared.copy_to(folder, f"/tmp/site/{folder.name}")
+    env = {"PYTHONPATH": "/tmp/site", "OPENBLAS_NUM_THREADS": "1"}
+    async with PythonSession(shared, env=env) as session:
+        drawn = await session.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]);\nplt.show()")
+        assert drawn["error"] is None, drawn["error"]
+        [figure] = drawn["shown"]
+        assert base64.b64decode(figure["image/png"]).startswith(b"\x89PNG")
+        assert drawn["stderr"] == ""
+        [once] = (await session.run("fig, ax = plt.subplots()\nfig"))["shown"]
+        assert "image/png" in once
+        assert (await session.run("plt.get_fignums()"))["text"] == "[]"
+        [table] = (await session.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})"))["shown"]
+        assert "<table" in table["text/html"] and "a" in table["text/plain"]
+    await shared.remove("/tmp/site", recursive=True)

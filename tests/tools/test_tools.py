@@ -1,0 +1,297 @@
+"""The tools: what models send, what they get, and what programs get."""
+
+from __future__ import annotations
+
+import pytest
+
+from paracle_sandbox import (
+    LocalSandboxClient,
+    SandboxConfig,
+    SandboxManager,
+    SandboxTimeoutError,
+)
+from paracle_sandbox.tools import (
+    NormalPythonExecute,
+    PackageInstallTool,
+    PythonExecute,
+    SandboxFilesTool,
+    SandboxShellTool,
+    Tool,
+    Toolbox,
+    sandbox_tools,
+)
+from paracle_sandbox.tools.arguments import code_of
+
+# Python
+
+
+async def test_print_42(client: LocalSandboxClient) -> None:
+    result = await PythonExecute(client).execute("print(42)")
+    assert result["observation"] == "42\n"
+    assert result["success"] and result["exit_code"] == 0
+
+
+async def test_sandbox_is_made_once_and_used_again(client: LocalSandboxClient) -> None:
+    tool = PythonExecute(client)
+    await tool.execute("open('kept.txt', 'w').write('here')")
+    first = client.sandbox_id
+    result = await tool.execute("print(open('kept.txt').read())")
+    assert result["observation"] == "here\n" and client.sandbox_id == first
+
+
+async def test_own_client_is_cleaned_up() -> None:
+    tool = PythonExecute()
+    await tool.execute("print(1)")
+    assert tool.client.sandbox_id is not None
+    await tool.cleanup()
+    assert tool.client.sandbox_id is None
+
+
+async def test_failing_code_is_a_result(client: LocalSandboxClient) -> None:
+    result = await PythonExecute(client).execute("print('a')\n1/0")
+    assert not result["success"] and result["exit_code"] == 1
+    assert result["observation"].startswith("a\n") and "ZeroDivisionError" in result["observation"]
+
+
+async def test_timeout_is_raised_to_programs_and_told_to_models(
+    client: LocalSandboxClient,
+) -> None:
+    tool = PythonExecute(client)
+    with pytest.raises(SandboxTimeoutError):
+        await tool.execute("while True: pass", timeout=0.5)
+    answer = await tool.call({"code": "print('x', flush=True)\nwhile True: pass", "timeout": 0.5})
+    assert answer.is_error and answer.data["kind"] == "timeout"
+    assert "timed out" in answer.text and "longer timeout" in answer.text and "x" in answer.text
+    assert (await tool.call({"code": "print('next works')"})).text == "next works\n"
+
+
+@pytest.mark.parametrize("name", ["code", "python_code", "script", "source"])
+async def test_code_under_other_names(client: LocalSandboxClient, name: str) -> None:
+    assert (await PythonExecute(client).call({name: "print(1)"})).text == "1\n"
+
+
+def test_code_in_fences() -> None:
+    assert code_of("```python\nprint(1)\n```") == "print(1)\n"
+    message = "Run this:\n```python\nimport math\nprint(math.pi)\n```\nplease"
+    assert code_of(message) == "import math\nprint(math.pi)\n"
+    assert code_of("print('```')") == "print('```')"
+
+
+async def test_stateful(client: LocalSandboxClient) -> None:
+    tool = PythonExecute(client, stateful=True)
+    assert (await tool.call({"code": "x = 20"})).text == "(no output)"
+    assert (await tool.call({"code": "x + 1"})).text == "21"
+    failure = await tool.call({"code": "print('a')\nx / 0"})
+    assert failure.is_error and failure.text.startswith("a\nTraceback")
+    assert "NameError" in (await tool.call({"code": "x", "reset": True})).text
+    await tool.close()
+
+
+async def test_stateful_over_a_lost_sandbox(client: LocalSandboxClient) -> None:
+    tool = PythonExecute(client, stateful=True)
+    await tool.call({"code": "x = 1"})
+    await client.create()
+    assert "NameError" in (await tool.call({"code": "x"})).text
+
+
+async def test_streamed_output(client: LocalSandboxClient) -> None:
+    seen: list[str] = []
+    tool = PythonExecute(client)
+    await tool.call({"code": "print('now')"}, on_output=seen.append)
+    assert "".join(seen) == "now\n"
+
+
+async def test_normal_python_execute(client: LocalSandboxClient) -> None:
+    tool = NormalPythonExecute(client)
+    answer = await tool.call({"code": "print(2)", "code_type": "report"})
+    assert answer.text == "2\n" and answer.data["code_type"] == "report"
+    wrong = await tool.call({"code": "print(2)", "code_type": "poem"})
+    assert wrong.is_error and "process, report, others" in wrong.text
+
+
+# Packages
+
+
+class WithInstall:
+    """A sandbox that can install, as far as the seam is concerned."""
+
+    config = SandboxConfig()
+
+    async def install(self, *requirements: str, timeout: float) -> dict[str, object]:
+        return {"exit_code": int("broken" in requirements), "stdout": str(requirements),
+                "stderr": "no such package", "timed_out": False, "truncated": False}  # fmt: skip
+
+
+class ClientWithInstall(LocalSandboxClient):
+    async def sandbox(self) -> WithInstall:  # type: ignore[override]
+        return WithInstall()
+
+
+async def test_several_packages_in_one_request() -> None:
+    tool = PackageInstallTool(ClientWithInstall())
+    for request in ({"packages": ["numpy", "pandas"]}, {"package": "numpy and pandas"}):
+        answer = await tool.call(request)
+        assert answer.text == "Installed numpy, pandas." and not answer.is_error
+    assert "no such package" in (await tool.call({"packages": "broken"})).text
+    assert (await tool.call({"packages": ["--index-url", "x"]})).is_error
+
+
+async def test_packages_without_a_network_fail_clearly(client: LocalSandboxClient) -> None:
+    if hasattr(await client.sandbox(), "install"):
+        pytest.skip("this sandbox installs without a network")
+    answer = await PackageInstallTool(client).call({"packages": "numpy"})
+    assert answer.is_error and "no network" in answer.text
+    needs = await NormalPythonExecute(client).call({"code": "1", "packages": ["numpy"]})
+    assert needs.is_error and "no network" in needs.text
+
+
+# Shell
+
+
+async def test_shell_foreground(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    assert (await tool.call({"command": "pwd"})).text == "/workspace\n"
+    answer = await tool.call({"cmd": "echo out; echo err >&2; exit 3"})
+    assert answer.is_error and answer.text == "out\n[stderr]: err\n(exit code 3)"
+    assert answer.data["exit_code"] == 3
+    assert (await tool.call({"command": "true"})).text == "(no output)"
+    assert "'command' is missing" in (await tool.call({})).text
+    fidelity = await tool.call({"command": "printf '\\n$ echo $?\\n\\n'"})
+    assert fidelity.text == "\n$ echo $?\n\n"
+
+
+async def test_shell_terminal_keeps_directory_and_variables(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    await tool.call({"command": "mkdir -p 'a b'; cd 'a b'; X=7", "session_name": "main"})
+    answer = await tool.call({"command": "pwd; echo $X", "session_name": "main"})
+    assert answer.text == "/workspace/a b\n7\n"
+    other = await tool.call({"command": "pwd", "session_name": "other", "folder": "a b"})
+    assert other.text == "/workspace/a b\n"
+    await tool.call({"command": 'mkdir "it\'s"', "session_name": "other"})
+    moved = await tool.call({"command": "pwd", "session_name": "other", "folder": "it's"})
+    assert moved.text == "/workspace/a b/it's\n"
+    stuck = await tool.call({"command": "sleep 60", "session_name": "main", "timeout": 0.5})
+    assert stuck.data["kind"] == "timeout"
+    assert (await tool.call({"command": "echo $X", "session_name": "main"})).text == "7\n"
+
+
+async def test_shell_background(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    started = await tool.call(
+        {"command": "echo first; while ! test -f go; do sleep 0.05; done; echo second",
+         "blocking": False, "session_name": "job"}
+    )  # fmt: skip
+    assert not started.is_error
+    assert "still runs" in (await tool.call({"action": "poll", "session_name": "job"})).text
+    again = await tool.call({"command": "x", "blocking": False, "session_name": "job"})
+    assert again.is_error and "still runs" in again.text
+    assert "job: runs" in (await tool.call({"action": "list_commands"})).text
+    await tool.call({"command": "touch go"})
+    await tool._background["job"].command.wait()
+    answer = await tool.call({"action": "check_command_output", "session_name": "job"})
+    assert "second" in answer.text and "exit code 0" in answer.text
+    assert (
+        "no background command"
+        in (await tool.call({"action": "kill", "session_name": "none"})).text.lower()
+    )
+
+
+async def test_shell_background_is_ended(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    await tool.call({"command": "sleep 1000", "blocking": "false", "name": "long"})
+    answer = await tool.call({"action": "terminate", "session": "long"})
+    assert "is ended" in answer.text
+    assert (await tool.call({"command": "pgrep -x sleep; true"})).text == "(no output)"
+    await tool.call({"command": "sleep 1000", "blocking": False})
+    await tool.close()
+    assert (await tool.call({"command": "pgrep -x sleep; true"})).text == "(no output)"
+
+
+# Files
+
+
+async def test_files(client: LocalSandboxClient) -> None:
+    tool = SandboxFilesTool(client)
+    await tool.call({"action": "create_file", "path": "a/b.txt", "content": "one two\n"})
+    assert (await tool.call({"action": "read_file", "filename": "a/b.txt"})).text == "one two\n"
+    again = await tool.call({"action": "create_file", "path": "a/b.txt", "content": ""})
+    assert again.is_error and "exists already" in again.text
+    assert not (
+        await tool.call(
+            {"action": "str_replace", "path": "a/b.txt", "old_str": "two", "new_str": "2"}
+        )
+    ).is_error
+    await tool.call({"action": "write", "path": "c.sh", "text": "echo", "permissions": "755"})
+    await tool.call({"action": "edit", "path": "c.sh", "old": "echo", "new": "ls"})
+    assert (await (await client.sandbox()).stat("c.sh"))["mode"] & 0o777 == 0o755
+    await tool.call({"action": "rename", "path": "c.sh", "target": "d.sh"})
+    listed = await tool.call({"action": "list_files", "recursive": True})
+    assert listed.data["files"] == ["a", "a/b.txt", "d.sh"]
+    assert (await tool.call({"action": "read", "path": "a/b.txt"})).text == "one 2\n"
+    assert (await tool.call({"action": "delete", "path": "a"})).is_error
+    assert not (await tool.call({"action": "delete", "path": "a", "recursive": True})).is_error
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"action": "read_file", "path": "none"}, "not found"),
+        ({"action": "read_file", "path": "../etc/passwd"}, "relative to the working directory"),
+        ({"action": "str_replace", "path": "f", "old_str": "x"}, "does not occur"),
+        ({"action": "str_replace", "path": "f", "old_str": "a"}, "occurs 2 times"),
+        ({"action": "str_replace", "path": "f"}, "'old_str' is missing"),
+        ({"action": "create_file", "path": "g"}, "'file_contents' is missing"),
+        ({"action": "read_file"}, "'file_path' is missing"),
+        ({"action": "juggle", "path": "f"}, "must be one of"),
+        ({"action": "read_file", "path": "f", "colour": "red"}, "no argument 'colour'"),
+        ({"action": "write", "path": "f", "content": "x", "permissions": "rw"}, "such as 644"),
+    ],
+)
+async def test_files_errors_say_what_to_do(
+    client: LocalSandboxClient, request_: dict[str, str], words: str
+) -> None:
+    await client.write_file("f", "a-a")
+    answer = await SandboxFilesTool(client).call(request_)
+    assert answer.is_error and words in answer.text
+
+
+# All of them
+
+
+async def test_toolbox_routes(client: LocalSandboxClient) -> None:
+    box = Toolbox(sandbox_tools(client))
+    assert (await box.call("execute_python", {"script": "print(1)"})).text == "1\n"
+    assert (await box.call("run_shell", '{"cmd": "echo 2"}')).text == "2\n"
+    await box.call("write_file", {"path": "x.txt", "data": "3"})
+    assert (await box.call("read_file", {"file_path": "x.txt"})).text == "3"
+    assert "x.txt" in (await box.call("list_files", {})).text
+    unknown = await box.call("launch_rocket", {})
+    assert unknown.is_error and "python_execute" in unknown.text
+    assert "'code' is missing" in (await box.call("python_execute", {})).text
+    broken = await box.call("python_execute", '{"code": "print(1)"')
+    assert broken.is_error and "not valid JSON" in broken.text
+    assert "JSON object" in (await box.call("python_execute", "[1]")).text
+    await box.close()
+
+
+async def test_without_isolation_the_model_is_told() -> None:
+    client = LocalSandboxClient(SandboxManager(1, backend="gvisor"), SandboxConfig())
+    try:
+        answer = await PythonExecute(client).call({"code": "print(1)"})
+    finally:
+        await client.cleanup()
+    assert answer.is_error and answer.data["kind"] == "unavailable"
+
+
+def test_formats() -> None:
+    tools: list[Tool] = [PythonExecute(), NormalPythonExecute(), SandboxShellTool(),
+                         SandboxFilesTool(), PackageInstallTool()]  # fmt: skip
+    for tool in tools:
+        openai, anthropic = tool.to_openai(), tool.to_anthropic()
+        assert openai["function"]["name"] == anthropic["name"] == tool.name
+        schema = anthropic["input_schema"]
+        assert openai["function"]["parameters"] == schema and schema["type"] == "object"
+        assert set(schema["required"]) <= set(schema["properties"])
+        assert set(tool.aliases.values()) <= set(schema["properties"])
+        assert not set(tool.aliases) & set(schema["properties"])
+        assert all(p["description"] for p in schema["properties"].values())

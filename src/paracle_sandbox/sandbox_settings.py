@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .config import SandboxConfig
 from .errors import SandboxError
-from .settings import SHARED_KEYS, Environment, parse_memory_mb, read_section
+from .setting_rows import Environment, parse_memory_mb
+from .settings import SHARED_KEYS, read_section
 
 
 class SandboxSettings(BaseModel):

@@ -14,27 +14,32 @@ isolation off (``fake``) or inject failures.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .errors import SandboxError
+from .setting_rows import (
+    Environment,
+    Setting,
+    choice,
+    directory,
+    flag,
+    names,
+    number,
+    row,
+    text,
+)
 
 if TYPE_CHECKING:
     from .config import NetworkMode, SandboxConfig
-
-Environment = Mapping[str, str]
 
 MODES = ("auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "fake", "local")
 # Keys of the same section that belong to SandboxSettings, the older shape of a configuration.
 SHARED_KEYS = frozenset(
     ["use_sandbox", "image", "work_dir", "memory_limit", "cpu_limit", "timeout", "network_enabled"]
 )
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
 _DAY = 86_400.0
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 # Field of a configuration: the row that sets it for one kind of backend.
@@ -54,42 +59,6 @@ _CONFIG_ROWS = {
     "incus": _INCUS_ROWS,
     "incus-vm": _INCUS_ROWS,
 }
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row of the table: what may be set, where, to what, and what it does."""
-
-    variable: str
-    meaning: str
-    parse: Callable[[str], object]
-    allowed: str
-    env_only: bool = False
-    derive: Callable[[Environment], object] | None = None
-
-
-def parse_memory_mb(text: str) -> int:
-    """Megabytes in ``512m``, ``1g``, ``512MiB`` or a plain number of bytes, rounded up.
-
-    Units are powers of 1024 throughout, as Docker reads them."""
-    lowered = text.strip().lower()
-    number = lowered.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = lowered[len(number) :].strip()
-    size = _UNITS.get(unit if len(unit) < 2 else unit.removesuffix("b").removesuffix("i"))
-    if size is None or not number.replace(".", "", 1).isdecimal():
-        raise ValueError(f"not an amount of memory: {text!r}; write it as 512m, 1g or 512MiB")
-    return -(-int(float(number) * size) // (1 << 20))
-
-
-def _boolean(text: str) -> bool:
-    lowered = text.strip().lower()
-    if lowered not in _TRUE + _FALSE:
-        raise ValueError(text)
-    return lowered in _TRUE
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _state_dir(env: Environment) -> str:
@@ -123,227 +92,176 @@ def _home(env: Environment) -> Path:
     return Path(env["HOME"]) if env.get("HOME") else Path.home()
 
 
-def _row(setting: Setting, default: object = MISSING) -> Any:
-    if setting.derive is not None:
-        derive = setting.derive
-        return field(default_factory=lambda: derive(os.environ), metadata={"setting": setting})
-    # A secret must not show in a log line that prints the settings.
-    shown = not setting.variable.endswith("_KEY")
-    return field(default=cast(Any, default), repr=shown, metadata={"setting": setting})
-
-
-def _text(variable: str, default: str | None, meaning: str, *, env_only: bool = False) -> Any:
-    return _row(Setting(variable, meaning, str, "any text", env_only), default)
-
-
-def _choice(variable: str, default: str, allowed: tuple[str, ...], meaning: str) -> Any:
-    def parse(text: str) -> str:
-        value = text.strip().lower()
-        if value not in allowed:
-            raise ValueError(text)
-        return "docker" if value == "local" else value
-
-    return _row(Setting(variable, meaning, parse, "one of " + ", ".join(allowed)), default)
-
-
-def _number(
-    variable: str, default: float, meaning: str, low: float, high: float, *, mb: bool = False
-) -> Any:
-    kind: Callable[[str], float] = parse_memory_mb if mb else type(default)
-
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not low <= value <= high:
-            raise ValueError(text)
-        return value
-
-    what = "an amount of memory such as 512m," if mb else f"{type(default).__name__},"
-    return _row(Setting(variable, meaning, parse, f"{what} from {low:,} to {high:,}"), default)
-
-
-def _flag(variable: str, default: bool, meaning: str) -> Any:
-    return _row(Setting(variable, meaning, _boolean, "true or false"), default)
-
-
-def _directory(variable: str, derive: Callable[[Environment], str], meaning: str) -> Any:
-    def parse(text: str) -> str:
-        if not text.startswith("/"):
-            raise ValueError(text)
-        return text
-
-    return _row(Setting(variable, meaning, parse, "an absolute path", True, derive))
-
-
 @dataclass(frozen=True)
 class Settings:
     """All of them, resolved. Build it with load_settings(), or directly in a test."""
 
-    mode: str = _choice("SANDBOX_MODE", "auto", MODES, "which backend makes the sandboxes")
-    default_timeout_seconds: int = _number(
+    mode: str = choice("SANDBOX_MODE", "auto", MODES, "which backend makes the sandboxes")
+    default_timeout_seconds: int = number(
         "PARACLE_SANDBOX_DEFAULT_TIMEOUT", 300, "limit of one execution", 10, 3600
     )
-    default_memory_mb: int = _number(
+    default_memory_mb: int = number(
         "PARACLE_SANDBOX_DEFAULT_MEMORY_MB", 512, "memory of a sandbox", 128, 16384
     )
-    default_cpu_cores: float = _number(
+    default_cpu_cores: float = number(
         "PARACLE_SANDBOX_DEFAULT_CPU_CORES", 1.0, "CPU of a sandbox, in cores", 0.1, 16.0
     )
-    network_mode: NetworkMode = _choice(  # noqa: RUF009 (a string, like the others)
+    network_mode: NetworkMode = choice(  # noqa: RUF009 (a string, like the others)
         "PARACLE_SANDBOX_NETWORK_MODE", "none", ("none", "bridge", "host"), "network of a sandbox"
     )
-    read_only_filesystem: bool = _flag(
+    read_only_filesystem: bool = flag(
         "PARACLE_SANDBOX_READ_ONLY_FS", True, "keep the root of a sandbox read-only"
     )
-    drop_capabilities: bool = _flag(
+    drop_capabilities: bool = flag(
         "PARACLE_SANDBOX_DROP_CAPABILITIES", True, "drop every Linux capability inside"
     )
-    log_level: str = _choice(
+    log_level: str = choice(
         "PARACLE_SANDBOX_LOG_LEVEL", "warning", ("debug", "info", "warning", "error", "critical"),
         "how much the command line logs",
     )  # fmt: skip
-    state_dir: str = _directory(
+    state_dir: str = directory(
         "PARACLE_STATE_DIR", _state_dir, "records of the live sandboxes; gone after a reboot"
     )
-    data_dir: str = _directory("PARACLE_DATA_DIR", _data_dir, "templates, and the workspace volume")
-    stock: int = _number(
+    data_dir: str = directory("PARACLE_DATA_DIR", _data_dir, "templates, and the workspace volume")
+    stock: int = number(
         "PARACLE_STOCK", 4, "children the native backend keeps forked ahead of need", 0, 256
     )
-    python: str | None = _text(
+    python: str | None = text(
         "PARACLE_PYTHON", None, "interpreter inside native sandboxes", env_only=True
     )
-    template_build: bool = _flag(
+    template_build: bool = flag(
         "PARACLE_TEMPLATE_BUILD", True, "build a missing template on its first use"
     )
-    uid_base: int = _number(
+    uid_base: int = number(
         "PARACLE_UID_BASE", 1_900_000_000, "first of the host uids given to native sandboxes",
         100_000, 4_200_000_000,
     )  # fmt: skip
-    failpoints: tuple[str, ...] = _row(
-        Setting("PARACLE_FAILPOINTS", "steps that fail on purpose, for tests", _names,
+    failpoints: tuple[str, ...] = row(
+        Setting("PARACLE_FAILPOINTS", "steps that fail on purpose, for tests", names,
                 "names with commas between", env_only=True), ()
     )  # fmt: skip
-    volumes: tuple[str, ...] = _row(
-        Setting("PARACLE_VOLUMES", "directories of the host that sandboxes may be given", _names,
+    volumes: tuple[str, ...] = row(
+        Setting("PARACLE_VOLUMES", "directories of the host that sandboxes may be given", names,
                 "absolute paths with commas between", env_only=True), ()
     )  # fmt: skip
-    docker_host: str | None = _text(
+    docker_host: str | None = text(
         "DOCKER_HOST", None, "address of the Docker or Podman engine", env_only=True
     )
-    docker_context: str | None = _text(
+    docker_context: str | None = text(
         "DOCKER_CONTEXT", None, "Docker context to use", env_only=True
     )
-    docker_runtime: str | None = _text(
+    docker_runtime: str | None = text(
         "DOCKER_SANDBOX_RUNTIME", None, "OCI runtime of containers", env_only=True
     )
-    docker_image: str = _text("DOCKER_SANDBOX_IMAGE", "python:3.12-slim", "image for docker")
-    docker_idle_timeout: float = _number(
+    docker_image: str = text("DOCKER_SANDBOX_IMAGE", "python:3.12-slim", "image for docker")
+    docker_idle_timeout: float = number(
         "DOCKER_SANDBOX_TIMEOUT", 900.0, "seconds until an unused container is removed", 1.0, _DAY
     )
-    docker_memory_mb: int = _number(
+    docker_memory_mb: int = number(
         "DOCKER_SANDBOX_MEMORY", 512, "memory of a container", 128, 16384, mb=True
     )
-    docker_cpu_cores: float = _number("DOCKER_SANDBOX_CPU", 1.0, "CPU of a container", 0.1, 16.0)
-    incus_socket: str | None = _text(
+    docker_cpu_cores: float = number("DOCKER_SANDBOX_CPU", 1.0, "CPU of a container", 0.1, 16.0)
+    incus_socket: str | None = text(
         "INCUS_SOCKET", None, "socket of the local Incus server", env_only=True
     )
-    incus_dir: str | None = _text(
+    incus_dir: str | None = text(
         "INCUS_DIR", None, "folder of the local Incus server", env_only=True
     )
-    incus_conf: str | None = _text(
+    incus_conf: str | None = text(
         "INCUS_CONF", None, "folder of the Incus client, with its remotes", env_only=True
     )
-    incus_warm: int = _number(
+    incus_warm: int = number(
         "INCUS_SANDBOX_WARM", 1, "stopped instances kept ready for each image", 0, 64
     )
-    incus_image: str = _text("INCUS_SANDBOX_IMAGE", "images:debian/12/cloud", "image for incus")
-    incus_type: str = _choice(
+    incus_image: str = text("INCUS_SANDBOX_IMAGE", "images:debian/12/cloud", "image for incus")
+    incus_type: str = choice(
         "INCUS_SANDBOX_TYPE", "container", ("container", "vm"), "kind of Incus instance"
     )
-    incus_idle_timeout: float = _number(
+    incus_idle_timeout: float = number(
         "INCUS_SANDBOX_TIMEOUT", 900.0, "seconds until an unused instance is removed", 1.0, _DAY
     )
-    incus_memory_mb: int = _number(
+    incus_memory_mb: int = number(
         "INCUS_SANDBOX_MEMORY", 512, "memory of an instance", 128, 16384, mb=True
     )
-    incus_cpu_cores: float = _number("INCUS_SANDBOX_CPU", 1.0, "CPU of an instance", 0.1, 16.0)
-    incus_remote: str = _text("INCUS_REMOTE", "local", "Incus server to use")
-    api_url: str | None = _text(
+    incus_cpu_cores: float = number("INCUS_SANDBOX_CPU", 1.0, "CPU of an instance", 0.1, 16.0)
+    incus_remote: str = text("INCUS_REMOTE", "local", "Incus server to use")
+    api_url: str | None = text(
         "SANDBOX_API_URL", None, "address of a remote sandbox service", env_only=True
     )
-    api_key: str | None = _text(
+    api_key: str | None = text(
         "SANDBOX_API_KEY", None, "key for the remote sandbox service", env_only=True
     )
-    api_user: str | None = _text(
+    api_user: str | None = text(
         "SANDBOX_API_USER", None, "user to act for, with a key for several", env_only=True
     )
-    request_timeout: float = _number(
+    request_timeout: float = number(
         "SANDBOX_TIMEOUT", 60.0, "seconds a request to the remote service may take", 1.0, _DAY
     )
-    api_host: str = _text(
+    api_host: str = text(
         "SANDBOX_API_HOST", "127.0.0.1", "where the service listens", env_only=True
     )
-    api_port: int = _number("SANDBOX_API_PORT", 8080, "port of the service; 0 takes any", 0, 65535)
-    service_image: str = _text("SANDBOX_DOCKER_IMAGE", "python:3.12-slim", "image of the service")
-    service_idle_timeout: float = _number(
+    api_port: int = number("SANDBOX_API_PORT", 8080, "port of the service; 0 takes any", 0, 65535)
+    service_image: str = text("SANDBOX_DOCKER_IMAGE", "python:3.12-slim", "image of the service")
+    service_idle_timeout: float = number(
         "SANDBOX_DOCKER_TIMEOUT", 900.0, "seconds until the service ends an unused sandbox", 1.0,
         _DAY,
     )  # fmt: skip
-    service_memory_mb: int = _number(
+    service_memory_mb: int = number(
         "SANDBOX_DOCKER_MEMORY", 512, "memory of a user's sandbox", 128, 16384, mb=True
     )
-    service_cpu_cores: float = _number(
+    service_cpu_cores: float = number(
         "SANDBOX_DOCKER_CPU", 1.0, "CPU of a user's sandbox", 0.1, 16.0
     )
-    service_disk_mb: int = _number(
+    service_disk_mb: int = number(
         "SANDBOX_DOCKER_DISK", 1024, "disk of a user's sandbox", 256, 10240, mb=True
     )
-    max_containers: int = _number(
+    max_containers: int = number(
         "SANDBOX_MAX_CONTAINERS", 10, "sandboxes the service has at most", 1, 100_000
     )
-    service_dir: str = _directory(
+    service_dir: str = directory(
         "SANDBOX_DATA_DIR", _service_dir, "users' files, API keys and audit log of the service"
     )
-    user_sandboxes: int = _number("SANDBOX_USER_SANDBOXES", 5, "sandboxes of one user", 1, 100_000)
-    user_cpu_cores: float = _number(
+    user_sandboxes: int = number("SANDBOX_USER_SANDBOXES", 5, "sandboxes of one user", 1, 100_000)
+    user_cpu_cores: float = number(
         "SANDBOX_USER_CPU", 8.0, "CPU of all sandboxes of one user", 0.1, 100_000.0
     )
-    user_memory_mb: int = _number(
+    user_memory_mb: int = number(
         "SANDBOX_USER_MEMORY", 4096, "memory of all sandboxes of one user", 128, 1 << 30, mb=True
     )
-    user_disk_mb: int = _number(
+    user_disk_mb: int = number(
         "SANDBOX_USER_DISK", 10240, "disk of all sandboxes of one user", 256, 1 << 30, mb=True
     )
-    user_rate: int = _number(
+    user_rate: int = number(
         "SANDBOX_USER_RATE", 600, "executions of one user per minute", 1, 10_000_000
     )
-    user_concurrent: int = _number(
+    user_concurrent: int = number(
         "SANDBOX_USER_CONCURRENT", 16, "executions of one user at the same time", 1, 100_000
     )
-    packages: bool = _flag("SANDBOX_PACKAGES", True, "let sandboxes install packages")
-    package_index: str | None = _row(
+    packages: bool = flag("SANDBOX_PACKAGES", True, "let sandboxes install packages")
+    package_index: str | None = row(
         Setting("SANDBOX_PACKAGE_INDEX", "package index for sandboxes; unset, that of pip here",
                 _index_url, "an http or https address", env_only=True), None
     )  # fmt: skip
-    audit_content: bool = _flag(
+    audit_content: bool = flag(
         "SANDBOX_AUDIT_CONTENT", False, "keep commands and code in the audit log as well"
     )
-    agents_dir: str = _directory("PARACLE_AGENTS_DIR", _agents_dir, "your own agents, a file each")
-    google_key: str | None = _text("GOOGLE_API_KEY", None, "key for Google's models", env_only=True)
-    mistral_key: str | None = _text(
+    agents_dir: str = directory("PARACLE_AGENTS_DIR", _agents_dir, "your own agents, a file each")
+    google_key: str | None = text("GOOGLE_API_KEY", None, "key for Google's models", env_only=True)
+    mistral_key: str | None = text(
         "MISTRAL_API_KEY", None, "key for Mistral's models", env_only=True
     )
-    groq_key: str | None = _text("GROQ_API_KEY", None, "key for models at Groq", env_only=True)
-    daytona_key: str | None = _text("DAYTONA_API_KEY", None, "key for Daytona", env_only=True)
-    daytona_url: str = _text(
+    groq_key: str | None = text("GROQ_API_KEY", None, "key for models at Groq", env_only=True)
+    daytona_key: str | None = text("DAYTONA_API_KEY", None, "key for Daytona", env_only=True)
+    daytona_url: str = text(
         "DAYTONA_API_URL", "https://app.daytona.io/api", "address of Daytona", env_only=True
     )
-    daytona_target: str | None = _text(
+    daytona_target: str | None = text(
         "DAYTONA_TARGET", None, "region of Daytona's sandboxes", env_only=True
     )
-    daytona_image: str = _text(
+    daytona_image: str = text(
         "DAYTONA_SANDBOX_IMAGE", "python:3.12-slim", "image of Daytona's sandboxes"
     )
-    mcp_key: str | None = _text(
+    mcp_key: str | None = text(
         "PARACLE_MCP_KEY", None, "key that clients of paracle mcp --http send", env_only=True
     )
 

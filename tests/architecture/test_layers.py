@@ -15,7 +15,7 @@ from paracle_sandbox import errors
 # A module may import those of its own layer and of the layers below. New modules go here.
 LAYERS = {
     0: "errors results config",
-    1: "settings audit audit_log sandbox_settings ids owner volumes",
+    1: "setting_rows settings audit audit_log sandbox_settings ids owner volumes",
     2: "backends channel images",
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"
     " launch limits paths terminal monitor sessions sandbox_transfers sandbox_packages"
@@ -49,7 +49,7 @@ UNSAFE_FORMATS = {"pickle", "marshal", "shelve", "yaml"}
 WRITES_UNSAFE_FORMATS = {"channel.boot"}
 # Where the environment is read: settings by their job; the others run inside, or in tests.
 # What starts ahead of all imports cannot wait for the settings.
-READS_ENVIRONMENT = ("settings", "guest", "jail", "testing")
+READS_ENVIRONMENT = ("settings", "setting_rows", "guest", "jail", "testing")
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from ...config import SandboxConfig
 from ...errors import SandboxError
-from ...settings import parse_memory_mb
+from ...setting_rows import parse_memory_mb
 from ..allowed import checked_config
 from ..asked import (
     Limit,

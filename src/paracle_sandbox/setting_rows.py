@@ -1,0 +1,101 @@
+"""The kinds of rows that the table of settings has: each with its parser and what it allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any, cast
+
+Environment = Mapping[str, str]
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: what may be set, where, to what, and what it does."""
+
+    variable: str
+    meaning: str
+    parse: Callable[[str], object]
+    allowed: str
+    env_only: bool = False
+    derive: Callable[[Environment], object] | None = None
+
+
+def parse_memory_mb(text: str) -> int:
+    """Megabytes in ``512m``, ``1g``, ``512MiB`` or a plain number of bytes, rounded up.
+
+    Units are powers of 1024 throughout, as Docker reads them."""
+    lowered = text.strip().lower()
+    number = lowered.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = lowered[len(number) :].strip()
+    size = _UNITS.get(unit if len(unit) < 2 else unit.removesuffix("b").removesuffix("i"))
+    if size is None or not number.replace(".", "", 1).isdecimal():
+        raise ValueError(f"not an amount of memory: {text!r}; write it as 512m, 1g or 512MiB")
+    return -(-int(float(number) * size) // (1 << 20))
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return lowered in _TRUE
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def row(setting: Setting, default: object = MISSING) -> Any:
+    if setting.derive is not None:
+        derive = setting.derive
+        return field(default_factory=lambda: derive(os.environ), metadata={"setting": setting})
+    # A secret must not show in a log line that prints the settings.
+    shown = not setting.variable.endswith("_KEY")
+    return field(default=cast(Any, default), repr=shown, metadata={"setting": setting})
+
+
+def text(variable: str, default: str | None, meaning: str, *, env_only: bool = False) -> Any:
+    return row(Setting(variable, meaning, str, "any text", env_only), default)
+
+
+def choice(variable: str, default: str, allowed: tuple[str, ...], meaning: str) -> Any:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in allowed:
+            raise ValueError(text)
+        return "docker" if value == "local" else value
+
+    return row(Setting(variable, meaning, parse, "one of " + ", ".join(allowed)), default)
+
+
+def number(
+    variable: str, default: float, meaning: str, low: float, high: float, *, mb: bool = False
+) -> Any:
+    kind: Callable[[str], float] = parse_memory_mb if mb else type(default)
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    what = "an amount of memory such as 512m," if mb else f"{type(default).__name__},"
+    return row(Setting(variable, meaning, parse, f"{what} from {low:,} to {high:,}"), default)
+
+
+def flag(variable: str, default: bool, meaning: str) -> Any:
+    return row(Setting(variable, meaning, _boolean, "true or false"), default)
+
+
+def directory(variable: str, derive: Callable[[Environment], str], meaning: str) -> Any:
+    def parse(text: str) -> str:
+        if not text.startswith("/"):
+            raise ValueError(text)
+        return text
+
+    return row(Setting(variable, meaning, parse, "an absolute path", True, derive))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ...channel.boot import boot_message
 from ...config import SandboxConfig
 from ...errors import (
+    BackendUnavailableError,
     SandboxCleanupError,
     SandboxCreationError,
     SandboxError,
@@ -39,7 +40,7 @@ from .labels import BACKEND, MANAGED, container_name, labels_of, sandbox_info
 from .meter import Meter
 from .owned import Owned
 from .refusals import creation_error
-from .spec import Place, container_body, guest_setup
+from .spec import Place, container_body, guest_setup, seccomp_path, seccomp_profile
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class DockerBackend(Backend):
             place = Place(
                 home=home,
                 network=network,
+                seccomp=self._seccomp(),
                 runtime=self.runtime,
                 probe=self._probe,
                 own_kernel=self._own_kernel,
@@ -202,6 +204,18 @@ class DockerBackend(Backend):
                 step="volumes",
             )
         return volumes
+
+    def _seccomp(self) -> str:
+        """The filter, as the engine wants it: Docker in the request, Podman as a file."""
+        if not self.engine.is_podman:
+            return seccomp_profile()
+        if self.engine.endpoint.socket_path is None:
+            raise BackendUnavailableError(
+                "Podman takes a system-call filter as a file of its own machine, and "
+                f"{self.engine.endpoint} is elsewhere. Use Podman on this machine, or Docker.",
+                step="seccomp",
+            )
+        return seccomp_path()
 
     @asynccontextmanager
     async def _network(self, config: SandboxConfig) -> AsyncIterator[str]:

@@ -28,6 +28,7 @@ WORK_SECONDS = 60.0
 PULL_SECONDS = 1800.0
 _CONNECT_SECONDS = 5.0
 _SIGN_OF_LIFE_SECONDS = 2.0
+_SHOWN = 1000
 _CANNOT_CONNECT = 900  # the library's own number
 
 Json = dict[str, Any]
@@ -51,6 +52,7 @@ class Engine:
         self._endpoint: Endpoint | None = None
         self._doubtful = False
         self.question_seconds = QUESTION_SECONDS
+        self.is_podman = False  # known after the first answer
 
     @property
     def endpoint(self) -> Endpoint:
@@ -225,6 +227,8 @@ class Engine:
                 if client.api_version == "auto":
                     version = await _answer(client, "GET", "version", versioned=False)
                     client.api_version = f"v{version['ApiVersion']}"
+                    parts = version.get("Components") or ()
+                    self.is_podman = any("podman" in str(part).lower() for part in parts)
                 yield client
         except TimeoutError as error:
             self._doubtful = self._doubtful or deadline.expired()
@@ -235,7 +239,7 @@ class Engine:
         except DockerError as error:
             if error.status == _CANNOT_CONNECT:
                 raise explain(error, self.endpoint) from error
-            raise EngineRefused(error.status, str(error.message)) from error
+            raise EngineRefused(error.status, str(error.message)[:_SHOWN]) from error
         except (OSError, ValueError, KeyError, TypeError, _http_error()) as error:
             # A connection that broke, or an answer that is not what the API promises.
             if isinstance(error, DockerConnectionError):

@@ -61,6 +61,7 @@ class Place:
 
     home: str | None
     network: str
+    seccomp: str
     runtime: str | None = None
     probe: str = ""
     own_kernel: bool = False
@@ -107,7 +108,7 @@ def _host_config(config: SandboxConfig, place: Place) -> dict[str, Any]:
         "PublishAllPorts": False,
         "CapAdd": [],
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges", f"seccomp={seccomp_profile()}"],
+        "SecurityOpt": ["no-new-privileges", f"seccomp={place.seccomp}"],
         "MaskedPaths": list(_HIDDEN),
         "ReadonlyPaths": list(_READ_ONLY),
         # Only what is in quota may be written; see _writable for read_only_filesystem=False.
@@ -168,6 +169,11 @@ def _tmpfs(config: SandboxConfig, path: str) -> str:
 def guest_setup(config: SandboxConfig) -> dict[str, Any]:
     """What the guest is told at boot. Programs have the environment that the image gives."""
     return {"working_dir": config.working_dir, "env": {}, "own_env": True}
+
+
+def seccomp_path() -> str:
+    """The file itself, for an engine that wants a path."""
+    return str(resources.files(__package__).joinpath("seccomp.json"))
 
 
 @cache

@@ -287,3 +287,17 @@ def test_two_services_do_not_share_a_directory(fake: ServiceProcess) -> None:
     done = fake.paracle("serve")
     assert done.returncode == 3
     assert "SANDBOX_DATA_DIR" in done.stderr
+
+
+def test_what_an_abandoned_program_wrote_is_kept(make: Make) -> None:
+    service = make()
+    with service.client() as client:
+        client.post("/sandbox/ann/create")
+        body = {"command": "echo half > half.txt; echo up; sleep 300"}
+        with client.stream("POST", "/sandbox/ann/stream", json=body) as answer:
+            lines = answer.iter_lines()
+            while "stdout" not in next(lines):
+                pass
+        kept = service.data / "users"
+        wait_until(lambda: bool(list(kept.glob("*/half.txt"))), 30)
+        assert next(kept.glob("*/half.txt")).read_text() == "half\n"

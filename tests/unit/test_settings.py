@@ -10,7 +10,8 @@ import pytest
 
 import paracle_sandbox
 from paracle_sandbox import SandboxConfig, SandboxError, SandboxSettings, Settings, load_settings
-from paracle_sandbox.settings import SHARED_KEYS, parse_memory_mb, settings_table
+from paracle_sandbox.setting_rows import parse_memory_mb
+from paracle_sandbox.settings import SHARED_KEYS, settings_table
 
 PACKAGE = Path(paracle_sandbox.__file__).parent
 

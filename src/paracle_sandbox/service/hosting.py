@@ -171,6 +171,9 @@ class Hosting:
             try:
                 await workspace.restore(sandbox)
                 self.refuse_when_closed()
+            except OSError as error:
+                await sandbox.stop()
+                raise NotKept(f"The kept files cannot be read: {error}") from error
             except BaseException:
                 await sandbox.stop()
                 raise
@@ -291,7 +294,10 @@ class Hosting:
         while True:
             await asyncio.sleep(pause)
             for home in self.all():
-                await self._look_after(home)
+                try:
+                    await self._look_after(home)
+                except Exception:  # one user's trouble must not end the watch over the others
+                    logger.exception("Looking after sandbox %s failed", home.sandbox.id)
 
     async def _look_after(self, home: Home) -> None:
         idle = time.monotonic() - max(home.last_used_mark, home.sandbox.last_used)

@@ -121,7 +121,17 @@ class Runner:
             finally:
                 self._told(home, program, run, failure, time.monotonic() - begun)
                 if run is None or not run.saved:
-                    await self._hosting.save(home)
+                    await self._save(home)
+
+    async def _save(self, home: Home) -> None:
+        """Keep the files, though whoever waited for the program may be cancelled again and again."""
+        saving = asyncio.create_task(self._save_to_the_end(home))
+        self._watchers.add(saving)
+        saving.add_done_callback(self._watchers.discard)
+        await asyncio.shield(saving)
+
+    async def _save_to_the_end(self, home: Home) -> None:
+        await self._hosting.save(home)
 
     def _told(
         self,

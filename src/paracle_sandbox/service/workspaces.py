@@ -136,7 +136,7 @@ async def save_quietly(workspace: Workspace, sandbox: Sandbox) -> bool:
         return False
     try:
         await workspace.save(sandbox)
-    except SandboxError as error:
+    except (SandboxError, OSError) as error:
         # One that ends meanwhile was saved by whoever ended it, or is lost and told so.
         level = logging.ERROR if sandbox.is_running else logging.INFO
         logger.log(level, "Files of sandbox %s were not kept: %s", sandbox.sandbox_id, error)

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import codecs
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from ...command import Command
 from ...errors import SandboxError, StoppedError
 from ..asked import StrictRoute, TheService, TheUser, parse_json, service_of, user_of
-from ..faults import ServiceFault, fault_body
+from ..faults import BadRequest, ServiceFault, fault_body
 from ..running import Program, Run, stopped_answer
 from ..service import Service
 from ..shapes import RunRequest
@@ -29,6 +29,8 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 }
 _MAX_TERMINAL_SIZE = 1000
 MAX_INPUT = 1 << 20
+_ALIVE_SECONDS = 15.0
+_FIRST_SECONDS = 20.0
 
 Event = dict[str, Any]
 
@@ -69,7 +71,7 @@ async def terminal(socket: WebSocket) -> None:
 # Events
 
 
-async def events(run: Run) -> AsyncIterator[Event]:
+async def events(run: Run) -> AsyncGenerator[Event, None]:
     """What happens to a program, from its beginning to its end."""
     yield {"event": "start", "command_id": run.command_id, "sandbox_id": run.home.sandbox.id}
     decoders = {
@@ -100,16 +102,34 @@ async def _last(command: Command) -> Event:
     }
 
 
-async def _closing(stack: AsyncExitStack, source: AsyncIterator[Event]) -> AsyncIterator[Event]:
+async def _closing(
+    stack: AsyncExitStack, source: AsyncIterator[Event]
+) -> AsyncGenerator[Event, None]:
     async with stack:
         async for event in source:
             yield event
 
 
-def sse(source: AsyncIterator[Event]) -> Response:
+def sse(source: AsyncGenerator[Event, None]) -> Response:
+    """Events as they come, and a comment now and then: proxies close what is silent for long."""
+
     async def lines() -> AsyncIterator[bytes]:
-        async for event in source:
-            yield f"event: {event['event']}\ndata: {json.dumps(event)}\n\n".encode()
+        following = asyncio.ensure_future(anext(source, None))
+        try:
+            while True:
+                done, _ = await asyncio.wait((following,), timeout=_ALIVE_SECONDS)
+                if not done:
+                    yield b": still running\n\n"
+                    continue
+                event = following.result()
+                if event is None:
+                    return
+                yield f"event: {event['event']}\ndata: {json.dumps(event)}\n\n".encode()
+                following = asyncio.ensure_future(anext(source, None))
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await source.aclose()
 
     return StreamingResponse(lines(), media_type="text/event-stream")
 
@@ -150,7 +170,12 @@ async def _said(socket: WebSocket, event: Event) -> None:
 
 
 async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
-    wish = RunRequest.model_validate(_object(await socket.receive_text()))
+    try:
+        async with asyncio.timeout(_FIRST_SECONDS):
+            first = await socket.receive_text()
+    except TimeoutError:
+        raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
+    wish = RunRequest.model_validate(_object(first))
     async with service.runner.started(user, Program.of(wish), max_output=0) as run:
         await _both_ways(_listen(socket, run.command), _tell(socket, run))
 

@@ -67,6 +67,13 @@ def bundle() -> Mapping[str, str]:
 
 
 @cache
+def bootstrap_as_root() -> str:
+    """For a place whose engine starts us as its root: a porter stays behind, and the rest goes on
+    with boot_message(setup, confine)."""
+    return _source("jail", "porter.py") + "\nleave_porter()\n" + BOOTSTRAP
+
+
+@cache
 def _confining() -> Mapping[str, str]:
     """The modules of the jail that work inside a place which an engine has made."""
     names = ("bpf", "confine", "inner", "kernel", "landlock", "policy", "root", "rules", "seccomp",

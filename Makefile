@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test bench lint setup dev tools clean
+.PHONY: run test bench lint setup dev tools seccomp clean
 
 run: setup  ## run examples/hello.py in a sandbox
 	$(BIN)/paracle template build default --if-missing
@@ -28,6 +28,10 @@ dev:
 
 tools:
 	@scripts/test_tools.sh
+
+seccomp: dev  ## the filter as container engines want it, after a change of the table
+	$(BIN)/python -m paracle_sandbox.jail.oci | tee tests/golden/seccomp_oci.json \
+		> src/paracle_sandbox/backends/docker/seccomp.json
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -82,9 +82,9 @@ class SandboxConfig(BaseModel):
         for source, target in value.items():
             inside = target.removesuffix(":rw").removesuffix(":ro")
             for path in (source, inside):
-                if "\0" in path or path[:1] != "/" or posixpath.normpath("/" + path) != path:
+                if "\0" in path or path[:1] != "/" or posixpath.normpath(path) != path:
                     raise ValueError(f"not a plain absolute path: {path!r}")
-            if ":" in inside or _is_of_the_system(inside):
+            if ":" in inside or inside[:2] == "//" or _is_of_the_system(inside):
                 raise ValueError(f"nothing of the host may be put at {inside!r}")
         return value
 

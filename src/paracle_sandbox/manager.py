@@ -37,6 +37,7 @@ from .slots import Slots, one_limit
 logger = logging.getLogger(__name__)
 
 AnyConfig = SandboxConfig | SandboxSettings
+IDLE_SECONDS: float = 3600
 
 
 class SandboxManager:
@@ -51,15 +52,18 @@ class SandboxManager:
         max_concurrent: int | None = None,
         *,
         max_sandboxes: int | None = None,
-        idle_timeout: float | None = 3600,
+        idle_timeout: float | None = IDLE_SECONDS,
         cleanup_interval: float = 300,
         backend: Backend | str | None = None,
         settings: Settings | None = None,
     ) -> None:
         self._slots = Slots(one_limit(max_concurrent, max_sandboxes))
-        self.idle_timeout = idle_timeout
         self.cleanup_interval = cleanup_interval
         self.settings = settings or load_settings()
+        self.idle_timeout = idle_timeout
+        if idle_timeout is IDLE_SECONDS:
+            kind = backend.name if isinstance(backend, Backend) else backend or self.settings.mode
+            self.idle_timeout = self.settings.idle_timeout(kind) or idle_timeout
         self._backend = backend
         self._owns_backend = not isinstance(backend, Backend)
         self._sandboxes: dict[str, Sandbox] = {}

@@ -53,6 +53,12 @@ _CONFIG_ROWS = {
     "incus": _INCUS_ROWS,
     "incus-vm": _INCUS_ROWS,
 }
+_IDLE_ROWS = {
+    "docker": "docker_idle_timeout",
+    "gvisor": "docker_idle_timeout",
+    "incus": "incus_idle_timeout",
+    "incus-vm": "incus_idle_timeout",
+}
 
 
 @dataclass(frozen=True)
@@ -260,6 +266,11 @@ class Settings:
 
     # Which rows the environment or the file has: no row itself.
     given: frozenset[str] = field(default=frozenset(), repr=False)
+
+    def idle_timeout(self, backend: str) -> float | None:
+        """What was set for one kind of backend, if anything was."""
+        row = _IDLE_ROWS.get(backend, "")
+        return float(getattr(self, row)) if row in self.given else None
 
     def default_config(self, backend: str | None = None) -> SandboxConfig:
         """The configuration of a sandbox for which nobody gave one. What was set for one kind of

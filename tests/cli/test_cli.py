@@ -283,10 +283,11 @@ def test_health_of_a_backend_that_works(cli: Cli) -> None:
 
 
 def test_health_of_one_that_does_not(cli: Cli) -> None:
+    cli.env["DOCKER_HOST"] = "unix:///nowhere/docker.sock"
     done = cli.run("sandbox", "health", "--backend", "docker", "-v")
     assert done.code == 1
     assert "❌ Sandbox Not Available" in done.stdout
-    assert "install Docker" in done.stdout
+    assert "Docker not available: the engine is not running" in done.stdout
     as_json = cli.run("sandbox", "health", "--backend", "docker", "--json")
     assert as_json.code == 1
     assert as_json.json["backends"][0]["backend"] == "docker"

@@ -109,7 +109,7 @@ def make_config(order: Order, settings: Settings) -> SandboxConfig:
 
     from ..config import SandboxConfig
 
-    values = settings.default_config().model_dump()
+    values = settings.default_config(order.backend or settings.mode).model_dump()
     values.update({name: value for name, value in order.limits.items() if value is not None})
     values["env_vars"] = dict(map(_assignment, order.env))
     if order.template is not None:

@@ -45,6 +45,8 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
             os.close(fd)
         _occupy_low_fds()
         _prepare_process()
+        if setup.get("own_env"):  # that of the image, which is not the host's
+            setup["env"] = {**os.environ, **setup["env"]}
         guest = Guest(read_fd, write_fd, setup)
         guest.run()
         code = 0

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_END_SECONDS = 0.3
+
 _DEATH_SECONDS = 3.0
 
 
@@ -55,10 +57,8 @@ class DockerBackend(Backend):
     """Containers of a Docker or Podman engine. ``runtime`` is any OCI runtime that it has."""
 
     name = "docker"
-    # Text that runs before the guest does, and what to add to the limit of processes.
     _probe = ""
-    _pids_headroom = 0
-    limits_processes = True
+    _own_kernel = False
 
     def __init__(self, settings: Settings | None = None, runtime: str | None = None) -> None:
         self.settings = settings or load_settings()
@@ -136,7 +136,7 @@ class DockerBackend(Backend):
                 network=network,
                 runtime=self.runtime,
                 probe=self._probe,
-                pids_headroom=self._pids_headroom,
+                own_kernel=self._own_kernel,
                 volumes=volumes,
                 labels=labels_of(sandbox_id, self.name, self.session, owner, config, labels),
             )
@@ -148,6 +148,10 @@ class DockerBackend(Backend):
         owned = self._owned[sandbox_id] = Owned(container, config, slot)
         try:
             await self._start(sandbox_id, owned)
+            if config.network_mode == "bridge":
+                from .network import isolate
+
+                await isolate(config)
         except BaseException:
             with suppress(SandboxError):  # why it did not start matters more
                 await self.destroy(sandbox_id)
@@ -233,7 +237,9 @@ class DockerBackend(Backend):
         if owned is not None and owned.channel is not None:
             await owned.channel.close()
         try:
-            await self.engine.remove(reference)
+            # Its connection has ended, so it is about to go.
+            if owned is None or not await self.engine.is_removed(reference, _END_SECONDS):
+                await self.engine.remove(reference)
         except EngineRefused as refused:
             raise SandboxCleanupError(
                 f"Sandbox {sandbox_id} could not be removed: {refused.message}", sandbox_id

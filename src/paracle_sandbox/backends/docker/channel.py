@@ -55,8 +55,12 @@ class AttachChannel(Channel):
         if self._closed:
             return
         self._closed = True
+        connection = getattr(self._stream._resp, "connection", None)
+        transport = getattr(connection, "transport", None)
         with contextlib.suppress(OSError, RuntimeError, AssertionError, _engine_error()):
             await self._stream.close()
+        if transport is not None:
+            transport.abort()  # what has not left yet is for nobody
 
 
 def _engine_error() -> type[Exception]:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ...errors import DockerConnectionError
+from ...errors import BackendUnavailableError, DockerConnectionError
 from ...settings import Settings
 from .channel import AttachChannel
 from .endpoint import INSTALL, Endpoint, explain, find_endpoint, unavailable
@@ -33,13 +33,12 @@ _CANNOT_CONNECT = 900  # the library's own number
 Json = dict[str, Any]
 
 
-class EngineRefused(Exception):
-    """The engine answered, and the answer is no."""
+class EngineRefused(BackendUnavailableError):
+    """The engine answered, and the answer is no. Whoever knows what was asked says it better."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
 
 
 class Engine:
@@ -51,6 +50,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: Endpoint | None = None
         self._doubtful = False
+        self.question_seconds = QUESTION_SECONDS
 
     @property
     def endpoint(self) -> Endpoint:
@@ -131,7 +131,7 @@ class Engine:
         async def setup() -> tuple[URL, bytes | None, bool]:
             return URL(path).with_query(query), body, False
 
-        async with self._asking() as client:
+        async with self._asking(self.question_seconds) as client:
             stream = Stream(client, setup)
             await stream._init()
         return AttachChannel(stream)
@@ -149,6 +149,17 @@ class Engine:
                 await self._wait_until_removed(reference)
             elif refused.status != 404:
                 raise
+
+    async def is_removed(self, reference: str, seconds: float) -> bool:
+        """Wait that long for one that is ending by itself: to kill it would take the engine
+        longer, because it starts a program for that."""
+        waiting = asyncio.ensure_future(self._wait_until_removed(reference))
+        try:
+            await asyncio.wait([waiting], timeout=seconds)
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        return not waiting.cancelled() and waiting.exception() is None
 
     async def _wait_until_removed(self, reference: str) -> None:
         try:
@@ -196,13 +207,13 @@ class Engine:
         path: str,
         params: Mapping[str, str] | None = None,
         body: Json | None = None,
-        seconds: float = QUESTION_SECONDS,
+        seconds: float | None = None,
     ) -> Any:
-        async with self._asking(seconds) as client:
-            return await client._query_json(path, method, params=params, data=body)
+        async with self._asking(seconds or self.question_seconds) as client:
+            return await _answer(client, method, path, params, body)
 
     @asynccontextmanager
-    async def _asking(self, seconds: float | None = QUESTION_SECONDS) -> AsyncIterator[Docker]:
+    async def _asking(self, seconds: float | None) -> AsyncIterator[Docker]:
         """One call, or a few that belong together, within ``seconds``."""
         client = self.client()
         if self._doubtful:
@@ -211,6 +222,9 @@ class Engine:
 
         try:
             async with asyncio.timeout(seconds) as deadline:
+                if client.api_version == "auto":
+                    version = await _answer(client, "GET", "version", versioned=False)
+                    client.api_version = f"v{version['ApiVersion']}"
                 yield client
         except TimeoutError as error:
             self._doubtful = self._doubtful or deadline.expired()
@@ -222,7 +236,7 @@ class Engine:
             if error.status == _CANNOT_CONNECT:
                 raise explain(error, self.endpoint) from error
             raise EngineRefused(error.status, str(error.message)) from error
-        except (OSError, ValueError, KeyError, _http_error()) as error:
+        except (OSError, ValueError, KeyError, TypeError, _http_error()) as error:
             # A connection that broke, or an answer that is not what the API promises.
             if isinstance(error, DockerConnectionError):
                 raise
@@ -231,13 +245,30 @@ class Engine:
     async def _want_sign_of_life(self, client: Docker) -> None:
         try:
             async with asyncio.timeout(_SIGN_OF_LIFE_SECONDS):
-                await client._query_json("version", versioned_api=False)
+                await _answer(client, "GET", "version", versioned=False)
         except Exception as error:
             raise unavailable(
                 f"{self.endpoint} still does not answer",
                 "Look at the engine (systemctl status docker)",
             ) from error
         self._doubtful = False
+
+
+async def _answer(
+    client: Docker,
+    method: str,
+    path: str,
+    params: Mapping[str, str] | None = None,
+    body: Json | None = None,
+    *,
+    versioned: bool = True,
+) -> Any:
+    """The library's own reader leaves the connection open when the answer is no JSON."""
+    data = None if body is None else json.dumps(body)
+    query = client._query(path, method, params=params, data=data, versioned_api=versioned)
+    async with query as response, response:
+        content = await response.read()
+        return json.loads(content) if content else None
 
 
 def _open(endpoint: Endpoint) -> Docker:

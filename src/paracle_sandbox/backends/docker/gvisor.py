@@ -40,9 +40,7 @@ class GvisorBackend(DockerBackend):
 
     name = "gvisor"
     _probe = _PROBE
-    # gVisor's own threads count as processes of the container.
-    _pids_headroom = 512
-    limits_processes = False
+    _own_kernel = True
 
     def __init__(self, settings: Settings | None = None, runtime: str | None = None) -> None:
         super().__init__(settings, runtime)

@@ -108,8 +108,7 @@ def _limits(backend: DockerBackend, usage: Usage) -> Iterator[Layer]:
     measured = usage.processes > 0
     for name in ("memory limit", "cpu limit"):
         yield Layer(name, measured, "the container's cgroup")
-    yield Layer("process limit", backend.limits_processes, "" if backend.limits_processes else
-                "gVisor counts no processes; its own share of the host's is limited")  # fmt: skip
+    yield Layer("process limit", measured)
     memory = backend.store.why_in_memory
     yield Layer(
         "disk limit apart from memory",

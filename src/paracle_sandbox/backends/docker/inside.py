@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from ...channel.boot import BOOTSTRAP, boot_message
 from ...config import SandboxConfig
-from ...errors import SandboxCreationError, SandboxNotFoundError
+from ...errors import SandboxCreationError, SandboxError, SandboxNotFoundError
 from ...settings import Settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from .channel import AttachChannel
-from .engine import Engine, EngineRefused
+from .engine import Engine
 from .spec import guest_setup
 
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
@@ -48,8 +48,10 @@ class InsideBackend(Backend):
     ) -> None:
         try:
             channel = await self._engine.execute(self._container, _BODY)
-            await channel.send(boot_message(guest_setup(config)))
-        except (EngineRefused, ConnectionError) as error:
+            # Whether the container has any other directory is not known.
+            await channel.send(boot_message({**guest_setup(config), "working_dir": "/"}))
+        except (SandboxError, ConnectionError) as error:
+            await self.close()
             raise SandboxCreationError(
                 f"No guest in the container {self._container}: {error}", sandbox_id, step="guest"
             ) from error
@@ -77,3 +79,4 @@ class InsideBackend(Backend):
     async def close(self) -> None:
         for sandbox_id in list(self._channels):
             await self.destroy(sandbox_id)
+        await self._engine.close()

@@ -5,9 +5,9 @@
 
 The engine makes the bridge, the addresses and the translation. It is told to keep containers
 apart, but how well it does depends on a kernel module; and it lets every container speak to the
-host. So two tables of ours stand before it: one drops whatever is sent from one port of the bridge
-to another, the other whatever is for the host, for metadata services, or for other sandboxes. They
-match interfaces by the prefix of their names and are the same for one sandbox and for a thousand.
+host. So the ports of the bridge are isolated from each other before anything runs in a sandbox,
+and a table of our own drops what is for the host, for metadata services, or for other sandboxes.
+It matches the bridge by the prefix of its name and is the same for one sandbox and for a thousand.
 
 Both need root on the engine's machine. Elsewhere bridge is refused, unless the caller allows that
 by name: SandboxConfig(allow_degraded={"firewall"}).
@@ -23,6 +23,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from ...config import SandboxConfig
 from ...errors import BackendUnavailableError, SandboxCreationError
@@ -40,14 +41,6 @@ _MAX_CONNECTIONS = 4096
 _RULES = """\
 table inet {table}
 delete table inet {table}
-table bridge {table}
-delete table bridge {table}
-table bridge {table} {{
-    chain between_ports {{
-        type filter hook forward priority filter; policy accept;
-        meta ibrname "{bridges}" drop
-    }}
-}}
 table inet {table} {{
     set denied {{
         type ipv4_addr
@@ -94,7 +87,7 @@ table inet {table} {{
 
 
 def rules() -> str:
-    """Both tables, as one transaction that gives the same result from any state before."""
+    """The whole table, as one transaction that gives the same result from any state before."""
     return _RULES.format(
         table=TABLE,
         bridges=f"{PREFIX}*",
@@ -113,6 +106,30 @@ async def bridge(engine: Engine, config: SandboxConfig) -> AsyncIterator[str]:
         if guarded:
             await asyncio.to_thread(run_nft, rules())
         yield NETWORK
+
+
+async def isolate(config: SandboxConfig) -> None:
+    """Keep the ports of the bridge apart, those that came since included. Raises
+    SandboxCreationError when that cannot be, and nobody allowed it."""
+    try:
+        await asyncio.to_thread(_isolate_ports)
+    except OSError as error:
+        if "firewall" not in config.allow_degraded:
+            raise SandboxCreationError(
+                f"The sandbox cannot be kept from others of its network: {error}",
+                step="network isolation",
+            ) from error
+
+
+def _isolate_ports() -> None:
+    ports = [port for bridge in Path("/sys/class/net").glob(f"{PREFIX}*/brif")
+             for port in bridge.iterdir()]  # fmt: skip
+    if not ports:
+        raise FileNotFoundError(2, "no port of its bridge is on this machine")
+    for port in ports:
+        # One that goes at this moment is apart from all.
+        with contextlib.suppress(FileNotFoundError):
+            (port / "isolated").write_text("1")
 
 
 async def remove_unused(engine: Engine) -> None:
@@ -171,8 +188,7 @@ async def _have_network(engine: Engine) -> None:
 def _remove_rules() -> None:
     used = any(name.startswith(PREFIX) for _, name in socket.if_nameindex())
     if not used and os.geteuid() == 0 and find_nft() is not None:
-        run_nft("".join(f"table {kind} {TABLE}\ndelete table {kind} {TABLE}\n"
-                        for kind in ("inet", "bridge")))  # fmt: skip
+        run_nft(f"table inet {TABLE}\ndelete table inet {TABLE}\n")
 
 
 @contextlib.asynccontextmanager

@@ -29,7 +29,8 @@ _HIDDEN = (
     "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
     "/sys/devices/virtual/powercap",
     "/proc/kallsyms", "/proc/key-users", "/proc/config.gz", "/proc/cmdline", "/proc/partitions",
-    "/proc/diskstats", "/sys/kernel/slab", "/sys/devices/virtual/dmi", "/sys/class/dmi",
+    "/proc/diskstats", "/sys/kernel", "/sys/block", "/sys/bus", "/sys/class", "/sys/dev",
+    "/sys/module", "/sys/devices/virtual/dmi", "/dev/mqueue",
 )  # fmt: skip
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _ULIMITS = {
@@ -55,13 +56,14 @@ _ENVIRONMENT = {
 class Place:
     """Where a container's writable places come from, and what else is settled before it is made.
 
-    ``home`` is a directory of the engine's machine, or None for tmpfs."""
+    ``home`` is a directory of the engine's machine, or None for tmpfs; ``probe`` is Python that
+    runs before the guest; ``own_kernel`` is a runtime whose processes are not the host's."""
 
     home: str | None
     network: str
     runtime: str | None = None
     probe: str = ""
-    pids_headroom: int = 0
+    own_kernel: bool = False
     volumes: Sequence[Volume] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -97,6 +99,8 @@ def _host_config(config: SandboxConfig, place: Place) -> dict[str, Any]:
         "LogConfig": {"Type": "none", "Config": {}},
         **({"Runtime": place.runtime} if place.runtime else {}),
         "NetworkMode": place.network,
+        # Without a network, the name servers of the host are nobody's business.
+        **({"Dns": ["127.0.0.1"], "DnsSearch": ["."]} if place.network == "none" else {}),
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "Privileged": False,
@@ -111,14 +115,25 @@ def _host_config(config: SandboxConfig, place: Place) -> dict[str, Any]:
         "Memory": config.memory_mb * _MB,
         "MemorySwap": config.memory_mb * _MB,
         "NanoCpus": int(config.cpu_cores * 1e9),
-        "PidsLimit": config.max_processes + place.pids_headroom,
+        "PidsLimit": _pids_limit(config, place),
         "OomScoreAdj": 500,
         "ShmSize": _SHM_BYTES,
-        "Ulimits": [
-            {"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in _ULIMITS.items()
-        ],
+        "Ulimits": _ulimits(config, place),
         **_writable(config, place),
     }
+
+
+def _pids_limit(config: SandboxConfig, place: Place) -> int:
+    """A kernel of its own has threads of its own, and up to two for each process inside: there
+    this limit protects the host, and a ulimit keeps to what was asked for."""
+    return 3 * config.max_processes + 256 if place.own_kernel else config.max_processes
+
+
+def _ulimits(config: SandboxConfig, place: Place) -> list[dict[str, Any]]:
+    limits = dict(_ULIMITS)
+    if place.own_kernel:  # elsewhere it would count the user's processes in all containers
+        limits["nproc"] = (config.max_processes, config.max_processes)
+    return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in limits.items()]
 
 
 def _writable(config: SandboxConfig, place: Place) -> dict[str, Any]:

@@ -1,0 +1,9 @@
+"""The fixtures are in a module of another name: there are several files called conftest."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "hostile"))
+
+from container_fixtures import *  # noqa: E402, F403
+from hostile_fixtures import fake, lying, pytest_configure, weak  # noqa: E402, F401

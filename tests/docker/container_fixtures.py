@@ -1,0 +1,93 @@
+"""Fixtures of the tests on container engines: backends of their own, and what they leave.
+
+``engine`` is the name of the backend under test; a module that tests gvisor overrides it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engines
+from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.docker.gvisor import GvisorBackend
+from paracle_sandbox.backends.posture import read_posture
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.settings import Settings
+
+Make = Callable[..., Awaitable[Sandbox]]
+BACKENDS = {"docker": DockerBackend, "gvisor": GvisorBackend}
+
+
+@pytest.fixture
+def engine() -> str:
+    return "docker"
+
+
+@pytest.fixture
+def settings(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    engines.require(engine)
+    base = tmp_path_factory.mktemp("containers")
+    return Settings(
+        docker_host=engines.DOCKER_HOST,
+        state_dir=str(base / "state"),
+        data_dir=str(base / "data"),
+        volumes=(str(base / "given"),),
+        uid_base=1000,
+    )
+
+
+@pytest.fixture
+async def backend(engine: str, settings: Settings) -> AsyncIterator[DockerBackend]:
+    backend = BACKENDS[engine](settings)
+    yield backend
+    left = await backend.list_sandboxes()
+    await backend.close()
+    assert not [info for info in left if info.owner_pid == os.getpid()]
+    assert not list(Path(settings.state_dir).glob("store-*")), "its volume is still mounted"
+
+
+@pytest.fixture
+def native(backend: DockerBackend) -> DockerBackend:
+    """What the hostile tests call the backend under test."""
+    return backend
+
+
+@pytest.fixture
+async def make(backend: DockerBackend) -> AsyncIterator[Make]:
+    started: list[Sandbox] = []
+
+    async def start(config: SandboxConfig | None = None, **options: Any) -> Sandbox:
+        sandbox = Sandbox(backend, f"test-{secrets.token_hex(6)}", config, **options)
+        started.append(sandbox)
+        await sandbox.start()
+        await backend.usage(sandbox.sandbox_id)  # it learns the pid, which tests ask for
+        return sandbox
+
+    yield start
+    for sandbox in started:
+        await sandbox.stop()
+
+
+@pytest.fixture
+async def sandbox(make: Make) -> Sandbox:
+    return await make(SandboxConfig(timeout_seconds=120))
+
+
+@pytest.fixture
+def host_uid(backend: DockerBackend) -> Callable[[Sandbox], int]:
+    def uid(sandbox: Sandbox) -> int:
+        return read_posture(backend.init_pid(sandbox.sandbox_id)).uids[0]
+
+    return uid
+
+
+def changed(settings: Settings, **changes: Any) -> Settings:
+    return replace(settings, **changes)

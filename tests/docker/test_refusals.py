@@ -1,0 +1,257 @@
+"""What cannot be had is an error that names it and the remedy, and nothing is left behind."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from container_fixtures import Make, changed
+
+import engines
+from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.docker.endpoint import find_endpoint, no_engine
+from paracle_sandbox.backends.docker.gvisor import GvisorBackend
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.errors import (
+    BackendUnavailableError,
+    DockerConnectionError,
+    SandboxCreationError,
+)
+from paracle_sandbox.manager import SandboxManager
+from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.settings import Settings
+
+
+async def refusal(backend: DockerBackend, config: SandboxConfig | None = None) -> str:
+    sandbox = Sandbox(backend, "refused", config)
+    with pytest.raises(SandboxCreationError) as caught:
+        await sandbox.start()
+    return str(caught.value)
+
+
+# No engine
+
+
+def test_not_installed_and_not_running_are_told_apart() -> None:
+    nothing = str(no_engine(lambda name: None))
+    asleep = str(no_engine(lambda name: "/usr/bin/docker" if name == "docker" else None))
+    assert nothing.startswith("Docker not available: it is not installed. Install Docker")
+    assert asleep.startswith("Docker not available: the engine is not running. Start it")
+
+
+async def test_an_address_where_nobody_is(tmp_path: Path) -> None:
+    for prepared in (False, True):
+        if prepared:
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(tmp_path / "sock"))
+        backend = DockerBackend(Settings(docker_host=f"unix://{tmp_path}/sock"))
+        with pytest.raises(DockerConnectionError) as caught:
+            await backend.create("x", SandboxConfig(), {})
+        assert "Docker not available: the engine is not running" in str(caught.value)
+        assert "systemctl start docker" in str(caught.value)
+        health = await backend.health()
+        assert not health.available and "not running" in health.detail
+        await backend.close()
+
+
+async def test_no_permission(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be somebody else")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("/tmp/paracle-test-forbidden.sock")
+        try:
+            os.chmod("/tmp/paracle-test-forbidden.sock", 0o600)
+            server.listen()
+            program = (
+                "import os; os.setgid(65534); os.setuid(65534)\n"
+                "import asyncio\n"
+                "from paracle_sandbox.backends.docker.backend import DockerBackend\n"
+                "from paracle_sandbox.settings import Settings\n"
+                "url = 'unix:///tmp/paracle-test-forbidden.sock'\n"
+                "print(asyncio.run(DockerBackend(Settings(docker_host=url)).health()).detail)\n"
+            )
+            done = subprocess.run([sys.executable, "-c", _imports() + program], text=True,
+                                  capture_output=True, timeout=60, check=True)  # fmt: skip
+        finally:
+            os.unlink("/tmp/paracle-test-forbidden.sock")
+    assert "Docker not available: no permission to use" in done.stdout
+    assert "usermod -aG docker" in done.stdout
+
+
+def _imports() -> str:
+    """Everything is imported before the program gives up its rights."""
+    return (
+        "import aiodocker, aiohttp, yarl, aiodocker.stream\n"
+        "import paracle_sandbox.backends.docker.backend\n"
+        "import paracle_sandbox.backends.docker.health\n"
+    )
+
+
+def test_a_missing_library_names_the_line_to_type() -> None:
+    program = (
+        "import sys; sys.modules['aiodocker'] = None\n"
+        "import asyncio\n"
+        "from paracle_sandbox.backends.docker.backend import DockerBackend\n"
+        "from paracle_sandbox.settings import Settings\n"
+        "backend = DockerBackend(Settings(docker_host='unix:///nowhere'))\n"
+        "print(asyncio.run(backend.health()).detail)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          timeout=60, check=True)  # fmt: skip
+    assert "pip install 'paracle-sandbox[docker]'" in done.stdout
+
+
+def test_where_the_engine_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(find_endpoint(Settings(docker_host="tcp://engine:1"))) == "tcp://engine:1"
+    assert find_endpoint(Settings(docker_context="far")).context == "far"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".docker").mkdir()
+    (tmp_path / ".docker/config.json").write_text('{"currentContext": "chosen"}')
+    assert find_endpoint(Settings()).context == "chosen"
+    assert find_endpoint(Settings(docker_host="unix:///x")).socket_path == "/x"
+
+
+async def test_a_context_of_the_docker_client(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    subprocess.run(
+        ["docker", "context", "create", "tests", "--docker", f"host={engines.DOCKER_HOST}"],
+        check=True, capture_output=True, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    backend = DockerBackend(changed(settings, docker_host=None, docker_context="tests"))
+    assert (await backend.engine.version())["ApiVersion"]
+    await backend.close()
+
+
+# Images
+
+
+async def test_a_missing_image_names_its_build_command(backend: DockerBackend) -> None:
+    said = await refusal(backend, SandboxConfig(base_image="paracle/sandbox:no-such"))
+    assert said.startswith("Image not found: paracle/sandbox:no-such (")
+    assert "Build it with: paracle image build no-such" in said
+    said = await refusal(backend, SandboxConfig(base_image="no-such-image:1"))
+    assert "docker pull no-such-image:1" in said
+
+
+async def test_an_image_without_python(backend: DockerBackend) -> None:
+    empty = io.BytesIO()
+    with tarfile.open(fileobj=empty, mode="w") as tar:
+        for name in ("bin", "tmp", "etc", "proc", "dev", "sys", "workspace"):
+            entry = tarfile.TarInfo(name)
+            entry.type = tarfile.DIRTYPE
+            tar.addfile(entry)
+    subprocess.run(["docker", "import", "-", "paracle-test/empty:1"], input=empty.getvalue(),
+                   check=True, capture_output=True, env=docker_env())  # fmt: skip
+    try:
+        said = await refusal(backend, SandboxConfig(base_image="paracle-test/empty:1"))
+    finally:
+        subprocess.run(["docker", "rmi", "paracle-test/empty:1"], capture_output=True,
+                       env=docker_env(), check=False)  # fmt: skip
+    assert "has no python3, which the guest needs" in said
+    assert "refused" not in {info.sandbox_id for info in await backend.list_sandboxes()}
+
+
+def docker_env() -> dict[str, str]:
+    return {**os.environ, "DOCKER_HOST": engines.DOCKER_HOST}
+
+
+# Runtimes
+
+
+async def test_an_unknown_runtime(settings: Settings) -> None:
+    backend = DockerBackend(settings, runtime="no-such-runtime")
+    assert "does not know the runtime" in await refusal(backend)
+    await backend.close()
+
+
+async def test_a_runtime_by_name(settings: Settings) -> None:
+    backend = DockerBackend(changed(settings, docker_runtime="runc"))
+    async with Sandbox(backend, "by-name") as sandbox:
+        assert await sandbox.run_command("echo hello") == "hello\n"
+        said = await backend.engine.inspect("paracle-sandbox-by-name")
+        assert said["HostConfig"]["Runtime"] == "runc"
+    await backend.close()
+
+
+@pytest.mark.case("O05")
+async def test_what_is_not_gvisor_is_refused(settings: Settings) -> None:
+    backend = GvisorBackend(settings, runtime="runc")
+    sandbox = Sandbox(backend, "not-gvisor")
+    with pytest.raises(BackendUnavailableError, match="not under gVisor: its process is python3"):
+        await sandbox.start()
+    assert "not-gvisor" not in {info.sandbox_id for info in await backend.list_sandboxes()}
+    await backend.close()
+
+
+@pytest.mark.case("O05")
+async def test_also_from_inside(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine elsewhere tells nothing of its processes: the kernel inside has to."""
+    monkeypatch.setattr("paracle_sandbox.backends.docker.gvisor._not_runsc", lambda *_: "")
+    backend = GvisorBackend(settings, runtime="runc")
+    with pytest.raises(BackendUnavailableError, match="not under gVisor: its kernel says"):
+        await Sandbox(backend, "not-gvisor").start()
+    await backend.close()
+
+
+# Volumes
+
+
+async def test_volumes_are_read_only_unless_asked_for(make: Make, settings: Settings) -> None:
+    given = Path(settings.volumes[0])
+    (given / "shared").mkdir(parents=True)
+    given.chmod(0o755)
+    (given / "shared").chmod(0o777)
+    (given / "shared/file").write_text("of the host")
+    source = str(given / "shared")
+    sandbox = await make(SandboxConfig(volumes={source: "/data"}))
+    assert await sandbox.run_command("cat /data/file") == "of the host"
+    assert (await sandbox.execute("echo x >/data/file"))["exit_code"] != 0
+    writable = await make(SandboxConfig(volumes={source: "/data:rw"}))
+    await writable.execute("echo new >/data/made")
+    assert (given / "shared/made").read_text() == "new\n"
+
+
+async def test_volumes_outside_the_allow_list_are_refused(
+    backend: DockerBackend, settings: Settings, tmp_path: Path
+) -> None:
+    allowed = Path(settings.volumes[0])
+    allowed.mkdir(parents=True)
+    (allowed / "way-out").symlink_to("/etc")
+    for source in ("/etc", str(tmp_path), str(allowed / "way-out"), f"{allowed}-beside", "/"):
+        config = SandboxConfig(volumes={source: "/data"})
+        assert "is not allowed" in await refusal(backend, config)
+    config = SandboxConfig(volumes={str(allowed / "missing"): "/data"})
+    assert "is not there" in await refusal(backend, config)
+    for target in ("data", "/", "/etc/x", "/proc", "/data/../etc", "/usr"):
+        with pytest.raises(ValueError, match="path|nothing of the host"):
+            SandboxConfig(volumes={"/srv/x": target})
+
+
+async def test_volume_bindings_of_the_manager(backend: DockerBackend, settings: Settings) -> None:
+    given = Path(settings.volumes[0])
+    given.mkdir(parents=True)
+    (given / "hello.txt").write_text("hello")
+    async with SandboxManager(backend=backend) as manager:
+        sandbox_id = await manager.create_sandbox(volume_bindings={str(given): "/data"})
+        sandbox = await manager.get_sandbox(sandbox_id)
+        assert await sandbox.run_command("cat /data/hello.txt") == "hello"
+        with pytest.raises(SandboxCreationError, match="not allowed"):
+            await manager.create_sandbox(volume_bindings={"/etc": "/data"})
+
+
+async def test_host_network_is_named_unsafe(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), socket.create_server(("127.0.0.1", 0)) as server:
+        sandbox = await make(SandboxConfig(network_mode="host"))
+        port = server.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port})); print('reached')"
+        assert (await sandbox.run_code(code))["stdout"] == "reached\n"
+    assert any("unsafe" in record.message for record in caplog.records)

@@ -94,7 +94,7 @@ def _furnish(plan: dict[str, Any]) -> None:
             _write_etc(plan)
         with _step("devices"):
             make_dev(_EMPTY)
-            kernel.move(_EMPTY + "/dev", "/dev")
+            _replace("/dev", _EMPTY + "/dev")
             mount_dev()
         with _step("sys"):
             _show_little_of_sys()
@@ -148,7 +148,7 @@ def _mount_workspace(plan: dict[str, Any]) -> None:
     for target in sorted(places):
         os.makedirs(target, 0o755, exist_ok=True)
         kernel.bind(f"{HOME}/{places[target]}", target, _WRITABLE)
-    kernel.bind(_EMPTY, HOME, READ_ONLY)
+    kernel.umount(HOME)
 
 
 @contextlib.contextmanager
@@ -164,6 +164,13 @@ def _staging() -> Iterator[None]:
         kernel.umount(_EMPTY)
 
 
+def _replace(target: str, staged: str) -> None:
+    """What is there goes, with all that is mounted below it."""
+    with contextlib.suppress(OSError):  # nothing is, or the kernel keeps it: then it is covered
+        kernel.umount(target)
+    kernel.move(staged, target)
+
+
 def _show_little_of_sys() -> None:
     """How many processors there are, and nothing else about the machine."""
     staged = _EMPTY + "/sys"
@@ -172,7 +179,7 @@ def _show_little_of_sys() -> None:
     if os.path.isdir(_CPUS):
         kernel.bind(_CPUS, _EMPTY + _CPUS, READ_ONLY)
     kernel.set_attributes(staged, kernel.ATTR_RDONLY, recursive=False)
-    kernel.move(staged, "/sys")
+    _replace("/sys", staged)
 
 
 def _write_etc(plan: dict[str, Any]) -> None:

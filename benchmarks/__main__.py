@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ class Bench:
         await self._incus()
 
     async def _fresh(self) -> None:
+        usual = shutil.which("python3")
+        if usual and os.path.dirname(usual) != os.path.dirname(self.python):
+            # With what the machine's own packages do when it starts.
+            command = [usual, *self.hello[1:]]
+            self.note(await timed_command("python3 of the PATH -I -c", command, self.count // 4))
         for label, pause in (("back to back", 0.0), ("one every 100 ms", PACE_SECONDS)):
             bare = self.note(
                 await timed_command(f"bare python3 -I -c, {label}", self.hello, self.count, pause)

@@ -87,6 +87,10 @@ async def pandas_times(count: int) -> Times | None:
         return await timed("import pandas, fresh", action, count)
 
 
+# Longer than a sandbox keeps a Python ready for a first program.
+_IDLE_SECONDS = 6.0
+
+
 async def many_idle(count: int) -> tuple[float, float, float]:
     """MiB of PSS for each of many idle sandboxes, and create times (ms): first and last 50."""
     # Each sandbox costs this process a descriptor.
@@ -101,7 +105,7 @@ async def many_idle(count: int) -> tuple[float, float, float]:
             await place.start()
             times.append((time.perf_counter() - start) * 1e3)
             places.append(place)
-        await asyncio.sleep(3)
+        await asyncio.sleep(_IDLE_SECONDS)
         pss = sum(_pss(native.init_pid(place.sandbox_id)) for place in places) / count / _MIB
         await asyncio.gather(*(place.stop() for place in places))
     some = min(50, count // 4)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from hoststate import HostState, Place, children_of, clean_since
+from hoststate import HostState, Place, children_of, clean_since, start_time
 
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.manager import SandboxManager
@@ -90,10 +90,17 @@ async def usable(place: Place) -> None:
 
 
 def helpers() -> tuple[int, int]:
-    """The launcher and the spawner that this process has started."""
-    (launcher,) = [pid for pid in children_of(os.getpid()) if "jail.launch" in _command(pid)]
+    """The launcher and the spawner that this process started last."""
+    launchers = [pid for pid in children_of(os.getpid()) if "jail.launch" in _command(pid)]
+    launcher = max(launchers, key=start_time)
     (spawner,) = children_of(launcher)
     return launcher, spawner
+
+
+def mold() -> int:
+    """The process that sandboxes are forks of."""
+    (found,) = children_of(helpers()[1])
+    return found
 
 
 def _command(pid: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hoststate import HostState, clean_since
-from owners import helpers
+from owners import helpers, mold
 
 CYCLES = int(os.environ.get("PARACLE_CHURN", "400"))
 # Kernel objects that go in the background, and what else runs on the machine meanwhile.
@@ -57,8 +57,10 @@ async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record
         gc.collect()
         before, kernel = HostState.take(place), kernel_objects()
         owner, (launcher, spawner) = os.getpid(), helpers()
-        memory = {pid: resident_kb(pid) for pid in (owner, launcher, spawner)}
+        parent = mold()
+        memory = {pid: resident_kb(pid) for pid in (owner, launcher, spawner, parent)}
         descriptors = len(os.listdir(f"/proc/{spawner}/fd"))
+        of_mold = len(os.listdir(f"/proc/{parent}/fd"))
 
         rate = await cycles(manager, CYCLES // 2)
 
@@ -69,6 +71,7 @@ async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record
             assert abs(len(os.listdir(f"/proc/{spawner}/fd")) - descriptors) <= 2
         else:
             assert len(os.listdir(f"/proc/{spawner}/fd")) <= descriptors + 5 * stock
+        assert len(os.listdir(f"/proc/{parent}/fd")) == of_mold
         for pid, kilobytes in memory.items():
             grown = resident_kb(pid) - kilobytes
             assert grown < 4096 + CYCLES // 2, f"{pid} grew by {grown} kB"

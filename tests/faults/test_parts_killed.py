@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hoststate import below, children_of, is_alive
-from owners import helpers
+from owners import helpers, mold
 
 from paracle_sandbox.errors import SandboxExecutionError
 
@@ -103,13 +103,14 @@ async def test_killed_spares_are_replaced(managing):
             await assert_well(sandbox)
 
 
-@pytest.mark.parametrize("part", ["launcher", "spawner"])
+@pytest.mark.parametrize("part", ["launcher", "spawner", "mold"])
 async def test_a_killed_helper_ends_its_sandboxes_and_the_next_create_works(managing, part):
     async with managing() as manager:
         sandboxes = [await manager.create() for _ in range(3)]
         commands = [await running(sandbox) for sandbox in sandboxes]
         launcher, spawner = helpers()
-        os.kill({"launcher": launcher, "spawner": spawner}[part], signal.SIGKILL)
+        parts = {"launcher": launcher, "spawner": spawner, "mold": mold()}
+        os.kill(parts[part], signal.SIGKILL)
         for command in commands:
             with pytest.raises(SandboxExecutionError):
                 async with asyncio.timeout(5):
@@ -138,12 +139,12 @@ async def test_parked_children_that_were_killed_are_replaced(managing):
     """R28: what died in stock is never handed out."""
     async with managing(stock=2) as manager:
         await assert_well(await manager.create())
-        _, spawner = helpers()
+        parent = mold()
         async with asyncio.timeout(30):
-            while len(children_of(spawner)) < 3:
+            while len(children_of(parent)) < 3:
                 await asyncio.sleep(0.02)
         used = {manager.backend.init_pid(i) for i in manager.active_sandboxes}
-        doomed = set(children_of(spawner)) - used
+        doomed = set(children_of(parent)) - used
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
         while any(map(is_alive, doomed)):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from hoststate import HostState, clean_since
-from owners import helpers, usable
+from owners import mold, usable
 from test_failpoints import STEPS
 
 from paracle_sandbox.backends.native.backend import NativeBackend
@@ -120,11 +120,11 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
     assert IN_A_CHILD[call] <= {*STEPS, "start"}, "a step was renamed"
     async with managing() as manager:
         neighbour = await manager.create()
-        _, spawner = helpers()
+        parent = mold()
         first = FIRST.get(call, 1)
         for number in range(first, MOST_CALLS + 1):
             trace = tmp_path / f"trace-{number}"
-            async with refusing(spawner, call, number, trace):
+            async with refusing(parent, call, number, trace):
                 refused = await attempt(manager)
             if "INJECTED" not in trace.read_text():
                 assert refused is None
@@ -136,7 +136,7 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
                 break
         assert "INJECTED" in (tmp_path / f"trace-{first}").read_text(), "nothing is shown"
         if call == "setns":
-            return  # the spawner's own: it makes no more sandboxes, and says so
+            return  # the mold's own: it makes no more sandboxes, and says so
         another = await manager.create()
         assert (await another.execute("echo well"))["stdout"] == "well\n"
 

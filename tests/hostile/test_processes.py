@@ -109,15 +109,23 @@ async def test_an_exec_bomb_gets_its_share_of_a_processor_and_ends_in_time():
 
 @pytest.mark.case("A05")
 async def test_orphans_are_reaped_while_their_ancestor_runs():
+    # Whoever reaps may be slower than who forks, but never gives up: thirty times the limit.
     program = """
-import os
-for _ in range(1500):
+import os, time
+made = 0
+while made < 1500:
     child = os.fork()
     if child == 0:
-        if os.fork() == 0:
-            os._exit(0)
+        try:
+            if os.fork() == 0:
+                os._exit(0)
+        except BlockingIOError:
+            os._exit(1)
         os._exit(0)
-    os.waitpid(child, 0)
+    if os.waitpid(child, 0)[1] == 0:
+        made += 1
+    else:
+        time.sleep(0.01)
 print("done")
 """
     async with Scene() as scene:
@@ -125,7 +133,7 @@ print("done")
         async with scene.watching_pids(sandbox) as samples:
             result = await sandbox.run_code(program, timeout=60)
         assert result["stdout"] == "done\n", result["stderr"]
-        assert max(samples) < LIMIT
+        assert max(samples) <= LIMIT
         assert scene.programs(sandbox) == []
 
 

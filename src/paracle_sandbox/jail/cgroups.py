@@ -88,11 +88,23 @@ class Cgroups:
             _write(fd, f"{slot}/cpu.max", f"{quota} {_CPU_PERIOD_US}")
             _write(fd, f"{slot}/pids.max", str(limits.max_processes))
             return
-        _write(self._fd("memory"), f"{slot}/memory.limit_in_bytes", memory)
-        _write_if_there(self._fd("memory"), f"{slot}/memory.memsw.limit_in_bytes", memory)
+        self._limit_memory(slot, memory)
         _write(self._fd("cpu"), f"{slot}/cpu.cfs_period_us", str(_CPU_PERIOD_US))
         _write(self._fd("cpu"), f"{slot}/cpu.cfs_quota_us", str(quota))
         _write(self._fd("pids"), f"{slot}/pids.max", str(limits.max_processes))
+
+    def _limit_memory(self, slot: str, memory: str) -> None:
+        """Version 1: memory may never exceed memory with swap. So whichever of the two goes
+        further goes second: one of them if the limit is lowered, the other if it is raised."""
+        plain, with_swap = f"{slot}/memory.limit_in_bytes", f"{slot}/memory.memsw.limit_in_bytes"
+        try:
+            _write(self._fd("memory"), plain, memory)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            _write_if_there(self._fd("memory"), with_swap, memory)
+            _write(self._fd("memory"), plain, memory)
+        _write_if_there(self._fd("memory"), with_swap, memory)
 
     def remove(self, slot: str, patience_seconds: float = 0.0) -> bool:
         """Remove an emptied group. False when it is still busy after the given patience."""

@@ -183,9 +183,7 @@ def _mount_workspace(
             kernel.bind(f"{home}/{name}", f"/{name}", _WRITABLE)
     if shape.resolv_conf:
         bind_text(home + "/resolv.conf", shape.resolv_conf, "/etc/resolv.conf")
-    # Covered, not unmounted: that would wait for a grace period of the whole kernel, and nobody
-    # inside has the power to uncover it.
-    kernel.bind("/.empty", VOLUME, READ_ONLY)
+    kernel.umount(VOLUME)
 
 
 def prepare_workspace(home: str, shape: Shape, identity: Identity) -> None:

@@ -128,6 +128,12 @@ def _try_import(name: str) -> bool:
 
 
 def _fork(message: dict[str, Any], fds: list[int], start: Start) -> _Answer:
+    child = Child(
+        message["slot"],
+        Shape(**message["shape"]),
+        Identity(**message["identity"]),
+        Grant(Limits(**message["limits"]), message["disk_bytes"]),
+    )
     channel, status = fds
     pid = 0
     try:
@@ -135,7 +141,7 @@ def _fork(message: dict[str, Any], fds: list[int], start: Start) -> _Answer:
         try:
             pid = os.fork()
             if pid == 0:
-                _become_child(message, channel, status, start)
+                run_child(child, start, channel, status, message["setup"])
         finally:
             # Where later forks go; without this the next unshare would be refused.
             kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
@@ -146,18 +152,8 @@ def _fork(message: dict[str, Any], fds: list[int], start: Start) -> _Answer:
             os.waitpid(pid, 0)
         return {"errno": error.errno or 0, "error": str(error)}, []
     finally:
-        os.close(channel)
-        os.close(status)
-
-
-def _become_child(message: dict[str, Any], channel: int, status: int, start: Start) -> NoReturn:
-    child = Child(
-        message["slot"],
-        Shape(**message["shape"]),
-        Identity(**message["identity"]),
-        Grant(Limits(**message["limits"]), message["disk_bytes"]),
-    )
-    run_child(child, start, channel, status, message["setup"])
+        for fd in fds:
+            os.close(fd)
 
 
 def _reap(message: dict[str, Any], _fds: list[int], _start: Start) -> _Answer:

@@ -59,6 +59,12 @@ _CONFIG_ROWS = {
     "incus": _INCUS_ROWS,
     "incus-vm": _INCUS_ROWS,
 }
+_IDLE_ROWS = {
+    "docker": "docker_idle_timeout",
+    "gvisor": "docker_idle_timeout",
+    "incus": "incus_idle_timeout",
+    "incus-vm": "incus_idle_timeout",
+}
 
 
 def _state_dir(env: Environment) -> str:
@@ -270,8 +276,8 @@ class Settings:
 
     def idle_timeout(self, backend: str) -> float | None:
         """What was set for one kind of backend, if anything was."""
-        is_set = backend in _CONFIG_ROWS and "docker_idle_timeout" in self.given
-        return self.docker_idle_timeout if is_set else None
+        row = _IDLE_ROWS.get(backend, "")
+        return float(getattr(self, row)) if row in self.given else None
 
     def default_config(self, backend: str | None = None) -> SandboxConfig:
         """The configuration of a sandbox for which nobody gave one. What was set for one kind of

@@ -24,16 +24,16 @@ class Leftovers:
             await asyncio.sleep(0.1)
 
     async def find(self) -> list[str]:
-        ours = [
-            one
-            for one in await self._backend.instances.all()
-            if one["config"].get(SESSION) == self._backend.session
-        ]
+        everything = await self._backend.instances.all()
+        ours = [one for one in everything if one["config"].get(SESSION) == self._backend.session]
         ready = [one["name"] for one in ours if one["name"].endswith(one["config"].get(WARM, "-"))]
         left = [f"instance {one['name']}" for one in ours if one["name"] not in ready]
-        # A running instance has a cgroup; one that is kept ready has none.
+        # Groups of what is no longer an instance of anybody.
+        names = {str(one["name"]) for one in everything}
         left += [
-            f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("*/lxc.payload.paracle-*")
+            f"cgroup {path}"
+            for path in Path("/sys/fs/cgroup").glob("*/lxc.payload.paracle-*")
+            if path.name.removeprefix("lxc.payload.") not in names
         ]
         workspaces = await self._backend.homes.store.get()
         if workspaces is not None:

@@ -89,11 +89,12 @@ def _check_files(init: int, pid: int) -> None:
         assert not stat.S_ISDIR(mode) and not stat.S_ISREG(mode), (pid, fd, what)
     root, inner = os.stat(f"/proc/{init}/root/"), os.stat(f"/proc/{pid}/root/")
     assert (root.st_dev, root.st_ino) == (inner.st_dev, inner.st_ino)
-    assert root.st_dev != os.stat("/").st_dev
+    host = os.stat("/")
+    assert (root.st_dev, root.st_ino) != (host.st_dev, host.st_ino)
     # A working directory of the host would be shown as a path that its root does not have.
-    assert os.stat(f"/proc/{pid}/cwd/").st_dev not in {
-        os.stat(p).st_dev for p in ("/", os.getcwd())
-    }
+    place = os.stat(f"/proc/{pid}/cwd/")
+    ours = [os.stat(path) for path in ("/", os.getcwd())]
+    assert (place.st_dev, place.st_ino) not in {(one.st_dev, one.st_ino) for one in ours}
 
 
 @pytest.mark.case("I01")

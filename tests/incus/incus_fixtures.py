@@ -40,6 +40,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture
 async def backend(settings: Settings) -> AsyncIterator[IncusBackend]:
     backend = IncusBackend(settings)
+    # Before a test looks at what is mounted.
+    await backend.homes.store.get()
     yield backend
     left = await backend.list_sandboxes()
     await backend.close()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,4 +191,5 @@ async def test_idle_and_limits_come_from_the_settings() -> None:
     for name in ("incus", "incus-vm"):
         config = settings.default_config(name)
         assert (config.base_image, config.memory_mb, config.cpu_cores) == ("clara-sandbox", 768, 2)
-    assert replace(settings).incus_idle_timeout == 120
+        assert settings.idle_timeout(name) == 120
+    assert settings.idle_timeout("native") is None

@@ -78,6 +78,7 @@ class PrivateServer:
 def private() -> Iterator[PrivateServer]:
     engines.require("incus")
     folder = Path(tempfile.mkdtemp(prefix="inc"))  # a short name: sockets have short paths
+    folder.chmod(0o755)  # the root of an instance is nobody here
     server = PrivateServer(folder)
     started = server.script("start", "incus")
     assert started.returncode == 0, started.stderr

@@ -407,11 +407,12 @@ def test_backends_by_name() -> None:
         get_backend("qemu", settings)
     for name, real in (("docker", "docker"), ("local", "docker"), ("gvisor", "gvisor")):
         assert get_backend(name, settings).name == real
-    for name in ("incus", "incus-vm", "daytona"):
+    for name in ("incus-vm", "remote", "daytona"):
+        assert get_backend(name, settings).name == name
         with pytest.raises(BackendUnavailableError, match="not in this version"):
             get_backend(name, settings)
-    with pytest.raises(BackendUnavailableError, match="incus-vm"):
-        get_backend("incus", load_settings({"INCUS_SANDBOX_TYPE": "vm"}))
+    as_machines = load_settings({"INCUS_SANDBOX_TYPE": "vm"})
+    assert get_backend("incus", as_machines).name == "incus-vm"
 
 
 async def test_a_missing_backend_is_reported_by_create() -> None:

@@ -75,28 +75,30 @@ def bundle() -> Mapping[str, str]:
 
 
 @cache
-def _modules(confining: bool) -> Mapping[str, str]:
-    """What travels: the guest, and before it what confines it if no engine has."""
-    return {**bundle(), **_confining()} if confining else bundle()
+def bootstrap_as_root() -> str:
+    """For a place whose engine starts us as its root: a porter stays behind, and the rest goes on
+    with boot_message(setup, confine)."""
+    return _source("jail", "porter.py") + "\nleave_porter()\n" + BOOTSTRAP
+
+
+@cache
+def _confining_bundle() -> Mapping[str, str]:
+    """The guest's modules, and those of the jail that work inside what an engine has made."""
+    names = ("bpf", "confine", "inner", "kernel", "landlock", "policy", "root", "rules", "seccomp",
+             "syscalls")  # fmt: skip
+    sources = {f"{_ROOT}.jail.{name}": _source("jail", f"{name}.py") for name in names}
+    return {**bundle(), f"{_ROOT}.jail": "", **sources}
 
 
 @cache
 def _compiled(confining: bool) -> bytes:
-    """The same as our own Python would run it: one of the same kind need not compile it, which is
-    a third of its way to being a guest."""
+    """The same modules as our own Python would run them: one of the same kind need not compile
+    them, which is a third of its way to being a guest."""
     codes = {
         name: compile(source, "<paracle>", "exec", dont_inherit=True)
-        for name, source in _modules(confining).items()
+        for name, source in (_confining_bundle() if confining else bundle()).items()
     }
     return marshal.dumps(codes)
-
-
-def _confining() -> Mapping[str, str]:
-    """The modules of the jail that work inside a place which an engine has made."""
-    names = ("bpf", "confine", "inner", "kernel", "landlock", "policy", "root", "rules", "seccomp",
-             "syscalls")  # fmt: skip
-    sources = {f"{_ROOT}.jail.{name}": _source("jail", f"{name}.py") for name in names}
-    return {f"{_ROOT}.jail": "", **sources}
 
 
 def boot_message(setup: Mapping[str, Any], confine: Mapping[str, Any] | None = None) -> bytes:
@@ -105,15 +107,12 @@ def boot_message(setup: Mapping[str, Any], confine: Mapping[str, Any] | None = N
 
     With ``confine``, a plan for jail/inner.py, the guest confines itself first: for places whose
     engine starts it as root."""
-    confining = confine is not None
-    content: dict[str, Any] = {
-        "modules": dict(_modules(confining)),
-        "magic": MAGIC_NUMBER.hex(),
-        "setup": dict(setup),
-    }
-    if confine is not None:
-        content["confine"] = dict(confine)
-    parts = (json.dumps(content).encode("ascii"), _compiled(confining))
+    content: dict[str, Any] = {"magic": MAGIC_NUMBER.hex(), "setup": dict(setup)}
+    if confine is None:
+        content["modules"] = dict(bundle())
+    else:
+        content |= {"modules": dict(_confining_bundle()), "confine": dict(confine)}
+    parts = (json.dumps(content).encode("ascii"), _compiled(confine is not None))
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 

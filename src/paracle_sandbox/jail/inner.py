@@ -1,12 +1,9 @@
 """Confinement from inside: in a container or virtual machine that an engine has made.
 
 An Incus instance is a whole system, and what the server starts in it is its root. So before the
-guest arrives, that root makes itself a place like those of the native backend, out of the files
-of the image, and gives up everything else:
-
-    attached     what the server started; lives as long as the rest, so that its stream does
-      └─ porter  root, in a session of its own; ends the whole instance after the guest
-           └─ guest: PID 1 of a pid namespace, uid 1000, no capability, seccomp
+guest arrives, that root leaves a porter behind (porter.py), makes itself a place like those of the
+native backend, out of the files of the image, and gives up everything else: PID 1 of a pid
+namespace, uid 1000, no capability, seccomp.
 
 The instance ends with its guest, and the guest with its channel, whoever has died on the other
 side. Each step has a name; one that fails is told on stderr, and no guest starts.
@@ -51,46 +48,12 @@ _USER = "paracle"
 
 
 def confine(plan: dict[str, Any]) -> None:
-    """Returns in the process that is to be the guest, and in no other."""
-    _leave_attached_behind()
+    """Returns in a process that may be the guest. The porter was left behind before."""
     try:
-        with _step("pid namespace"):
-            kernel.unshare(kernel.CLONE_NEWPID)
-            guest = os.fork()
-        if guest:
-            _be_porter(guest)
         _furnish(plan)
         _give_up(plan)
     except StepFailed as failed:
         _tell(failed)
-    kernel.close_from(3)
-
-
-def _leave_attached_behind() -> None:
-    """The server may kill what it started when its client is gone: that must not be the porter."""
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        return
-    _let_go()
-    _, status = os.waitpid(child, 0)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-def _be_porter(guest: int) -> NoReturn:
-    _let_go()
-    try:
-        os.waitpid(guest, 0)
-        kernel.power_off()
-    finally:
-        os._exit(1)
-
-
-def _let_go() -> None:
-    """Of the channel: it ends when the guest ends."""
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
     kernel.close_from(3)
 
 
@@ -131,7 +94,7 @@ def _furnish(plan: dict[str, Any]) -> None:
             _write_etc(plan)
         with _step("devices"):
             make_dev(_EMPTY)
-            kernel.move(_EMPTY + "/dev", "/dev")
+            _replace("/dev", _EMPTY + "/dev")
             mount_dev()
         with _step("sys"):
             _show_little_of_sys()
@@ -185,7 +148,7 @@ def _mount_workspace(plan: dict[str, Any]) -> None:
     for target in sorted(places):
         os.makedirs(target, 0o755, exist_ok=True)
         kernel.bind(f"{HOME}/{places[target]}", target, _WRITABLE)
-    kernel.bind(_EMPTY, HOME, READ_ONLY)
+    kernel.umount(HOME)
 
 
 @contextlib.contextmanager
@@ -201,6 +164,13 @@ def _staging() -> Iterator[None]:
         kernel.umount(_EMPTY)
 
 
+def _replace(target: str, staged: str) -> None:
+    """What is there goes, with all that is mounted below it."""
+    with contextlib.suppress(OSError):  # nothing is, or the kernel keeps it: then it is covered
+        kernel.umount(target)
+    kernel.move(staged, target)
+
+
 def _show_little_of_sys() -> None:
     """How many processors there are, and nothing else about the machine."""
     staged = _EMPTY + "/sys"
@@ -209,7 +179,7 @@ def _show_little_of_sys() -> None:
     if os.path.isdir(_CPUS):
         kernel.bind(_CPUS, _EMPTY + _CPUS, READ_ONLY)
     kernel.set_attributes(staged, kernel.ATTR_RDONLY, recursive=False)
-    kernel.move(staged, "/sys")
+    _replace("/sys", staged)
 
 
 def _write_etc(plan: dict[str, Any]) -> None:

@@ -57,7 +57,6 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
 
 _SIOCSIFFLAGS = 0x8914
-_POWER_OFF = 0x4321FEDC
 _SIOCADDRT = 0x890B
 _SIOCSIFADDR = 0x8916
 _SIOCSIFNETMASK = 0x891C
@@ -76,7 +75,6 @@ _libc.mount.argtypes = (
 )
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.unshare.argtypes = (ctypes.c_int,)
-_libc.reboot.argtypes = (ctypes.c_uint,)
 _libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 _libc.syscall.argtypes = (ctypes.c_long, *(ctypes.c_ulong,) * 6)
@@ -195,11 +193,6 @@ def drop_all_capabilities() -> None:
         _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities"
     )
     capset(0, 0, 0)
-
-
-def power_off() -> None:
-    """End the machine, or the container: the kernel kills the first process of the namespace."""
-    _checked(_libc.reboot(_POWER_OFF), "reboot")
 
 
 def configure_interface(name: str, address: str, netmask: str, gateway: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...channel.boot import BOOTSTRAP
+from ...channel.boot import bootstrap_as_root
 from ...config import SandboxConfig
 
 CONTAINER, MACHINE = "container", "virtual-machine"
@@ -123,7 +123,7 @@ def state_change(action: str) -> dict[str, Any]:
 
 def exec_body() -> dict[str, Any]:
     """Root of the instance, with separate streams and nothing of our environment."""
-    return command_body(["python3", "-I", "-c", BOOTSTRAP, "0,1"])
+    return command_body(["python3", "-I", "-c", bootstrap_as_root(), "0,1"])
 
 
 def command_body(command: list[str]) -> dict[str, Any]:

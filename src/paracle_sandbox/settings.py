@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 Environment = Mapping[str, str]
 
-MODES = ("auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "fake", "local")
+MODES = (
+    "auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "daytona", "fake", "local"
+)  # fmt: skip
 # Keys of the same section that belong to SandboxSettings, the older shape of a configuration.
 SHARED_KEYS = frozenset(
     ["use_sandbox", "image", "work_dir", "memory_limit", "cpu_limit", "timeout", "network_enabled"]

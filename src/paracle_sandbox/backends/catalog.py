@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .native.templates import Templates as Templates
 
 # The fake backend's sandboxes live and die inside one process: no other can see them.
-_LISTED = tuple(name for name in BACKENDS if name != "fake")
+# Daytona's are not of this machine, and asking for them needs its SDK and a key.
+_LISTED = tuple(name for name in BACKENDS if name not in ("fake", "daytona"))
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 BACKENDS = {
     "native": "paracle_sandbox.backends.native.backend:NativeBackend",
+    "daytona": "paracle_sandbox.backends.daytona.backend:DaytonaBackend",
     "fake": "paracle_sandbox.testing.fake:FakeBackend",
 }
 # Known by name, but not part of this version: what to say to someone who asks for one.
@@ -27,7 +28,6 @@ LATER = {
     "gvisor": "install Docker, runsc and a later paracle-sandbox[docker]",
     "incus": "install Incus and a later paracle-sandbox[incus]; or set SANDBOX_MODE=native",
     "incus-vm": "install Incus and a later paracle-sandbox[incus]",
-    "daytona": "install a later paracle-sandbox[daytona]",
 }
 AUTO_ORDER = ("remote", "native", "docker", "incus")
 

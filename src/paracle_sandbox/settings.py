@@ -34,7 +34,9 @@ from .setting_rows import (
 if TYPE_CHECKING:
     from .config import NetworkMode, SandboxConfig
 
-MODES = ("auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "fake", "local")
+MODES = (
+    "auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "daytona", "fake", "local"
+)  # fmt: skip
 # Keys of the same section that belong to SandboxSettings, the older shape of a configuration.
 SHARED_KEYS = frozenset(
     ["use_sandbox", "image", "work_dir", "memory_limit", "cpu_limit", "timeout", "network_enabled"]

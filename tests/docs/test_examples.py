@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from pages import REPOSITORY, Block, blocks
 
+import engines
 from paracle_sandbox import SandboxConfig, SandboxExecutor, SandboxManager
 from paracle_sandbox.agents import Reply, ToolCall
 
@@ -165,10 +166,12 @@ def test_commands(block: Block, directory: Path) -> None:
     for line in block.text.splitlines():
         if "paracle " not in line or line.startswith(UNSAFE):
             continue
+        if line.startswith("paracle image"):
+            engines.require("docker")
         script = f"set -e\n{exports(block)}\n{line}\n"
         done = subprocess.run(
             ["sh", "-c", script], cwd=directory, capture_output=True, text=True, timeout=240,
-            stdin=subprocess.DEVNULL, env={**os.environ, "HOME": str(directory)},
+            stdin=subprocess.DEVNULL, env={**os.environ, "HOME": str(directory), "DOCKER_HOST": engines.DOCKER_HOST},
         )  # fmt: skip
         assert done.returncode == 0, f"{block}: {line}\n{done.stdout}{done.stderr}"
 

@@ -40,7 +40,8 @@ def test_without_anything_the_defaults_hold(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = load_settings({"HOME": str(tmp_path)})
-    derived = {name: getattr(settings, name) for name in ("state_dir", "data_dir", "service_dir")}
+    places = ("state_dir", "data_dir", "service_dir", "agents_dir")
+    derived = {name: getattr(settings, name) for name in places}
     assert settings == Settings(**derived)
     assert (settings.mode, settings.stock, settings.request_timeout) == ("auto", 4, 60.0)
     assert settings.docker_image == "python:3.12-slim"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import BackendUnavailableError
 from ..settings import Settings
 from .base import Backend, Health
-from .registry import BACKENDS, LATER, explain, get_backend
+from .registry import BACKENDS, explain, get_backend
 
 if TYPE_CHECKING:
     from .incus.builder import Built as Built
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .native.templates import Template as Template
     from .native.templates import Templates as Templates
 
-# The fake backend's sandboxes live and die inside one process: no other can see them. Those of
-# a remote service are on another machine.
-_LISTED = tuple(name for name in BACKENDS if name not in ("fake", "remote"))
+# The fake backend's sandboxes live and die inside one process: no other can see them. Those of a
+# remote service and of Daytona are not of this machine.
+_LISTED = tuple(name for name in BACKENDS if name not in ("fake", "remote", "daytona"))
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def examine(name: str | None, settings: Settings) -> list[Health]:
         async with opened(wanted, settings) as backend:
             return [await backend.health()]
     except BackendUnavailableError as error:
-        return [Health(wanted, False, error.message, LATER.get(wanted, ""))]
+        return [Health(wanted, False, error.message)]
 
 
 def listed_backends(name: str | None = None) -> tuple[str, ...]:

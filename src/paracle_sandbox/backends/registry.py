@@ -23,11 +23,8 @@ BACKENDS = {
     "incus": "paracle_sandbox.backends.incus.backend:IncusBackend",
     "incus-vm": "paracle_sandbox.backends.incus.machine:IncusMachineBackend",
     "remote": "paracle_sandbox.backends.remote.backend:RemoteBackend",
+    "daytona": "paracle_sandbox.backends.daytona.backend:DaytonaBackend",
     "fake": "paracle_sandbox.testing.fake:FakeBackend",
-}
-# Known by name, but not part of this version: what to say to someone who asks for one.
-LATER = {
-    "daytona": "install a later paracle-sandbox[daytona]",
 }
 _PROBE_SECONDS = 3.0
 AUTO_ORDER = ("remote", "native", "docker", "incus")
@@ -37,14 +34,12 @@ def get_backend(name: str | None, settings: Settings) -> Backend:
     """A new backend; the caller keeps and closes it. ``None`` means the one of the settings.
 
     Nothing is probed here: a machine that cannot do it answers when a sandbox is created.
-    Raises BackendUnavailableError for a name that is unknown or not in this version.
+    Raises BackendUnavailableError for a name that is unknown.
     """
     wanted = name or settings.mode
     chosen = _choose(settings) if wanted == "auto" else _real_name(wanted, settings)
-    if chosen in LATER:
-        raise _not_here(chosen)
     if chosen not in BACKENDS:
-        known = ", ".join(["auto", *BACKENDS, *LATER])
+        known = ", ".join(["auto", *BACKENDS])
         raise BackendUnavailableError(f"There is no backend {chosen!r}; known are {known}.")
     if chosen == "fake":
         logger.warning("The fake backend isolates nothing: programs run as plain processes.")
@@ -64,7 +59,7 @@ async def _health_of(name: str, settings: Settings) -> Health:
     try:
         backend = get_backend(name, settings)
     except BackendUnavailableError as error:
-        return Health(name, False, error.message, LATER.get(name, ""))
+        return Health(name, False, error.message)
     try:
         return await backend.health()
     finally:
@@ -108,9 +103,3 @@ def _real_name(name: str, settings: Settings) -> str:
         return "docker"
     # INCUS_SANDBOX_TYPE=vm is the older way to ask for a virtual machine.
     return "incus-vm" if name == "incus" and settings.incus_type == "vm" else name
-
-
-def _not_here(name: str) -> BackendUnavailableError:
-    return BackendUnavailableError(
-        f"The {name} backend is not available: not in this version. To have it, {LATER[name]}."
-    )

@@ -1,0 +1,1 @@
+"""Sandboxes in Daytona's cloud, through the vendor's SDK (the extra ``daytona``)."""

@@ -171,7 +171,8 @@ def test_commands(block: Block, directory: Path) -> None:
         script = f"set -e\n{exports(block)}\n{line}\n"
         done = subprocess.run(
             ["sh", "-c", script], cwd=directory, capture_output=True, text=True, timeout=240,
-            stdin=subprocess.DEVNULL, env={**os.environ, "HOME": str(directory), "DOCKER_HOST": engines.DOCKER_HOST},
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "HOME": str(directory), "DOCKER_HOST": engines.DOCKER_HOST},
         )  # fmt: skip
         assert done.returncode == 0, f"{block}: {line}\n{done.stdout}{done.stderr}"
 

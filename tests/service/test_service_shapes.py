@@ -272,6 +272,7 @@ def test_metrics_count(client: httpx2.Client, user: str) -> None:
     assert 'paracle_sandbox_creations_total{outcome="ok"}' in text
     assert "paracle_execution_seconds_bucket" in text
     assert "paracle_live_sandboxes" in text
+    assert "paracle_audit_failures 0.0" in text
     assert user not in text, "no text of a user becomes a label"
 
 

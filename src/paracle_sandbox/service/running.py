@@ -124,7 +124,7 @@ class Runner:
                     await self._save(home)
 
     async def _save(self, home: Home) -> None:
-        """Keep the files, though whoever waited for the program may be cancelled again and again."""
+        """Keep the files, though whoever waits for that may be cancelled again and again."""
         saving = asyncio.create_task(self._save_to_the_end(home))
         self._watchers.add(saving)
         saving.add_done_callback(self._watchers.discard)

@@ -16,7 +16,15 @@ from starlette.responses import Response, StreamingResponse
 
 from ...command import Command
 from ...errors import SandboxError, StoppedError
-from ..asked import StrictRoute, TheService, TheUser, parse_json, service_of, user_of
+from ..asked import (
+    StrictRoute,
+    TheService,
+    TheUser,
+    deny_socket,
+    parse_json,
+    service_of,
+    user_of,
+)
 from ..faults import BadRequest, ServiceFault, fault_body
 from ..running import Program, Run, stopped_answer
 from ..service import Service
@@ -145,7 +153,7 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
     try:
         user = user_of(socket)
     except ServiceFault as fault:
-        await _denied(socket, fault)
+        await deny_socket(socket, fault)
         return
     await socket.accept()
     try:
@@ -157,11 +165,6 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
         await _said(socket, {"event": "error", "success": False, "error": str(error)[:500]})
     with suppress(RuntimeError):
         await socket.close()
-
-
-async def _denied(socket: WebSocket, fault: ServiceFault) -> None:
-    body = json.dumps(fault_body(fault)).encode()
-    await socket.send_denial_response(Response(body, fault.status, media_type="application/json"))
 
 
 async def _said(socket: WebSocket, event: Event) -> None:

@@ -48,9 +48,7 @@ async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Respon
     """Run a program and follow it: events ``start``, ``stdout``, ``stderr`` and at the end
     ``result`` or ``error``. Who goes away ends it."""
     stack = AsyncExitStack()
-    run = await stack.enter_async_context(
-        service.runner.started(user, Program.of(wish), max_output=0)
-    )
+    run = await stack.enter_async_context(service.runner.followed(user, Program.of(wish)))
     return sse(_closing(stack, events(run)))
 
 
@@ -85,7 +83,7 @@ async def events(run: Run) -> AsyncGenerator[Event, None]:
     decoders = {
         name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
     }
-    async for name, data in run.command.output():
+    async for name, data in run.output():
         if text := decoders[name].decode(data):
             yield {"event": name, "text": text}
     for name, decoder in decoders.items():
@@ -179,7 +177,7 @@ async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
     except TimeoutError:
         raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
     wish = RunRequest.model_validate(_object(first))
-    async with service.runner.started(user, Program.of(wish), max_output=0) as run:
+    async with service.runner.followed(user, Program.of(wish)) as run:
         await _both_ways(_listen(socket, run.command), _tell(socket, run))
 
 
@@ -207,14 +205,14 @@ async def _run_terminal(service: Service, user: str, socket: WebSocket) -> None:
     size = (_size(socket, "rows", 24), _size(socket, "columns", 80))
     text = socket.query_params.get("command", "command -v bash >/dev/null && exec bash; exec sh")
     program = Program("terminal", text, 3600, {"pty": size, "stdin": True})
-    async with service.runner.started(user, program, max_output=0) as run:
-        await _both_ways(_type(socket, run.command), _show(socket, run.command))
+    async with service.runner.followed(user, program) as run:
+        await _both_ways(_type(socket, run.command), _show(socket, run))
 
 
-async def _show(socket: WebSocket, command: Command) -> None:
-    async for _, data in command.output():
+async def _show(socket: WebSocket, run: Run) -> None:
+    async for _, data in run.output():
         await socket.send_bytes(data)
-    last = await _last(command)
+    last = await _last(run.command)
     await socket.send_text(json.dumps({key: last.get(key) for key in ("exit_code", "error")}))
 
 

@@ -199,7 +199,8 @@ def test_nobody_else_reads_the_environment() -> None:
     ]
     # What runs inside a sandbox, or stands for it in tests, has an environment of its own.
     others = [name for name in readers if not name.startswith(("guest/", "jail/", "testing/"))]
-    assert others == ["settings.py"]
+    # What starts ahead of our imports only asks whether some of the table's variables are set.
+    assert sorted(others) == ["backends/ahead.py", "settings.py"]
 
 
 def test_loading_settings_is_light() -> None:

@@ -50,7 +50,6 @@ class Offer:
     address: str
     digest: str = ""
     requires_python: str = ""
-    has_metadata: bool = False
     yanked: bool = False
 
 

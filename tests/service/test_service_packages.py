@@ -14,7 +14,7 @@ from service_process import ServiceProcess
 from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.registry import get_backend
 from paracle_sandbox.errors import SandboxError
-from paracle_sandbox.package_index import NotOffered, PackageIndex
+from paracle_sandbox.package_index import NotOffered, PackageIndex, index_of_this_machine
 from paracle_sandbox.package_relay import serving
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.sandbox_packages import checked_requirement
@@ -189,6 +189,10 @@ def test_links_of_a_list_lead_only_where_it_said(index: IndexServer) -> None:
     with pytest.raises(NotOffered):
         pages.open(link)
     evil.close()
+
+
+def test_the_index_of_this_machine_is_found() -> None:
+    assert index_of_this_machine().startswith(("http://", "https://"))
 
 
 def test_over_http(tmp_path: Path, index: IndexServer, native_works: None) -> None:

@@ -251,6 +251,16 @@ def test_streaming_tells_output_as_it_comes(client: httpx2.Client, user: str) ->
     assert (last["event"], last["kind"]) == ("error", "timeout")
 
 
+def test_streams_begin_with_the_first_byte(client: httpx2.Client, user: str) -> None:
+    """However fast the program is, and however slow we are to look."""
+    client.post(at(user, "/create"))
+    for number in range(60):
+        body = {"command": f"echo {number}"}
+        with client.stream("POST", at(user, "/stream"), json=body) as answer:
+            events = [json.loads(x[6:]) for x in answer.iter_lines() if x.startswith("data: ")]
+        assert "".join(e.get("text", "") for e in events) == f"{number}\n", events
+
+
 def test_the_same_idempotency_key_runs_once(client: httpx2.Client, user: str) -> None:
     body = {"command": "echo run >> log; wc -l < log"}
     headers = {"Idempotency-Key": f"{user}-1"}
@@ -272,6 +282,7 @@ def test_metrics_count(client: httpx2.Client, user: str) -> None:
     assert 'paracle_sandbox_creations_total{outcome="ok"}' in text
     assert "paracle_execution_seconds_bucket" in text
     assert "paracle_live_sandboxes" in text
+    assert "paracle_audit_failures 0.0" in text
     assert user not in text, "no text of a user becomes a label"
 
 

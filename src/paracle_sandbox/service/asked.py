@@ -7,12 +7,13 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Query, Request, WebSocket
 from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from .faults import BadRequest, Forbidden, NotFound
+from ..errors import SandboxError
+from .faults import BadRequest, Forbidden, NotFound, ServiceFault, fault_body, status_of
 from .keys import Caller
 from .service import Service
 from .tenants import checked_user_id
@@ -123,6 +124,13 @@ async def _cancelled(task: asyncio.Future[T]) -> T:
 async def _ended(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def deny_socket(socket: WebSocket, fault: ServiceFault | SandboxError) -> None:
+    """Refuse a WebSocket with the answer that a request would get."""
+    status = fault.status if isinstance(fault, ServiceFault) else status_of(fault)
+    body = json.dumps(fault_body(fault))
+    await socket.send_denial_response(Response(body, status, media_type="application/json"))
 
 
 class StrictRoute(APIRoute):

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..backends.base import Backend
-from ..command import Command
 from ..config import SandboxConfig
 from ..errors import SandboxError, SandboxExecutionError, SandboxLimitError
 from ..sandbox import Sandbox
@@ -60,8 +59,6 @@ class Home:
     execution_count: int = 0
     users_now: int = 0
     recreated: bool = False
-    commands: dict[str, Command] = field(default_factory=dict)
-    packages: set[str] = field(default_factory=set)
 
     def touch(self) -> None:
         self.last_used = time.time()

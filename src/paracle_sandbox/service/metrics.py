@@ -37,6 +37,11 @@ class Metrics:
             "paracle_connections", "Requests and WebSockets open now", registry=self.registry
         )
 
-    def text(self, live: int) -> bytes:
+        self.unlogged = Gauge(
+            "paracle_audit_failures", "Lines the audit log could not take", registry=self.registry
+        )
+
+    def text(self, live: int, unlogged: int) -> bytes:
         self.live.set(live)
+        self.unlogged.set(unlogged)
         return generate_latest(self.registry)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, suppress
 
 from ..backends.base import Channel
 from ..channel.frames import (
@@ -211,9 +211,9 @@ class Watch:
         kind = _PROGRAMS.get(str(request.get("op")))
         if kind is None:
             return True
-        allowance = self._executions.one(self._user_id)
+        allowance = ExitStack()
         try:
-            allowance.__enter__()
+            allowance.enter_context(self._executions.one(self._user_id))
         except TooMany as refusal:
             self._metrics.refusals.labels("quota").inc()
             self._journal.refused("quota", user=self._user_id, sandbox_id=self._name)
@@ -239,7 +239,7 @@ class Watch:
         code = None
         with suppress(ProtocolError):
             code = decode_json(payload).get("exit_code")
-        running.allowance.__exit__(None, None, None)
+        running.allowance.close()
         ok = kind == RESULT and code == 0
         seconds = time.monotonic() - running.started
         self._metrics.executions.labels(running.kind, "ok" if ok else "failed").inc()
@@ -254,13 +254,13 @@ class Watch:
         """Whatever still ran has ended with its sandbox."""
         running, self._running = self._running, {}
         for one in running.values():
-            one.allowance.__exit__(None, None, None)
+            one.allowance.close()
 
 
 class _Running:
     __slots__ = ("allowance", "content", "kind", "started")
 
-    def __init__(self, kind: str, allowance: AbstractContextManager[None], content: str) -> None:
+    def __init__(self, kind: str, allowance: ExitStack, content: str) -> None:
         self.kind = kind
         self.allowance = allowance
         self.content = content

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 # What is kept of a program's output in the memory of the service; streams have no such limit.
 MAX_OUTPUT = 2 << 20
 MAX_COMMANDS = 100
+
+Chunk = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,29 @@ class Run:
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
     saved: bool = False
+    chunks: AsyncGenerator[Chunk, None] | None = None
+
+    def output(self) -> AsyncIterator[Chunk]:
+        """What it prints: for who followed it from the start, else as far as it was kept."""
+        return self.command.output() if self.chunks is None else self.chunks
+
+
+def _followed(command: Command) -> AsyncGenerator[Chunk, None]:
+    """Its output from the first byte. To be called as soon as it is started: the follower has to
+    be there before the first output is, because nothing is kept for later ones."""
+    source = command.output()
+    first = asyncio.ensure_future(anext(source, None))
+
+    async def rest() -> AsyncGenerator[Chunk, None]:
+        try:
+            if (chunk := await first) is not None:
+                yield chunk
+            async for chunk in source:
+                yield chunk
+        finally:
+            first.cancel()
+
+    return rest()
 
 
 class Runner:
@@ -102,6 +127,12 @@ class Runner:
         return answer
 
     @asynccontextmanager
+    async def followed(self, user_id: str, program: Program) -> AsyncIterator[Run]:
+        """Like started(), for who reads all of its output as it comes: none of it is kept."""
+        async with self.started(user_id, program, max_output=0) as run:
+            yield run
+
+    @asynccontextmanager
     async def started(self, user_id: str, program: Program, **more: Any) -> AsyncIterator[Run]:
         """A running program; leaving the block ends it, keeps the files and writes the log."""
         async with AsyncExitStack() as stack:
@@ -113,6 +144,8 @@ class Runner:
             failure: BaseException | None = None
             try:
                 run = Run(home, await program.start(home.sandbox, **more))
+                if more.get("max_output") == 0:
+                    run.chunks = _followed(run.command)
                 async with run.command:
                     yield run
             except BaseException as error:
@@ -124,7 +157,7 @@ class Runner:
                     await self._save(home)
 
     async def _save(self, home: Home) -> None:
-        """Keep the files, though whoever waited for the program may be cancelled repeatedly."""
+        """Keep the files, though whoever waits for that may be cancelled again and again."""
         saving = asyncio.create_task(self._save_to_the_end(home))
         self._watchers.add(saving)
         saving.add_done_callback(self._watchers.discard)

@@ -8,17 +8,23 @@ from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
-from starlette.responses import Response
 
+from ...channel.resumable import OutOfStep
 from ...config import SandboxConfig
 from ...errors import SandboxError
 from ..allowed import checked_config
-from ..asked import ActingUser, StrictRoute, TheService, acting_user_of, service_of
-from ..faults import BadRequest, ServiceFault, fault_body
+from ..asked import (
+    ActingUser,
+    StrictRoute,
+    TheService,
+    acting_user_of,
+    deny_socket,
+    service_of,
+)
+from ..faults import BadRequest, ServiceFault
 from ..leases import Lease
 from ..relay import Relay
 from ..shapes import LeaseRequest
-from .streams import _denied
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["remote"], route_class=StrictRoute)
 
@@ -63,21 +69,14 @@ async def channel(socket: WebSocket) -> None:
         lease = service.leases.get(user, socket.path_params["sandbox_id"])
         received = _received(socket)
         relay = await service.leases.relay(lease)
-    except ServiceFault as fault:
-        await _denied(socket, fault)
-        return
-    except SandboxError as error:
-        await socket.send_denial_response(
-            Response(str(fault_body(error)), 502, media_type="application/json")
-        )
+    except (ServiceFault, SandboxError) as fault:
+        await deny_socket(socket, fault)
         return
     await socket.accept()
     await _talk(socket, relay, received)
 
 
 async def _talk(socket: WebSocket, relay: Relay, received: int) -> None:
-    from ...channel.resumable import OutOfStep
-
     holder = -1
     try:
         holder = await relay.attach(socket.send_bytes, received)

@@ -56,7 +56,8 @@ async def info(service: TheService) -> dict[str, Any]:
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: TheService, admin: TheAdmin) -> Response:
     """Figures for Prometheus. Needs an admin key."""
-    return Response(service.metrics.text(service.live), media_type=CONTENT_TYPE)
+    text = service.metrics.text(service.live, service.journal.log.failures)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 @router.get("/keys")

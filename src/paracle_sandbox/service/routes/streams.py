@@ -16,7 +16,15 @@ from starlette.responses import Response, StreamingResponse
 
 from ...command import Command
 from ...errors import SandboxError, StoppedError
-from ..asked import StrictRoute, TheService, TheUser, parse_json, service_of, user_of
+from ..asked import (
+    StrictRoute,
+    TheService,
+    TheUser,
+    deny_socket,
+    parse_json,
+    service_of,
+    user_of,
+)
 from ..faults import BadRequest, ServiceFault, fault_body
 from ..running import Program, Run, stopped_answer
 from ..service import Service
@@ -40,9 +48,7 @@ async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Respon
     """Run a program and follow it: events ``start``, ``stdout``, ``stderr`` and at the end
     ``result`` or ``error``. Who goes away ends it."""
     stack = AsyncExitStack()
-    run = await stack.enter_async_context(
-        service.runner.started(user, Program.of(wish), max_output=0)
-    )
+    run = await stack.enter_async_context(service.runner.followed(user, Program.of(wish)))
     return sse(_closing(stack, events(run)))
 
 
@@ -77,7 +83,7 @@ async def events(run: Run) -> AsyncGenerator[Event, None]:
     decoders = {
         name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
     }
-    async for name, data in run.command.output():
+    async for name, data in run.output():
         if text := decoders[name].decode(data):
             yield {"event": name, "text": text}
     for name, decoder in decoders.items():
@@ -145,7 +151,7 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
     try:
         user = user_of(socket)
     except ServiceFault as fault:
-        await _denied(socket, fault)
+        await deny_socket(socket, fault)
         return
     await socket.accept()
     try:
@@ -157,11 +163,6 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
         await _said(socket, {"event": "error", "success": False, "error": str(error)[:500]})
     with suppress(RuntimeError):
         await socket.close()
-
-
-async def _denied(socket: WebSocket, fault: ServiceFault) -> None:
-    body = json.dumps(fault_body(fault)).encode()
-    await socket.send_denial_response(Response(body, fault.status, media_type="application/json"))
 
 
 async def _said(socket: WebSocket, event: Event) -> None:
@@ -176,7 +177,7 @@ async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
     except TimeoutError:
         raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
     wish = RunRequest.model_validate(_object(first))
-    async with service.runner.started(user, Program.of(wish), max_output=0) as run:
+    async with service.runner.followed(user, Program.of(wish)) as run:
         await _both_ways(_listen(socket, run.command), _tell(socket, run))
 
 
@@ -204,14 +205,14 @@ async def _run_terminal(service: Service, user: str, socket: WebSocket) -> None:
     size = (_size(socket, "rows", 24), _size(socket, "columns", 80))
     text = socket.query_params.get("command", "command -v bash >/dev/null && exec bash; exec sh")
     program = Program("terminal", text, 3600, {"pty": size, "stdin": True})
-    async with service.runner.started(user, program, max_output=0) as run:
-        await _both_ways(_type(socket, run.command), _show(socket, run.command))
+    async with service.runner.followed(user, program) as run:
+        await _both_ways(_type(socket, run.command), _show(socket, run))
 
 
-async def _show(socket: WebSocket, command: Command) -> None:
-    async for _, data in command.output():
+async def _show(socket: WebSocket, run: Run) -> None:
+    async for _, data in run.output():
         await socket.send_bytes(data)
-    last = await _last(command)
+    last = await _last(run.command)
     await socket.send_text(json.dumps({key: last.get(key) for key in ("exit_code", "error")}))
 
 

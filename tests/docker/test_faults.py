@@ -172,6 +172,7 @@ async def test_an_engine_that_answers_nonsense(
     for writer in false.writers:
         writer.transport.abort()
     await server.wait_closed()
+    await asyncio.sleep(0.01)  # the loop lets go of what was aborted
 
 
 # An engine of our own, to be killed
@@ -248,7 +249,15 @@ def tempfile_engine(base: Path) -> Iterator[Mortal]:
         if mortal.process is not None and mortal.process.poll() is None:
             mortal.stop()
         mortal.kill_all()
+        _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
+
+
+def _unmount_below(base: Path) -> None:
+    """What an engine that was killed cannot put away."""
+    places = [line.split()[4] for line in oracles.mountinfo()]
+    for place in reversed([place for place in places if place.startswith(f"{base}/")]):
+        subprocess.run(["umount", "-l", place], check=False)
 
 
 @pytest.mark.timeout(240)

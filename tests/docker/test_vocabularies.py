@@ -140,9 +140,9 @@ async def test_a_terminal_in_a_sandbox(sandbox: DockerSandbox) -> None:
 async def test_a_terminal_in_any_container() -> None:
     container = docker("run", "-d", "paracle/sandbox:latest", "sleep", "1000")
     try:
-        terminal = AsyncDockerizedTerminal(container, "/root/work", {"GIVEN": "seen"}, 20)
+        terminal = AsyncDockerizedTerminal(container, "/tmp/work", {"GIVEN": "seen"}, 20)
         await terminal.init()
-        assert await terminal.run_command("pwd; echo $GIVEN; id -u") == "/root/work\nseen\n0\n"
+        assert await terminal.run_command("pwd; echo $GIVEN") == "/tmp/work\nseen\n"
         with pytest.raises(SandboxTimeoutError):
             await terminal.run_command("sleep 50", timeout=1)
         assert await terminal.run_command("cd /; pwd") == "/\n"

@@ -75,6 +75,7 @@ class Engine:
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():
             await client.close()
+            await asyncio.sleep(0)  # the loop lets go of the connections in its next turn
 
     # Questions
 

@@ -40,6 +40,7 @@ class PrivateServer:
             "PARACLE_TEST_CACHE": str(self.cache),
         }
         self.socket = str(self.run_folder / "incus/unix.socket")
+        self.restarted: subprocess.Popen[bytes] | None = None
 
     def script(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -54,12 +55,12 @@ class PrivateServer:
     def restart(self) -> None:
         """With everything that it has, unlike the script, which begins anew."""
         with (self.run_folder / "incusd.log").open("a") as log:
-            process = subprocess.Popen(
+            self.restarted = subprocess.Popen(
                 [INCUSD, "--group", "root", "--logfile", f"{self.run_folder}/incusd-own.log"],
                 env={**os.environ, "INCUS_DIR": str(self.cache / "incus")},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        (self.run_folder / "incusd.pid").write_text(str(process.pid))
+        (self.run_folder / "incusd.pid").write_text(str(self.restarted.pid))
 
     def remains(self) -> list[str]:
         here = str(self.cache.parent)
@@ -84,6 +85,8 @@ def private() -> Iterator[PrivateServer]:
     assert started.returncode == 0, started.stderr
     yield server
     assert server.script("stop", "incus").returncode == 0
+    if server.restarted is not None:
+        server.restarted.wait(10)
     remains = server.remains()
     shutil.rmtree(folder)
     assert remains == []

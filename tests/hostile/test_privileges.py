@@ -53,7 +53,7 @@ def _check_posture(native: NativeBackend, sandbox: Sandbox) -> int:
     base = native.settings.uid_base
     assert base <= first.uids[0] < base + 8192 * 1024
     # Containers are in the host's user namespace, and one user for all, in a group of its own.
-    is_container = native.name != "native"
+    is_container = native.name in ("docker", "gvisor")
     expected = posture.Posture(
         uids=(first.uids[0],) * 4,
         gids=(first.uids[0],) * 4,

@@ -11,6 +11,7 @@ from .server import Refused, Server
 from .spec import state_change
 
 _REMOVE_SECONDS = 60.0
+_LINGER_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
 
@@ -29,7 +30,18 @@ class Instances:
         await self._server.change("POST", _path(name), {"name": new_name})
 
     async def start(self, name: str) -> None:
-        await self._server.change("PUT", f"{_path(name)}/state", state_change("start"))
+        """Of one that was just made. That it runs already means that the keeper of an older one of
+        the same name is not gone yet, as after a restart of the server."""
+        deadline = asyncio.get_running_loop().time() + _LINGER_SECONDS
+        while True:
+            try:
+                await self._server.change("PUT", f"{_path(name)}/state", state_change("start"))
+                return
+            except Refused as refused:
+                late = asyncio.get_running_loop().time() > deadline
+                if late or "already running" not in refused.message.lower():
+                    raise
+            await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
 
     async def stop(self, name: str) -> None:
         await self._server.change("PUT", f"{_path(name)}/state", state_change("stop"))

@@ -10,6 +10,8 @@ from .server import Refused
 
 _NO_MACHINES = re.compile(r'instance type "?virtual-machine"? is not supported on this server:? ?'
                           r'(?P<piece>.*)', re.IGNORECASE)  # fmt: skip
+# Another of this name is there, or just under way: the server has many words for that.
+_TAKEN = ("already exists", "already in use", 'busy running a "create"', "unique constraint failed")
 # A word of the missing piece: what to do about it.
 _PIECES = {
     "vsock": "Load it with: modprobe vhost_vsock, or boot a kernel that has it",
@@ -24,9 +26,7 @@ _PIECES = {
 def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCreationError:
     text = refused.message
     lower = text.lower()
-    # Another one of this name may just be under way.
-    busy = 'busy running a "create"' in lower
-    if busy or "already exists" in lower or "already in use" in lower:
+    if any(words in lower for words in _TAKEN):
         return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
     if match := _NO_MACHINES.search(text):
         return no_machines(match["piece"])

@@ -408,7 +408,7 @@ def test_backends_by_name() -> None:
     for name in ("docker", "local", "gvisor"):
         with pytest.raises(DockerConnectionError, match="install Docker"):
             get_backend(name, settings)
-    for name in ("incus", "incus-vm", "remote", "daytona"):
+    for name in ("incus", "incus-vm", "remote"):
         with pytest.raises(BackendUnavailableError, match="not in this version"):
             get_backend(name, settings)
     with pytest.raises(BackendUnavailableError, match="incus-vm"):

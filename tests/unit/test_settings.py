@@ -39,7 +39,8 @@ def test_without_anything_the_defaults_hold(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = load_settings({"HOME": str(tmp_path)})
-    assert settings == Settings(state_dir=settings.state_dir, data_dir=settings.data_dir)
+    derived = {name: getattr(settings, name) for name in ("state_dir", "data_dir", "agents_dir")}
+    assert settings == Settings(**derived)
     assert (settings.mode, settings.stock, settings.request_timeout) == ("auto", 4, 60.0)
     assert settings.docker_image == "python:3.12-slim"
     assert (settings.docker_idle_timeout, settings.docker_memory_mb) == (900, 512)

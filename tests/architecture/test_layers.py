@@ -235,6 +235,14 @@ def test_the_guest_is_written_for_python_3_8() -> None:
             ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 8))
 
 
+def test_the_driver_of_sessions_runs_inside() -> None:
+    """It is read and sent, never imported, and has to do with any Python that the guest has."""
+    name = "sessions.driver"
+    assert foreign_imports(name) <= set(sys.stdlib_module_names)
+    assert not [entry for entry in own_imports() if name in (entry.importer, entry.imported)]
+    ast.parse(files()[name].read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
 def test_files_are_short() -> None:
     long = {n: len(p.read_text(encoding="utf-8").splitlines()) for n, p in files().items()}
     long = {name: lines for name, lines in long.items() if lines > MAX_FILE_LINES}

@@ -21,7 +21,7 @@ from paracle_sandbox import (
     SandboxExecutionError,
     SandboxTimeoutError,
 )
-from paracle_sandbox.sessions.session import PythonSession
+from paracle_sandbox.sessions import PythonSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

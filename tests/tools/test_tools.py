@@ -9,6 +9,7 @@ from paracle_sandbox import (
     SandboxConfig,
     SandboxManager,
     SandboxTimeoutError,
+    Settings,
 )
 from paracle_sandbox.tools import (
     NormalPythonExecute,
@@ -275,7 +276,8 @@ async def test_toolbox_routes(client: LocalSandboxClient) -> None:
 
 
 async def test_without_isolation_the_model_is_told() -> None:
-    client = LocalSandboxClient(SandboxManager(1, backend="gvisor"), SandboxConfig())
+    nowhere = SandboxManager(1, backend="daytona", settings=Settings(daytona_key=None))
+    client = LocalSandboxClient(nowhere, SandboxConfig())
     try:
         answer = await PythonExecute(client).call({"code": "print(1)"})
     finally:

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal, NotRequired, TypedDict
 from ..client import LocalSandboxClient
 from ..consumers import TextCallback
 from ..results import CommandResult
-from ..sessions.cells import CellResult
-from ..sessions.session import PythonSession
+from ..sessions import CellResult, PythonSession
 from .arguments import code_of
 from .packages import install
 from .result import Image, ToolResult, shortened

@@ -14,7 +14,7 @@ from . import endings, output
 from .agent_screen import Screen, ask
 from .endings import UsageFault
 from .execute import Order as ExecuteOrder
-from .execute import make_config
+from .execute import check_output, make_config
 from .options import check_backend, settings_or_fault
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def make_plan(order: Order) -> Plan:
     env = [f"{name}={value}" for name, value in AGENT_ENV.items()]
     sandbox = make_config(ExecuteOrder(file="-", limits=order.limits, env=env), settings)
     inputs = dict(map(_assignment, order.inputs))
+    check_output(order.output)
     return Plan(order, agent, project, inputs, sandbox, limits, settings)
 
 

@@ -54,7 +54,7 @@ def execute(order: Order) -> int:
         stdin=None if order.file == "-" else streams.piped_stdin(),
         monitor=order.monitor,
     )
-    _check_output(order.output)
+    check_output(order.output)
     if order.verbose:
         _show_config(config)
     outlets = _Outlets(order.raw)
@@ -169,7 +169,7 @@ def _read(file: str, what: str) -> bytes:
         raise UsageFault(f"{what} cannot be read: {file}: {reason}") from None
 
 
-def _check_output(file: str | None) -> None:
+def check_output(file: str | None) -> None:
     """Before the program runs, so that its result is not lost."""
     if file is None:
         return

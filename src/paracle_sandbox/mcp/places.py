@@ -167,11 +167,12 @@ class Places:
         if holder is not None:
             await holder.close()
 
-    def end_later(self, client: str, seconds: float | None = None) -> None:
-        """End it unless stay() comes before."""
+    def end_later(self, client: str, seconds: float | None = None) -> bool:
+        """End it unless stay() comes before; whether there is anything to end."""
         wait = self._linger_seconds if seconds is None else seconds
         if client in self._holders:
             self._start_timer(client, wait, self.end)
+        return client in self._holders
 
     def stay(self, client: str) -> None:
         self._stop_timer(client)

@@ -163,7 +163,8 @@ class Door:
         if self._open[session] <= 0:
             del self._open[session]
             seconds = GONE_SECONDS if session in self._listened else None
-            self._places.end_later(session, seconds)
+            if not self._places.end_later(session, seconds):
+                self._listened.discard(session)
 
     def _has_key(self, header: bytes) -> bool:
         assert self._key is not None

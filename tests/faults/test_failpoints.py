@@ -21,7 +21,8 @@ JAIL = Path(paracle_sandbox.__file__).parent / "jail"
 def steps() -> list[str]:
     """Every ``step("name")`` of the jail's source, so that a new step is tested when it is made."""
     found = []
-    for path in sorted(JAIL.glob("*.py")):
+    # Not those inside an engine's instance, where there is no failpoint.
+    for path in sorted(set(JAIL.glob("*.py")) - {JAIL / "inner.py"}):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step":
                 (argument,) = node.args

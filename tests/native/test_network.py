@@ -107,6 +107,8 @@ class World:
         _pass_over_instances(directory / "state" / "instances", 100 + os.getpid() % 900)
         self.internet = _new_namespace()
         path = f"/proc/{os.getpid()}/fd/{self.internet}"
+        # Off, as on a machine without containers: a new namespace takes the host's setting.
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
         run("ip link set lo up")
         run(f"ip address add {ELSEWHERE}/32 dev lo")
         run(f"ip link add up0 type veth peer name out0 netns {path}")

@@ -70,6 +70,7 @@ class Bench:
         await self._cli()
         await self._idle()
         await self._bulk()
+        await self._containers()
         await self._incus()
         await self._service()
 
@@ -265,6 +266,39 @@ class Bench:
         self.floor(
             f"copy out, a file of {self.megabytes} MiB", f"{out:.0f} MB/s", out, 200, ">= 200 MB/s"
         )
+
+    async def _containers(self) -> None:
+        from . import containers
+
+        for name in ("docker", "gvisor"):
+            try:
+                found = await containers.figures(name, self.count)
+            except (SandboxError, OSError, RuntimeError) as error:
+                print(f"  {name}: left out: {str(error)[:120]}")
+                continue
+            self.note(found.run_rm, "the client's defaults: root inside, no limits")
+            self.note(found.fresh, "full posture, all limits")
+            self.note(found.exec_command, "the client, in the same container")
+            self.note(found.command)
+            print(
+                f"  {name} per second, 8 at a time: ours {found.at_once:.1f}, "
+                f"docker run --rm {found.run_rm_at_once:.1f}"
+            )
+            self.row(
+                f"{name}: command in a live sandbox, p50",
+                f"{found.command.p50:.2f} ms",
+                found.command.p50 / found.exec_command.p50,
+                0.1,
+                "<= 0.1x docker exec" if name == "docker" else "(<= 0.1x docker exec)",
+            )
+            self.row(
+                f"{name}: create + hello + destroy, p50",
+                f"{found.fresh.p50:.0f} ms; 8 at a time {found.at_once:.1f}/s "
+                f"against {found.run_rm_at_once:.1f}/s",
+                found.fresh.p50 / found.run_rm.p50,
+                1.1,
+                "<= 1.1x docker run --rm" if name == "docker" else "(<= 1.1x docker run --rm)",
+            )
 
     async def _incus(self) -> None:
         from . import incus

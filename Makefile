@@ -9,7 +9,7 @@ run: setup  ## run examples/hello.py in a sandbox
 	$(BIN)/paracle sandbox execute examples/hello.py
 
 test: dev tools lint  ## everything, on real kernels, engines and limits
-	scripts/engines.sh run $(BIN)/python -m pytest
+	scripts/engines.sh run scripts/run_tests.sh $(BIN)/python
 
 bench: dev  ## the budget, ours beside the alternatives, in one run
 	scripts/engines.sh run $(BIN)/python -m benchmarks

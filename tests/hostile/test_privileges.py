@@ -321,20 +321,20 @@ async def test_setuid_programs_gain_nothing(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.case("I05")
-async def test_the_setuid_probe_can_fail(tmp_path: Path) -> None:
+async def test_the_setuid_probe_can_fail() -> None:
     """A shell with the bit set does change its user where nothing forbids it."""
     import shutil
     import subprocess
+    import tempfile
 
-    shell = tmp_path / "sh"
-    shutil.copy("/bin/sh", shell)
-    shell.chmod(0o4755)
-    for parent in (tmp_path, *tmp_path.parents):
-        if str(parent).startswith("/tmp/pytest"):
-            parent.chmod(0o755)
-    done = subprocess.run(
-        [shell, "-p", "-c", "id -u"], user=65534, group=65534, capture_output=True, text=True
-    )
+    with tempfile.TemporaryDirectory(prefix="paracle-setuid-") as name:
+        Path(name).chmod(0o755)
+        shell = Path(name, "sh")
+        shutil.copy("/bin/sh", shell)
+        shell.chmod(0o4755)
+        done = subprocess.run(
+            [shell, "-p", "-c", "id -u"], user=65534, group=65534, capture_output=True, text=True
+        )
     assert done.stdout.strip() == "0"
 
 

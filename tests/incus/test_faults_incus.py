@@ -139,7 +139,7 @@ async def test_one_id_made_by_many_at_once_is_made_once(
     second = IncusBackend(settings)
     try:
         made = await asyncio.gather(
-            *(one.create("the-same", CONFIG, {}) for one in (backend, second) for _ in range(5)),
+            *(one.create("the-same", CONFIG, {}) for one in (backend, second) for _ in range(50)),
             return_exceptions=True,
         )
         assert [result for result in made if result is None] == [None]

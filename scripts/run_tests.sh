@@ -1,54 +1,61 @@
 #!/usr/bin/env bash
-# Runs the tests in two lanes beside each other: those on engines, which mostly wait for them, and
-# all others. Whatever fails is run once more, alone: only what fails then, or breaks off, counts.
+# Runs the tests in lanes beside each other: those on engines, which mostly wait for them, and all
+# others. Whatever fails is run once more, alone: only what fails then, or breaks off, counts.
 #
 #   scripts/run_tests.sh PYTHON
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=$1
-on_engines=(
-    tests/docker tests/incus tests/images
-    tests/conformance/test_docker.py tests/conformance/test_gvisor.py
-    tests/conformance/test_incus.py
+declare -A lanes=(
+    [docker]="tests/docker tests/images
+              tests/conformance/test_docker.py tests/conformance/test_gvisor.py"
+    [incus]="tests/incus tests/conformance/test_incus.py"
 )
-others=(tests "${on_engines[@]/#/--ignore=}")
+others=tests
+for tests in ${lanes[*]}; do
+    others+=" --ignore=$tests"
+done
 place=$(mktemp -d)
-engines_lane=
+declare -A running=()
 
 leave() {
-    [ -z "$engines_lane" ] || kill "$engines_lane" 2>/dev/null
+    [ ${#running[@]} = 0 ] || kill "${running[@]}" 2>/dev/null
     rm -rf "$place"
 }
 trap leave EXIT
 trap 'exit 130' INT TERM HUP
 
+# lane NAME ARGUMENTS ...
 lane() {
-    local name=$1
-    shift
-    "$python" -m pytest -o "cache_dir=$place/cache-$name" --basetemp="$place/$name" "$@"
+    "$python" -m pytest -o "cache_dir=$place/cache-$1" --basetemp="$place/$1" "${@:2}"
 }
 
-lane engines "${on_engines[@]}" >"$place/log" 2>&1 &
-engines_lane=$!
-lane others "${others[@]}"
-first=$?
-wait "$engines_lane"
-second=$?
-engines_lane=
-cat "$place/log"
+for name in "${!lanes[@]}"; do
+    # shellcheck disable=SC2086
+    lane "$name" ${lanes[$name]} >"$place/log-$name" 2>&1 &
+    running[$name]=$!
+done
+declare -A ended=()
+# shellcheck disable=SC2086
+lane others $others
+ended[others]=$?
+for name in "${!lanes[@]}"; do
+    wait "${running[$name]}"
+    ended[$name]=$?
+    unset "running[$name]"
+    echo "On $name:"
+    cat "$place/log-$name"
+done
 
-# 1 is "some failed"; anything else is not for a second look.
+lanes[others]=$others
 status=0
-if [ "$first" = 1 ]; then
-    echo "Once more, alone: what failed beside the engines."
-    lane others --last-failed --last-failed-no-failures=none "${others[@]}" || status=$?
-elif [ "$first" != 0 ]; then
-    status=$first
-fi
-if [ "$second" = 1 ]; then
-    echo "Once more, alone: what failed on the engines."
-    lane engines --last-failed --last-failed-no-failures=none "${on_engines[@]}" || status=$?
-elif [ "$second" != 0 ]; then
-    status=$second
-fi
+for name in "${!ended[@]}"; do
+    if [ "${ended[$name]}" = 1 ]; then # some failed; any other number is not for a second look
+        echo "Once more, alone: what failed beside the other lanes ($name)."
+        # shellcheck disable=SC2086
+        lane "$name" --last-failed --last-failed-no-failures=none ${lanes[$name]} || status=$?
+    elif [ "${ended[$name]}" != 0 ]; then
+        status=${ended[$name]}
+    fi
+done
 exit "$status"

@@ -13,7 +13,8 @@ PATIENCE_SECONDS = 20.0
 
 
 class Leftovers:
-    """Our child is the launcher, its child the spawner, and below that is one process per slot."""
+    """Our child is the launcher, its child the spawner, then the mold, and below that is a process
+    for each slot."""
 
     def __init__(self, backend: NativeBackend) -> None:
         self._backend = backend
@@ -40,8 +41,9 @@ class Leftovers:
         return left + self._strays(len(slots))
 
     def _strays(self, in_stock: int) -> list[str]:
-        spawners = _children(_children([os.getpid()]))
-        parked = _children(spawners)
+        launchers = [p for p in _children([os.getpid()]) if "jail.launch" in _command(p)]
+        spawners = _children(launchers)
+        parked = _children(_children(spawners))
         # A parked guest may have forked one keeper ahead of need, which has nothing to keep yet.
         keepers = _children(parked)
         strays = _children(keepers)
@@ -49,7 +51,11 @@ class Leftovers:
             strays += keepers
         if len(parked) > in_stock:
             strays += parked
-        return [f"process {pid}: {_read(f'/proc/{pid}/cmdline')[:100]!r}" for pid in strays]
+        return [f"process {pid}: {_command(pid)[:100]!r}" for pid in strays]
+
+
+def _command(pid: int) -> str:
+    return _read(f"/proc/{pid}/cmdline")
 
 
 def _directories(path: Path) -> list[Path]:

@@ -63,15 +63,15 @@ def test_a_mount_and_namespaces_are_seen(place):
     ) as holder:
         try:
             named = left(place, before)
-            while "sleep" not in named:
+            while "'sleep 60" not in named:  # no longer the shell that will become it
                 named = left(place, before)
             assert "namespace net:[" in named
             assert "mount " not in named, "a mount in another namespace is not one of ours"
             subprocess.run(["mount", "-t", "tmpfs", "x", place.temp], check=True)
             assert f"{place.temp}" in left(place, before)
         finally:
-            subprocess.run(["umount", place.temp], check=True)
             holder.kill()
+            subprocess.run(["umount", place.temp], check=True)
     assert left(place, before) == ""
 
 

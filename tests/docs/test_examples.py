@@ -46,9 +46,10 @@ SAYS = {
 # These show limits, which an ordinary user's sandboxes keep only with a delegated cgroup.
 SHOW_LIMITS = {"batch.py", "error_handling.py", "monitoring.py"}
 
-# Downloads packages: has its own tests.
-# The last one does not end by itself: examples/service.py starts and ends it.
-UNSAFE = ("paracle template build", "paracle sandbox execute --template", "paracle serve")
+# They download packages, or start from an image that only a server on the Internet has, and have
+# tests of their own. The last one does not end by itself: examples/service.py starts and ends it.
+UNSAFE = ("paracle template build", "paracle sandbox execute --template",
+          "paracle image build --incus", "paracle serve")  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

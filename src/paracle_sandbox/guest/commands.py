@@ -26,6 +26,9 @@ from .start import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, start
 from .stdio import Input, Output, set_size
 from .wire import Wire
 
+# How often, and for how long in all, a keeper is asked to go on and say what it started.
+UNTOLD_ROUNDS = 40
+UNTOLD_SECONDS = 0.05
 NO_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -138,6 +141,20 @@ class Command:
         # A keeper that has not started its program yet would start it behind our back.
         if self._keeper is None or self._pid:
             self._kill_tree()
+        else:
+            self._press_keeper(UNTOLD_ROUNDS)
+
+    def _press_keeper(self, rounds: int) -> None:
+        """Have the keeper say what it started: the program may have stopped it before it could.
+        One that does not is killed, which ends in on_keeper_lost."""
+        if self._pid or self._keeper is None or self._wire.finished:
+            return
+        try:
+            os.kill(self._keeper, signal.SIGCONT if rounds else signal.SIGKILL)
+        except ProcessLookupError:
+            return  # its pipe has ended, or will
+        if rounds:
+            self._loop.call_later(UNTOLD_SECONDS, lambda: self._press_keeper(rounds - 1))
 
     # How it ends
 

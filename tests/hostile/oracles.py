@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import socket
 import stat
@@ -173,18 +174,30 @@ def mountinfo(pid: int | str = "self") -> list[str]:
     return Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
 
 
+# What comes and goes with the tests on engines, beside these.
+_MOUNTS_OF_ENGINES = re.compile("/paracle-sandbox-tests/|/store-[0-9]+$")
+_BRIDGES_OF_ENGINES = re.compile("br-|docker|pcl|incus")
+
+
+def host_mounts() -> list[str]:
+    """Of this process, but for those of engines."""
+    return [line for line in mountinfo() if not _MOUNTS_OF_ENGINES.search(line.split()[4])]
+
+
 def host_state() -> dict[str, object]:
     """What a sandbox could break on the machine and nobody else changes meanwhile."""
     sysctls = ("kernel/core_pattern", "kernel/hostname", "kernel/domainname", "kernel/sysrq",
                "kernel/modprobe", "kernel/panic", "vm/overcommit_memory", "fs/suid_dumpable",
                "kernel/randomize_va_space", "net/ipv4/ip_forward")  # fmt: skip
     return {
-        "mounts": mountinfo(),
+        "mounts": host_mounts(),
         "modules": {line.split()[0] for line in _lines("/proc/modules")},
         "boot": _text("/proc/sys/kernel/random/boot_id"),
         "hostname": os.uname().nodename,
         "swaps": _text("/proc/swaps"),
-        "routes": _text("/proc/net/route"),
+        "routes": [
+            line for line in _lines("/proc/net/route") if not _BRIDGES_OF_ENGINES.match(line)
+        ],
         "sysvipc": [_lines(f"/proc/sysvipc/{kind}") for kind in ("msg", "sem")],
         **{name: _text(f"/proc/sys/{name}") for name in sysctls},
     }

@@ -170,9 +170,16 @@ class Command:
             return
         if not data:
             self._loop.unwatch(self._status_fd)
-            self.on_keeper_lost()
+            # One that is dying still has its children: they are found when they have come to us.
+            if self._keeper not in self._children:
+                self.on_keeper_lost()
         for tag, value in keeper.NEWS.iter_unpack(data):
             self._told(tag, value)
+
+    def on_keeper_end(self) -> None:
+        """It ended as it should: its last word is in the pipe."""
+        if self._status_fd >= 0:
+            self._news()
 
     def on_keeper_lost(self) -> None:
         """The keeper is gone; unless it had said how the program ended, somebody killed it."""

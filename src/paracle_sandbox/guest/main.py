@@ -308,8 +308,12 @@ class Guest:
                 self._direct_ended(status)
             elif self._children.is_keeper(pid):
                 command = self._children.remove(pid)
-                if not self._children.was_ended_by_us(pid) and status != 0:
+                if self._children.was_ended_by_us(pid):
+                    continue
+                if status != 0:
                     self._keeper_lost(command)
+                elif command is not None:
+                    command.on_keeper_end()
             else:
                 self._children.remove(pid)
 

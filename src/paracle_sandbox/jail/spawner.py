@@ -186,7 +186,8 @@ class Spawner:
         return child
 
     def _on_status(self, child: Child) -> None:
-        assert child.status is not None
+        if child.status is None:  # its end was told in the same turn, and read this first
+            return
         try:
             packet, fds, _, _ = socket.recv_fds(child.status, _MAX_MESSAGE, 1)
         except OSError:
@@ -196,7 +197,8 @@ class Spawner:
             return
         if packet.startswith(b'{"at"'):
             self._at_failpoint(json.loads(packet)["at"])
-            child.status.send(b"go on")
+            with contextlib.suppress(OSError):  # it was killed while it waited
+                child.status.send(b"go on")
             return
         self._selector.unregister(child.status.fileno())
         child.status.close()
@@ -251,8 +253,8 @@ class Spawner:
     def _on_exit(self, child: Child) -> None:
         """PID 1 is gone, and with it everything in its pid namespace."""
         self._selector.unregister(child.pidfd)
-        if child.status is not None:
-            self._selector.unregister(child.status.fileno())
+        while child.status is not None:  # its last words may not have been read yet
+            self._on_status(child)
         if child in self._parked:
             self._parked.remove(child)
         with contextlib.suppress(OSError):  # the mold has ended too: so shall we

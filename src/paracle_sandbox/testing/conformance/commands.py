@@ -101,7 +101,7 @@ async def stdin_can_be_kept_open(case: Case) -> None:
         answers = command.output()
         for word in ("one", "two"):
             await command.write_stdin(f"{word}\n")
-            await heard(answers, f"got {word}\n".encode())
+            await heard(answers, f"got {word}\n".encode(), command)
         await command.close_stdin()
         equal((await command.wait())["stdout"], "got one\ngot two\nbye\n")
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn, TypeVar
 
+from ...command import Command
+
 Error = TypeVar("Error", bound=BaseException)
 Value = TypeVar("Value")
 
@@ -55,11 +57,14 @@ async def eventually(look: Callable[[], Awaitable[Value]], why: str, seconds: fl
     return answer
 
 
-async def heard(chunks: AsyncIterator[tuple[str, bytes]], text: bytes) -> None:
+async def heard(chunks: AsyncIterator[tuple[str, bytes]], text: bytes, command: Command) -> None:
     """Read until ``text`` has come, in however many pieces; anything else fails."""
     got = b""
     while len(got) < len(text):
-        got += (await anext(chunks))[1]
+        chunk = await anext(chunks, None)
+        if chunk is None:
+            fail(f"the output ended after {got!r}; the command: {await command.wait()}")
+        got += chunk[1]
     equal(got, text, "output")
 
 

@@ -232,7 +232,7 @@ print(tuple(os.get_terminal_size()))
 """
     command = await sandbox.start_command(["python3", "-c", program], pty=(24, 80))
     chunks = command.output()
-    await heard(chunks, b"ready\r\n")
+    await heard(chunks, b"ready\r\n", command)
     await command.resize(50, 132)
     equal((await command.wait())["stdout"], "ready\r\n(132, 50)\r\n")
 
@@ -247,6 +247,6 @@ async def a_pty_takes_control_characters(case: Case) -> None:
     # Python and not sh: some shells lose an interrupt that comes just when they start a program.
     program = "import time; print('up', flush=True); time.sleep(1000)"
     command = await sandbox.start_command(["python3", "-c", program], stdin=True, pty=True)
-    await heard(command.output(), b"up\r\n")
+    await heard(command.output(), b"up\r\n", command)
     await command.write_stdin("\x03")
     expect((await command.wait())["exit_code"] in (-2, 130), f"exit code {command.poll()}")

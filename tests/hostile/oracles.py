@@ -184,6 +184,11 @@ def host_mounts() -> list[str]:
     return [line for line in mountinfo() if not _MOUNTS_OF_ENGINES.search(line.split()[4])]
 
 
+def host_routes() -> list[str]:
+    routes = _lines("/proc/net/route")
+    return [route for route in routes if not _BRIDGES_OF_ENGINES.match(route)]
+
+
 def host_state() -> dict[str, object]:
     """What a sandbox could break on the machine and nobody else changes meanwhile."""
     sysctls = ("kernel/core_pattern", "kernel/hostname", "kernel/domainname", "kernel/sysrq",

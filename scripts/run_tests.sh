@@ -7,7 +7,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=$1
 declare -A lanes=(
-    [docker]="tests/docker tests/images
+    # With the machine that is emulated: the lane of all others is the longest.
+    [docker]="tests/docker tests/images tests/vm
               tests/conformance/test_docker.py tests/conformance/test_gvisor.py"
     [incus]="tests/incus tests/conformance/test_incus.py"
 )

@@ -87,7 +87,7 @@ async def test_two_busy_processes_share_half_a_core():
                 used = scene.cpu_seconds(sandbox) - before
             shares[sandbox.sandbox_id] = used / (time.monotonic() - started)
         # However busy the machine is with others, it has some, and more with a larger quota.
-        assert 0.2 < shares[half.sandbox_id] < 0.55
+        assert 0.1 < shares[half.sandbox_id] < 0.55
         assert shares[two.sandbox_id] > shares[half.sandbox_id] * 1.15
 
 

@@ -5,6 +5,7 @@
 
 So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
 had not started yet carries its name on a label, and the next start of anybody removes it.
+What is likely to be wanted next is kept ready: see ``ready.py``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -36,9 +38,20 @@ from ..workspaces import WorkspaceStore
 from .channel import AttachChannel
 from .engine import Engine, EngineRefused
 from .images import Images, not_found
-from .labels import BACKEND, MANAGED, container_name, labels_of, sandbox_info
+from .labels import (
+    BACKEND,
+    MANAGED,
+    Title,
+    container_name,
+    labels_of,
+    owner_of,
+    ready_title,
+    sandbox_info,
+    sandbox_title,
+)
 from .meter import Meter
 from .owned import Owned
+from .ready import Stock, Wish
 from .refusals import creation_error
 from .spec import Place, container_body, guest_setup, seccomp_path, seccomp_profile
 from .watch import Watch
@@ -70,6 +83,7 @@ class DockerBackend(Backend):
         self._watch = Watch(self.engine, self.session)
         self._meter = Meter(self.engine, self._watch)
         self._owned: dict[str, Owned] = {}
+        self.stock = Stock(self.settings.docker_warm, self._make_ready, self.destroy)
         self.store = WorkspaceStore(lambda: self.engine.endpoint.shares_our_files, self.settings)
         self._bridged = False
         self._swept = False
@@ -117,17 +131,48 @@ class DockerBackend(Backend):
         labels: Mapping[str, str],
         volumes: list[Volume],
     ) -> None:
-        async with self._network(config) as network:
-            await self._make_in(network, sandbox_id, config, labels, volumes)
+        wish = Wish(config, labels)
+        if not await self._take_ready(sandbox_id, wish):
+            async with self._network(config) as network:
+                await self._make_in(network, sandbox_title(sandbox_id), wish, volumes)
+        self.stock.refill(wish)
 
-    async def _make_in(
-        self,
-        network: str,
-        sandbox_id: str,
-        config: SandboxConfig,
-        labels: Mapping[str, str],
-        volumes: list[Volume],
-    ) -> None:
+    async def _take_ready(self, sandbox_id: str, wish: Wish) -> bool:
+        """Give a ready container the name of a sandbox. Not if it has died, or its image is no
+        longer the one of that name, or the name is another's: a new one is made then, and whoever
+        asks for it hears what is wrong."""
+        handle = await self.stock.take(wish)
+        owned = self._owned.get(handle) if handle else None
+        if handle is None or owned is None:
+            return False
+        rename = self.engine.rename(owned.container, container_name(sandbox_id))
+        image, renamed = await asyncio.gather(
+            self.engine.image_id(wish.config.base_image), rename, return_exceptions=True
+        )
+        if image != owned.image or renamed is not None or self._watch.has_ended(owned.container):
+            logger.info("a container that was kept ready is not used: %s", renamed or image)
+            with suppress(SandboxError):
+                await self.destroy(handle)
+            return False
+        self._owned[sandbox_id] = self._owned.pop(handle)
+        owned.created_at = time.time()
+        return True
+
+    async def _make_ready(self, wish: Wish) -> str:
+        title = ready_title(secrets.token_hex(8))
+        async with self._network(wish.config) as network:
+            await self._make_in(network, title, wish, [])
+        owned = self._owned[title.handle]
+        try:
+            owned.image = str((await self.engine.inspect(owned.container))["Image"])
+        except BaseException:
+            with suppress(SandboxError):
+                await self.destroy(title.handle)
+            raise
+        return title.handle
+
+    async def _make_in(self, network: str, title: Title, wish: Wish, volumes: list[Volume]) -> None:
+        config = wish.config
         workspaces, slot = await self.store.get(), secrets.token_hex(8)
         home = await workspaces.create(slot, config.disk_mb) if workspaces else None
         try:
@@ -140,37 +185,37 @@ class DockerBackend(Backend):
                 probe=self._probe,
                 own_kernel=self._own_kernel,
                 volumes=volumes,
-                labels=labels_of(sandbox_id, self.name, self.session, owner, config, labels),
+                labels=labels_of(title, self.name, self.session, owner, config, wish.labels),
             )
-            container = await self._create_container(sandbox_id, config, place)
+            container = await self._create_container(title, config, place)
         except BaseException:
             if workspaces:
                 await workspaces.remove(slot)
             raise
-        owned = self._owned[sandbox_id] = Owned(container, config, slot)
+        owned = self._owned[title.handle] = Owned(container, config, slot)
         try:
-            await self._start(sandbox_id, owned)
+            await self._start(title.handle, owned)
             if config.network_mode == "bridge":
                 from .network import isolate
 
                 await isolate(config)
         except BaseException:
             with suppress(SandboxError):  # why it did not start matters more
-                await self.destroy(sandbox_id)
+                await self.destroy(title.handle)
             raise
 
-    async def _create_container(self, sandbox_id: str, config: SandboxConfig, place: Place) -> str:
+    async def _create_container(self, title: Title, config: SandboxConfig, place: Place) -> str:
         body = container_body(config, place)
         for attempt in (1, 2, 3):
             try:
-                return await self.engine.create(container_name(sandbox_id), body)
+                return await self.engine.create(title.name, body)
             except EngineRefused as refused:
                 if refused.status == 404 and "image" in refused.message.lower() and attempt < 3:
                     await self._images.fetch(config.base_image)
                 elif refused.status == 409 and attempt < 3 and await self.sweep():
                     continue  # the name was a dead one's
                 else:
-                    raise creation_error(refused, sandbox_id, config) from refused
+                    raise creation_error(refused, title.handle, config) from refused
         raise not_found(config.base_image, "it was pulled, but is not here")
 
     async def _start(self, sandbox_id: str, owned: Owned) -> None:
@@ -295,7 +340,12 @@ class DockerBackend(Backend):
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         infos = [sandbox_info(container) for container in await self._containers()]
-        return [info for info in infos if info is not None]
+        return [self._dated(info) for info in infos if info is not None]
+
+    def _dated(self, info: SandboxInfo) -> SandboxInfo:
+        """Of our own it is known when they were made, also if they were kept ready before."""
+        owned = self._owned.get(info.sandbox_id)
+        return replace(info, created_at=owned.created_at) if owned else info
 
     async def _containers(self) -> list[dict[str, Any]]:
         found = await self.engine.containers(f"{MANAGED}=true", f"{BACKEND}={self.name}")
@@ -304,14 +354,14 @@ class DockerBackend(Backend):
     async def sweep(self) -> int:
         swept = 0
         for container in await self._containers():
-            info = sandbox_info(container)
-            if info is None or info.owner_alive:
+            owner = owner_of(container)
+            if owner is None or owner.is_alive:
                 continue
             try:
                 await self.engine.remove(str(container["Id"]))
-                swept += 1
+                swept += sandbox_info(container) is not None
             except EngineRefused as refused:
-                logger.warning("sandbox %s was not swept: %s", info.sandbox_id, refused.message)
+                logger.warning("container %s was not swept: %s", container["Id"], refused.message)
         return swept
 
     async def _sweep_once(self) -> None:
@@ -324,6 +374,7 @@ class DockerBackend(Backend):
                 raise
 
     async def close(self) -> None:
+        await self.stock.close()
         for sandbox_id in list(self._owned):
             try:
                 await self.destroy(sandbox_id)

@@ -99,13 +99,17 @@ class Engine:
         return cast(Json, await self._call("GET", f"containers/{reference}/stats", params))
 
     async def has_image(self, image: str) -> bool:
+        return await self.image_id(image) is not None
+
+    async def image_id(self, image: str) -> str | None:
+        """What the name stands for now; None when there is no such image."""
         try:
-            await self._call("GET", f"images/{image}/json")
+            answer = await self._call("GET", f"images/{image}/json")
         except EngineRefused as refused:
             if refused.status == 404:
-                return False
+                return None
             raise
-        return True
+        return str(answer["Id"])
 
     # Work
 
@@ -141,6 +145,10 @@ class Engine:
 
     async def start(self, reference: str) -> None:
         await self._call("POST", f"containers/{reference}/start", seconds=WORK_SECONDS)
+
+    async def rename(self, reference: str, name: str) -> None:
+        """Refused with 404 when it is gone, with 409 when the name is taken."""
+        await self._call("POST", f"containers/{reference}/rename", {"name": name})
 
     async def remove(self, reference: str) -> None:
         """Kill and remove it. Gone is success; it is gone when this returns."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from ...config import SandboxConfig
@@ -12,7 +13,8 @@ from .channel import AttachChannel
 @dataclass
 class Owned:
     """The id of the container, and what was learned of it. ``pid`` is its first process as the
-    engine's machine counts, 0 until somebody asked; ``cgroups`` are empty elsewhere."""
+    engine's machine counts, 0 until somebody asked; ``cgroups`` are empty elsewhere; ``image`` is
+    known of those that were kept ready."""
 
     container: str
     config: SandboxConfig
@@ -20,4 +22,6 @@ class Owned:
     channel: AttachChannel | None = None
     pid: int = 0
     cgroups: dict[str, str] = field(default_factory=dict)
+    image: str = ""
     last: Usage = field(default_factory=Usage)
+    created_at: float = field(default_factory=time.time)

@@ -28,6 +28,15 @@ def creation_error(
             sandbox_id,
             step="runtime",
         )
+    if "network enabled in root network namespace" in lowered:
+        # Some builds take every namespace of a new kernel for the root one, even an empty one.
+        return BackendUnavailableError(
+            f"This build of gVisor cannot use the network namespace of its container: {text}. "
+            'Register runsc with "--network=host" in its runtimeArgs, which means the network of '
+            "the container and not of the machine, or take a newer build; then restart the engine.",
+            sandbox_id,
+            step="runtime",
+        )
     return SandboxCreationError(
         f"The engine did not make the sandbox: {text}", sandbox_id, step="container"
     )

@@ -103,8 +103,7 @@ class Workspaces:
         """Bytes used, and whether that is all there may be."""
         answer = await self._ask("usage", name)
         used, limit = int(answer.get("used", 0)), int(answer.get("limit", 0))
-        slack = max(_SLACK, limit // _SLACK_SHARE)
-        return used, bool(limit) and used + slack >= limit
+        return used, is_nearly_full(used, limit)
 
     async def remove(self, name: str) -> str:
         """Idempotent. What is left, if anything."""
@@ -139,6 +138,10 @@ class Workspaces:
     async def _receive(self) -> dict[str, Any]:
         packet = await asyncio.get_running_loop().sock_recv(self._control, _MAX_MESSAGE)
         return dict(json.loads(packet)) if packet else {}
+
+
+def is_nearly_full(used: int, limit: int) -> bool:
+    return bool(limit) and used + max(_SLACK, limit // _SLACK_SHARE) >= limit
 
 
 def shares_our_files(socket_path: str) -> bool:

@@ -53,7 +53,15 @@ from .meter import Meter
 from .owned import Owned
 from .ready import Stock, Wish
 from .refusals import creation_error
-from .spec import Place, container_body, guest_setup, seccomp_path, seccomp_profile
+from .space import Space
+from .spec import (
+    Place,
+    container_body,
+    guest_setup,
+    seccomp_path,
+    seccomp_profile,
+    writable_places,
+)
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -193,6 +201,8 @@ class DockerBackend(Backend):
                 await workspaces.remove(slot)
             raise
         owned = self._owned[title.handle] = Owned(container, config, slot)
+        if workspaces is None:
+            owned.space = Space(self.engine, container, list(writable_places(config)))
         try:
             await self._start(title.handle, owned)
             if config.network_mode == "bridge":
@@ -293,8 +303,8 @@ class DockerBackend(Backend):
         reference = owned.container if owned else await self._find(sandbox_id)
         if reference is None:
             return
-        if owned is not None and owned.channel is not None:
-            await owned.channel.close()
+        if owned is not None:
+            await owned.hang_up()
         try:
             # Its connection has ended, so it is about to go.
             if owned is None or not await self.engine.is_removed(reference, _END_SECONDS):
@@ -331,12 +341,16 @@ class DockerBackend(Backend):
                 raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
             return usage
         usage = await self._meter.of(owned)
-        workspaces = await self.store.get()
-        if workspaces is not None:
-            used, full = await workspaces.usage(owned.workspace)
-            usage = replace(usage, disk_bytes=used, disk_full=full)
+        if disk := await self._disk(owned):
+            usage = replace(usage, disk_bytes=disk[0], disk_full=disk[1])
         owned.last = usage
         return usage
+
+    async def _disk(self, owned: Owned) -> tuple[int, bool] | None:
+        if owned.space is not None:
+            return await owned.space.look()
+        workspaces = await self.store.get()
+        return await workspaces.usage(owned.workspace) if workspaces else None
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         infos = [sandbox_info(container) for container in await self._containers()]

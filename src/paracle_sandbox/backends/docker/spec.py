@@ -137,10 +137,16 @@ def _ulimits(config: SandboxConfig, place: Place) -> list[dict[str, Any]]:
     return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in limits.items()]
 
 
-def _writable(config: SandboxConfig, place: Place) -> dict[str, Any]:
+def writable_places(config: SandboxConfig) -> dict[str, str]:
+    """Path inside to its name in the workspace of the sandbox."""
     places = {config.working_dir: "workspace", "/tmp": "tmp"}
     if not config.read_only_filesystem:
         places |= {f"/{name}": name for name in _EXTRA_WRITABLE}
+    return places
+
+
+def _writable(config: SandboxConfig, place: Place) -> dict[str, Any]:
+    places = writable_places(config)
     given = [_bind(one.source, one.target, one.read_only) for one in place.volumes]
     if place.home is not None:
         own = [_bind(f"{place.home}/{name}", path) for path, name in places.items()]

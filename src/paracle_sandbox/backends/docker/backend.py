@@ -168,14 +168,17 @@ class DockerBackend(Backend):
 
     async def _make_ready(self, wish: Wish) -> str:
         title = ready_title(secrets.token_hex(8))
-        async with self._network(wish.config) as network:
-            await self._make_in(network, title, wish, [])
-        owned = self._owned[title.handle]
         try:
+            async with self._network(wish.config) as network:
+                await self._make_in(network, title, wish, [])
+            owned = self._owned[title.handle]
             owned.image = str((await self.engine.inspect(owned.container))["Image"])
-        except BaseException:
+        except BaseException as error:
             with suppress(SandboxError):
                 await self.destroy(title.handle)
+            if isinstance(error, asyncio.CancelledError):
+                # The event loop ends, and nobody closed us; see Watch.
+                await self.engine.close()
             raise
         return title.handle
 

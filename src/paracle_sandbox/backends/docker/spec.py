@@ -20,6 +20,7 @@ from ..workspaces import UID
 
 _MB = 1 << 20
 _SHM_BYTES = 256 * _MB
+_CPU_PERIOD = 100_000  # microseconds
 # Writable beside the workspace and /tmp when the root need not be read-only: as on native.
 _EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
 # What the engines hide by themselves, which a list of our own replaces, and what more of /proc
@@ -115,7 +116,9 @@ def _host_config(config: SandboxConfig, place: Place) -> dict[str, Any]:
         "ReadonlyRootfs": True,
         "Memory": config.memory_mb * _MB,
         "MemorySwap": config.memory_mb * _MB,
-        "NanoCpus": int(config.cpu_cores * 1e9),
+        # Not NanoCpus, of which an engine refuses more than its machine has.
+        "CpuPeriod": _CPU_PERIOD,
+        "CpuQuota": int(config.cpu_cores * _CPU_PERIOD),
         "PidsLimit": _pids_limit(config, place),
         "OomScoreAdj": 500,
         "ShmSize": _SHM_BYTES,

@@ -150,15 +150,20 @@ def shares_our_files(socket_path: str) -> bool:
     if os.geteuid() != 0:
         return False
     try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(2.0)
-            probe.connect(socket_path)
-            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, _, _ = _CREDENTIALS.unpack(raw)
+        pid = listener(socket_path)
         # 0: a process of another pid namespace, as when we are in a container.
         return pid > 0 and _mounts(str(pid)) == _mounts("self")
     except OSError:
         return False
+
+
+def listener(socket_path: str) -> int:
+    """The process that listens there, 0 when it is of another pid namespace. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(2.0)
+        probe.connect(socket_path)
+        raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[0])
 
 
 def _mounts(process: str) -> str:

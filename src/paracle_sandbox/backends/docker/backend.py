@@ -52,7 +52,7 @@ from .labels import (
 from .meter import Meter
 from .owned import Owned
 from .ready import Stock, Wish
-from .refusals import creation_error
+from .refusals import creation_error, is_name_taken
 from .space import Space
 from .spec import (
     Place,
@@ -195,6 +195,7 @@ class DockerBackend(Backend):
                 runtime=self.runtime,
                 probe=self._probe,
                 own_kernel=self._own_kernel,
+                process_limit=self._process_limit(),
                 volumes=volumes,
                 labels=labels_of(title, self.name, self.session, owner, config, wish.labels),
             )
@@ -225,7 +226,7 @@ class DockerBackend(Backend):
             except EngineRefused as refused:
                 if refused.status == 404 and "image" in refused.message.lower() and attempt < 3:
                     await self._images.fetch(config.base_image)
-                elif refused.status == 409 and attempt < 3 and await self.sweep():
+                elif is_name_taken(refused) and attempt < 3 and await self.sweep():
                     continue  # the name was a dead one's
                 else:
                     raise creation_error(refused, title.handle, config) from refused
@@ -274,6 +275,11 @@ class DockerBackend(Backend):
                 step="seccomp",
             )
         return seccomp_path()
+
+    def _process_limit(self) -> int | None:
+        """Podman sets a limit of its own choice if none is given. One above what the service has
+        itself may need a right that it lacks; what it has, it can always give."""
+        return self.engine.endpoint.process_limit if self.engine.is_podman else None
 
     @asynccontextmanager
     async def _network(self, config: SandboxConfig) -> AsyncIterator[str]:

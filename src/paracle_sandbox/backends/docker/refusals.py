@@ -7,12 +7,18 @@ from ...errors import BackendUnavailableError, SandboxConflictError, SandboxCrea
 from .engine import EngineRefused
 
 
+def is_name_taken(refused: EngineRefused) -> bool:
+    """Podman has no status of its own for it."""
+    text = refused.message.lower()
+    return "name" in text and (refused.status == 409 or "already in use" in text)
+
+
 def creation_error(
     refused: EngineRefused, sandbox_id: str, config: SandboxConfig
 ) -> SandboxCreationError:
     text = refused.message
     lowered = text.lower()
-    if refused.status == 409 and "name" in lowered:
+    if is_name_taken(refused):
         return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
     if "python3" in text and "not found" in lowered:
         return SandboxCreationError(

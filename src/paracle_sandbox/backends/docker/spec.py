@@ -58,7 +58,8 @@ class Place:
     """Where a container's writable places come from, and what else is settled before it is made.
 
     ``home`` is a directory of the engine's machine, or None for tmpfs; ``probe`` is Python that
-    runs before the guest; ``own_kernel`` is a runtime whose processes are not the host's."""
+    runs before the guest; ``own_kernel`` is a runtime whose processes are not the host's;
+    ``process_limit`` is named for an engine that would choose one by itself."""
 
     home: str | None
     network: str
@@ -66,6 +67,7 @@ class Place:
     runtime: str | None = None
     probe: str = ""
     own_kernel: bool = False
+    process_limit: int | None = None
     volumes: Sequence[Volume] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -137,6 +139,8 @@ def _ulimits(config: SandboxConfig, place: Place) -> list[dict[str, Any]]:
     limits = dict(_ULIMITS)
     if place.own_kernel:  # elsewhere it would count the user's processes in all containers
         limits["nproc"] = (config.max_processes, config.max_processes)
+    elif place.process_limit is not None:
+        limits["nproc"] = (place.process_limit, place.process_limit)
     return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in limits.items()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from container_fixtures import BACKENDS, changed
 
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.docker.ready import Wish
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxConflictError
 from paracle_sandbox.sandbox import Sandbox
@@ -81,7 +83,31 @@ async def test_nobody_gets_what_he_did_not_ask_for(stocked: DockerBackend) -> No
     waiting = await ready(stocked)
     for config, labels in ((KIND.model_copy(update={"memory_mb": 201}), {}), (KIND, {"a": "b"})):
         assert await once(stocked, config, **labels) not in waiting
-    assert await ready(stocked) == waiting
+    assert not await ready(stocked), "it made room: there was one sandbox at a time"
+
+
+async def test_never_more_than_there_were_sandboxes(stocked: DockerBackend) -> None:
+    """B17, with a stock: of two at a time, at most two containers."""
+    most = 0
+
+    async def look() -> None:
+        nonlocal most
+        while True:
+            found = await stocked.engine.containers(f"paracle.session={stocked.session}")
+            most = max(most, sum(one["State"] == "running" for one in found))
+
+    looking = asyncio.ensure_future(look())
+    turns = asyncio.Semaphore(2)
+
+    async def job() -> None:
+        async with turns:
+            await once(stocked)
+
+    await asyncio.gather(*(job() for _ in range(8)))
+    looking.cancel()
+    await asyncio.wait([looking])
+    assert most == 2
+    assert 1 <= len(await ready(stocked)) <= 2
 
 
 async def test_one_that_died_is_replaced(stocked: DockerBackend) -> None:
@@ -104,7 +130,9 @@ async def test_one_that_was_removed_is_replaced(stocked: DockerBackend) -> None:
 
 async def test_a_name_that_is_taken_stays_taken(stocked: DockerBackend) -> None:
     async with Sandbox(stocked, "one-name", KIND) as sandbox:
-        await stocked.stock.settled()
+        async with Sandbox(stocked, "other-name", KIND):
+            pass  # which leaves a ready one
+        assert len(await ready(stocked)) == 1
         with pytest.raises(SandboxConflictError, match="exists already"):
             await stocked.create("one-name", KIND, {})
         assert await sandbox.run_command("echo mine") == "mine\n"
@@ -156,7 +184,12 @@ async def test_none_is_kept_unless_it_can_be(settings: Settings) -> None:
 
 
 async def test_kinds_that_nobody_wants_any_more_are_let_go(stocked: DockerBackend) -> None:
-    waiting = await ready(stocked)
-    for number in range(8):
-        await once(stocked, KIND, kind=str(number))
-    assert not set(waiting) & set(await ready(stocked))
+    """Eight are remembered. With one sandbox beside, there is room for one that is ready."""
+    async with Sandbox(stocked, "beside", SandboxConfig()):
+        await once(stocked)
+        (waiting,) = await ready(stocked)
+        for number in range(7):
+            stocked.stock.note(Wish(KIND, {"kind": str(number)}))
+        assert await ready(stocked) == [waiting]
+        stocked.stock.note(Wish(KIND, {"kind": "one more"}))
+        assert not await ready(stocked)

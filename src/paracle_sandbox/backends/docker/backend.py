@@ -91,6 +91,8 @@ class DockerBackend(Backend):
         self._watch = Watch(self.engine, self.session)
         self._meter = Meter(self.engine, self._watch)
         self._owned: dict[str, Owned] = {}
+        self._living: set[str] = set()
+        self._most = 0  # at a time
         self.stock = Stock(self.settings.docker_warm, self._make_ready, self.destroy)
         self.store = WorkspaceStore(lambda: self.engine.endpoint.shares_our_files, self.settings)
         self._bridged = False
@@ -140,10 +142,19 @@ class DockerBackend(Backend):
         volumes: list[Volume],
     ) -> None:
         wish = Wish(config, labels)
-        if not await self._take_ready(sandbox_id, wish):
-            async with self._network(config) as network:
-                await self._make_in(network, sandbox_title(sandbox_id), wish, volumes)
-        self.stock.refill(wish)
+        is_new = sandbox_id not in self._living
+        self._living.add(sandbox_id)
+        self._most = max(self._most, len(self._living))
+        try:
+            if not await self._take_ready(sandbox_id, wish):
+                self.stock.shrink(self._most - len(self._living))
+                async with self._network(config) as network:
+                    await self._make_in(network, sandbox_title(sandbox_id), wish, volumes)
+        except BaseException:
+            if is_new:
+                self._living.discard(sandbox_id)
+            raise
+        self.stock.note(wish)
 
     async def _take_ready(self, sandbox_id: str, wish: Wish) -> bool:
         """Give a ready container the name of a sandbox. Not if it has died, or its image is no
@@ -204,7 +215,7 @@ class DockerBackend(Backend):
             if workspaces:
                 await workspaces.remove(slot)
             raise
-        owned = self._owned[title.handle] = Owned(container, config, slot)
+        owned = self._owned[title.handle] = Owned(container, config, slot, wish.labels)
         if workspaces is None:
             owned.space = Space(self.engine, container, list(writable_places(config)))
         try:
@@ -314,6 +325,7 @@ class DockerBackend(Backend):
             return
         if owned is not None:
             await owned.hang_up()
+            self._make_room(sandbox_id, owned)
         try:
             # Its connection has ended, so it is about to go.
             if owned is None or not await self.engine.is_removed(reference, _END_SECONDS):
@@ -330,6 +342,12 @@ class DockerBackend(Backend):
         left = await workspaces.remove(owned.workspace) if workspaces else ""
         if left:
             raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
+
+    def _make_room(self, sandbox_id: str, owned: Owned) -> None:
+        """What was a sandbox is about to go: something may be made ready in its place."""
+        if sandbox_id in self._living:
+            self._living.discard(sandbox_id)
+            self.stock.refill(Wish(owned.config, owned.labels), self._most - len(self._living))
 
     async def _find(self, sandbox_id: str) -> str | None:
         """A container of ours that another process made."""
@@ -397,6 +415,7 @@ class DockerBackend(Backend):
                 raise
 
     async def close(self) -> None:
+        self._living.clear()  # nothing is made ready any more
         await self.stock.close()
         for sandbox_id in list(self._owned):
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...config import SandboxConfig
@@ -20,6 +21,7 @@ class Owned:
     container: str
     config: SandboxConfig
     workspace: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     channel: AttachChannel | None = None
     pid: int = 0
     cgroups: dict[str, str] = field(default_factory=dict)

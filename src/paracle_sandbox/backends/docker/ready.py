@@ -1,10 +1,13 @@
 """Containers kept ready: started, with a guest in them, and nobody's yet.
 
 To start a container takes an engine a quarter of a second; to give another name to one that runs,
-a few milliseconds. So once the same sandbox has been asked for twice, the next of its kind is
+a few milliseconds. So when a sandbox goes that has been asked for twice, the next of its kind is
 started ahead of need, off the critical path. Its kind is all that was asked for, limits and labels
 included, so nothing about it has to be changed when somebody takes it. It has run nothing, is used
 once, and ends like any sandbox: when it is removed, or when the connection of its owner ends.
+
+A ready one only takes the room that a sandbox has left: all together there are never more than the
+owner once had at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Kinds that are remembered, of which the one that was not asked for longest is forgotten.
 _KINDS = 8
+_TWICE = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Stock:
         self._size = size
         self._make = make
         self._remove = remove
-        self._kinds: OrderedDict[str, list[asyncio.Task[str | None]]] = OrderedDict()
+        self._kinds: dict[str, list[asyncio.Task[str | None]]] = {}
+        self._asked: OrderedDict[str, int] = OrderedDict()  # how often, the latest last
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -66,18 +71,36 @@ class Stock:
         ready = self._kinds.get(wish.kind)
         return await ready.pop(0) if ready else None
 
-    def refill(self, wish: Wish) -> None:
-        """Have as many as there should be, some time later, if this was wanted before."""
+    def note(self, wish: Wish) -> None:
+        """Somebody has asked for this."""
+        if self._size and wish.can_wait:
+            self._asked[wish.kind] = self._asked.pop(wish.kind, 0) + 1
+            while len(self._asked) > _KINDS:
+                self._let_go(self._kinds.pop(self._asked.popitem(last=False)[0], []))
+
+    def refill(self, wish: Wish, room: int) -> None:
+        """Have as many as there should be, some time later, if it was asked for twice and there
+        is ``room`` for so many in all."""
         self._forget_other_loops()
-        if not self._size or not wish.can_wait:
+        if self._asked.get(wish.kind, 0) < _TWICE:
             return
-        wanted_before = wish.kind in self._kinds
         ready = self._kinds.setdefault(wish.kind, [])
-        self._kinds.move_to_end(wish.kind)
-        while wanted_before and len(ready) < self._size:
+        while len(ready) < min(self._size, len(ready) + room - self._count()):
             ready.append(asyncio.get_running_loop().create_task(self._try(wish)))
-        while len(self._kinds) > _KINDS:
-            _, unwanted = self._kinds.popitem(last=False)
+        if not ready:
+            self.shrink(room - 1)  # for the next time, others have stood there long enough
+
+    def shrink(self, room: int) -> None:
+        """Let some go, first of the kind that was not asked for longest."""
+        for kind in self._asked:
+            ready = self._kinds.get(kind, [])
+            self._let_go([ready.pop() for _ in ready[: max(0, self._count() - room)]])
+
+    def _count(self) -> int:
+        return sum(map(len, self._kinds.values()))
+
+    def _let_go(self, unwanted: list[asyncio.Task[str | None]]) -> None:
+        if unwanted:
             task = asyncio.get_running_loop().create_task(self._drop(unwanted))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)

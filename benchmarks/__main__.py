@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import platform
 import shutil
@@ -297,21 +298,22 @@ class Bench:
             0.1,
             "<= 0.1x docker exec",
         )
+        # The budget is about Docker, one at a time; the rest is told beside it.
         self.row(
             f"{name}: create + hello + destroy, p50",
             f"{found.fresh.p50:.0f} ms (no stock: {found.cold.p50:.0f} ms, "
             f"{found.cold.p50 / found.run_rm.p50:.2f}x)",
             found.fresh.p50 / found.run_rm.p50,
-            1.1,
-            "<= 1.1x docker run --rm",
+            1.1 if name == "docker" else math.inf,
+            "<= 1.1x docker run --rm" if name == "docker" else "none; beside docker run --rm",
         )
         self.row(
             f"{name}: create + hello + destroy, 8 at a time",
             f"{found.at_once:.1f}/s (no stock: {found.cold_at_once:.1f}/s) "
             f"against {found.run_rm_at_once:.1f}/s",
             found.run_rm_at_once / found.at_once,
-            1.1,
-            "<= 1.1x docker run --rm",
+            math.inf,
+            "none; beside docker run --rm",
         )
 
     async def _incus(self) -> None:

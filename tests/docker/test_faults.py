@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -204,6 +205,25 @@ async def test_an_engine_that_answers_nonsense(
         writer.transport.abort()
     await server.wait_closed()
     await asyncio.sleep(0.01)  # the loop lets go of what was aborted
+
+
+async def test_an_address_that_swallows_connections(settings: Settings) -> None:
+    """R09: a machine that is there and says nothing, not even to the first packet."""
+    with contextlib.ExitStack() as sockets:
+        server = sockets.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):  # the queue of those who wait to be accepted is full
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        host = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        backend = BACKENDS["docker"](changed(settings, docker_host=host))
+        began = time.monotonic()
+        with pytest.raises(DockerConnectionError, match="Docker not available"):
+            await backend.create("x", SandboxConfig(), {})
+        assert time.monotonic() - began < 15
+        await backend.close()
 
 
 # An engine of our own, to be killed

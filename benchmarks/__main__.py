@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paracle_sandbox.errors import SandboxError
 
-from . import ours, peers, service
+from . import containers, ours, peers, service
 from .measure import PACE_SECONDS, Times, per_second, timed_command
 
 _README = Path(__file__).resolve().parent.parent / "README.md"
+PARTS = (
+    "fresh", "live", "peers", "throughput", "pandas", "cli", "idle", "bulk", "containers", "incus",
+    "service",
+)  # fmt: skip
 _BEGIN, _END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
@@ -59,20 +65,11 @@ class Bench:
     def floor(self, what: str, measured: str, value: float, least: float, budget: str) -> None:
         self.rows.append(Row(what, measured, None, budget, value >= least))
 
-    async def run(self) -> None:
+    async def run(self, only: Sequence[str] = ()) -> None:
         print(machine())
         print(f"  {'milliseconds':44} {'p50':>8} {'p95':>8} {'p99':>8}", flush=True)
-        await self._fresh()
-        await self._live()
-        await self._peers()
-        await self._throughput()
-        await self._pandas()
-        await self._cli()
-        await self._idle()
-        await self._bulk()
-        await self._containers()
-        await self._incus()
-        await self._service()
+        for part in only or PARTS:
+            await getattr(self, f"_{part}")()
 
     async def _service(self) -> None:
         hello, _ = await ours.live_times(self.count, 0.0)
@@ -268,37 +265,56 @@ class Bench:
         )
 
     async def _containers(self) -> None:
-        from . import containers
-
         for name in ("docker", "gvisor"):
             try:
                 found = await containers.figures(name, self.count)
             except (SandboxError, OSError, RuntimeError) as error:
                 print(f"  {name}: left out: {str(error)[:120]}")
                 continue
-            self.note(found.run_rm, "the client's defaults: root inside, no limits")
-            self.note(found.fresh, "full posture, all limits")
-            self.note(found.exec_command, "the client, in the same container")
-            self.note(found.command)
-            print(
-                f"  {name} per second, 8 at a time: ours {found.at_once:.1f}, "
-                f"docker run --rm {found.run_rm_at_once:.1f}"
-            )
-            self.row(
-                f"{name}: command in a live sandbox, p50",
-                f"{found.command.p50:.2f} ms",
-                found.command.p50 / found.exec_command.p50,
-                0.1,
-                "<= 0.1x docker exec" if name == "docker" else "(<= 0.1x docker exec)",
-            )
-            self.row(
-                f"{name}: create + hello + destroy, p50",
-                f"{found.fresh.p50:.0f} ms; 8 at a time {found.at_once:.1f}/s "
-                f"against {found.run_rm_at_once:.1f}/s",
-                found.fresh.p50 / found.run_rm.p50,
-                1.1,
-                "<= 1.1x docker run --rm" if name == "docker" else "(<= 1.1x docker run --rm)",
-            )
+            self._container_rows(name, found)
+
+    def _container_rows(self, name: str, found: containers.Figures) -> None:
+        self.note(found.run_rm, "the client's defaults: root inside, no limits")
+        self.note(found.fresh, "full posture, all limits; the next one started ahead of need")
+        self.note(found.cold, "full posture, all limits; nothing ahead of need")
+        self.note(found.exec_command, "the client, in the same container")
+        self.note(found.command)
+        print(
+            f"  {name}, 8 at a time, per second: create + hello + destroy {found.at_once:.1f} "
+            f"(no stock: {found.cold_at_once:.1f}), docker run --rm {found.run_rm_at_once:.1f}; "
+            f"commands {found.commands_at_once:.0f}, docker exec {found.execs_at_once:.1f}"
+        )
+        self.row(
+            f"{name}: command in a live sandbox, p50",
+            f"{found.command.p50:.2f} ms",
+            found.command.p50 / found.exec_command.p50,
+            0.1,
+            "<= 0.1x docker exec",
+        )
+        self.row(
+            f"{name}: command in a live sandbox, 8 at a time",
+            f"{found.commands_at_once:.0f}/s against {found.execs_at_once:.1f}/s",
+            found.execs_at_once / found.commands_at_once,
+            0.1,
+            "<= 0.1x docker exec",
+        )
+        # The budget is about Docker, one at a time; the rest is told beside it.
+        self.row(
+            f"{name}: create + hello + destroy, p50",
+            f"{found.fresh.p50:.0f} ms (no stock: {found.cold.p50:.0f} ms, "
+            f"{found.cold.p50 / found.run_rm.p50:.2f}x)",
+            found.fresh.p50 / found.run_rm.p50,
+            1.1 if name == "docker" else math.inf,
+            "<= 1.1x docker run --rm" if name == "docker" else "none; beside docker run --rm",
+        )
+        self.row(
+            f"{name}: create + hello + destroy, 8 at a time",
+            f"{found.at_once:.1f}/s (no stock: {found.cold_at_once:.1f}/s) "
+            f"against {found.run_rm_at_once:.1f}/s",
+            found.run_rm_at_once / found.at_once,
+            math.inf,
+            "none; beside docker run --rm",
+        )
 
     async def _incus(self) -> None:
         from . import incus
@@ -363,9 +379,12 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=1024, help="size of the bulk transfers")
     parser.add_argument("--strict", action="store_true", help="fail when the budget is missed")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=(), help="a part of it")
     options = parser.parse_args()
+    if options.only and options.write:
+        parser.error("--write puts the whole run into README.md: leave out --only")
     bench = Bench(options.count, options.idle, options.megabytes)
-    asyncio.run(bench.run())
+    asyncio.run(bench.run(options.only))
     text = f"One run of `make bench` on: {machine()}.\n\n{bench.table()}"
     print("\n" + text)
     if options.write:

@@ -20,25 +20,30 @@ from paracle_sandbox.errors import SandboxError
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.settings import Settings, load_settings
 
-from .measure import Times, per_second, timed, timed_command
+from .measure import Times, per_second, run_command, timed, timed_command, timed_in_turns
 
 _RUN = Path(os.environ.get("PARACLE_TEST_RUN", "/run/paracle-sandbox-tests"))
 _TEST_IMAGES = ("paracle/sandbox:latest", "python:3.12-slim")
 _HELLO = "print('hello')"
 _AT_ONCE = 8
-_SECONDS = 8.0
+_SECONDS = 6.0
 
 
 @dataclass(frozen=True)
 class Figures:
-    """``fresh`` is create, hello, destroy; ``at_once`` are those per second, eight at a time."""
+    """``fresh`` is create, hello, destroy, ``cold`` the same with no container kept ready; those
+    called ``at_once`` are per second, eight at a time."""
 
     fresh: Times
+    cold: Times
     run_rm: Times
     command: Times
     exec_command: Times
     at_once: float
+    cold_at_once: float
     run_rm_at_once: float
+    commands_at_once: float
+    execs_at_once: float
 
 
 def _settings() -> Settings:
@@ -61,48 +66,82 @@ async def _image(backend: DockerBackend) -> str:
 
 
 @asynccontextmanager
-async def _open(kind: type[DockerBackend]) -> AsyncIterator[tuple[DockerBackend, SandboxConfig]]:
-    backend = kind(_settings())
+async def _open(
+    kind: type[DockerBackend], ready: int
+) -> AsyncIterator[tuple[DockerBackend, SandboxConfig]]:
+    backend = kind(replace(_settings(), docker_warm=ready))
     try:
         yield backend, SandboxConfig(base_image=await _image(backend))
     finally:
         await backend.close()
 
 
+async def _fresh(backend: DockerBackend, config: SandboxConfig) -> None:
+    async with Sandbox(backend, new_sandbox_id(), config) as sandbox:
+        result = await sandbox.run_code(_HELLO)
+        if result["stdout"] != "hello\n":
+            raise RuntimeError(result["stderr"])
+
+
 async def figures(name: str, count: int) -> Figures:
     """Of ``docker`` or ``gvisor``. Raises SandboxError when there is none that can be used."""
     kind = {"docker": DockerBackend, "gvisor": GvisorBackend}[name]
-    few = max(5, count // 10)
-    async with _open(kind) as (backend, config):
-        runtime = ["--runtime", backend.runtime] if backend.runtime else []
+    few = max(10, count // 5)
+    async with _open(kind, 1) as (backend, config), _open(kind, 0) as (cold, _):
+        runtime = backend.runtime or "runc"
         client = ["docker", "--host", str(_settings().docker_host or "")]
-        plain = [*client, "run", "--rm", "--network", "none", *runtime, config.base_image]
+        chosen = ["--runtime", runtime] if backend.runtime else []
+        plain = [*client, "run", "--rm", "--network", "none", *chosen, config.base_image]
         run_rm = [*plain, "python3", "-I", "-c", _HELLO]
 
-        async def fresh(_: int = 0) -> None:
-            async with Sandbox(backend, new_sandbox_id(), config) as sandbox:
-                result = await sandbox.run_code(_HELLO)
-                if result["stdout"] != "hello\n":
-                    raise RuntimeError(result["stderr"])
+        async def client_runs() -> None:
+            run_command(run_rm)
 
-        async def theirs(_: int) -> None:
-            process = await asyncio.create_subprocess_exec(
-                *run_rm, stdout=asyncio.subprocess.DEVNULL
-            )
-            await process.wait()
-
-        ours = await timed(f"{name}: create + hello + destroy", fresh, few)
-        beside = await timed_command(f"docker run --rm, {backend.runtime or 'runc'}", run_rm, few)
-        async with Sandbox(backend, new_sandbox_id(), config) as sandbox:
-            command = await timed(
-                f"{name}: sh true in a live sandbox", lambda: sandbox.execute("true"), count
-            )
-            inside = [*client, "exec", container_name(sandbox.sandbox_id), "sh", "-c", "true"]
-            exec_command = await timed_command(
-                f"docker exec, {backend.runtime or 'runc'}", inside, few
-            )
+        fresh = f"{name}: create + hello + destroy"
+        no_stock = f"{name}: create + hello + destroy, no stock"
+        theirs = f"docker run --rm --network none, {runtime}"
+        times = await timed_in_turns(
+            {
+                fresh: lambda: _fresh(backend, config),
+                no_stock: lambda: _fresh(cold, config),
+                theirs: client_runs,
+            },
+            few,
+            backend.stock.settled,
+        )
+        command, exec_command, commands, execs = await _commands(
+            name, client, backend, config, count
+        )
+        at_once = await per_second(lambda _: _fresh(backend, config), _AT_ONCE, _SECONDS)
+        await backend.stock.settled()
         return Figures(
-            ours, beside, command, exec_command,
-            await per_second(fresh, _AT_ONCE, _SECONDS),
-            await per_second(theirs, _AT_ONCE, _SECONDS),
+            times[fresh], times[no_stock], times[theirs], command, exec_command,
+            at_once,
+            await per_second(lambda _: _fresh(cold, config), _AT_ONCE, _SECONDS),
+            await per_second(lambda _: _client(run_rm), _AT_ONCE, _SECONDS),
+            commands,
+            execs,
         )  # fmt: skip
+
+
+async def _commands(
+    name: str, client: list[str], backend: DockerBackend, config: SandboxConfig, count: int
+) -> tuple[Times, Times, float, float]:
+    """One after another, then per second with eight at a time; ours, then the client's."""
+    async with Sandbox(backend, new_sandbox_id(), config) as sandbox:
+        inside = [*client, "exec", container_name(sandbox.sandbox_id), "sh", "-c", "true"]
+        command = await timed(
+            f"{name}: sh true in a live sandbox", lambda: sandbox.execute("true"), count
+        )
+        exec_command = await timed_command(
+            f"docker exec, {backend.runtime or 'runc'}", inside, max(10, count // 5)
+        )
+        ours = await per_second(lambda _: sandbox.execute("true"), _AT_ONCE, _SECONDS)
+        theirs = await per_second(lambda _: _client(inside), _AT_ONCE, _SECONDS)
+    return command, exec_command, ours, theirs
+
+
+async def _client(command: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    if await process.wait() != 0:
+        raise RuntimeError(f"{' '.join(command[3:5])} failed")

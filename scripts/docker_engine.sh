@@ -28,7 +28,11 @@ take_number() {
 }
 
 docker_() {
-    timeout "${docker_seconds:-300}" docker -H "unix://$run/docker.sock" "$@"
+    docker_at docker.sock "$@"
+}
+
+docker_at() {
+    timeout "${docker_seconds:-300}" docker -H "unix://$run/$1" "${@:2}"
 }
 
 # The pid in a file, if it still is that program of ours and not a recycled number.
@@ -114,7 +118,7 @@ stop_docker() {
         remove_networks
     fi
     # What is another engine's stays.
-    find "$run" -mindepth 1 ! -path "$run/incus*" -delete
+    find "$run" -mindepth 1 ! -path "$run/incus*" ! -path "$run/podman*" -delete
 }
 
 empty_docker() {

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Container engines for the tests: Docker, gVisor as a runtime of it, and Incus.
+# Container engines for the tests: Docker, gVisor as a runtime of it, Podman, and Incus.
 #
-#   scripts/engines.sh start [ENGINE ...]         docker, gvisor, incus; a no-op when all is there
+#   scripts/engines.sh start [ENGINE ...]         docker, gvisor, podman, incus; a no-op when all is
+#                                                 there
 #   scripts/engines.sh status [ENGINE ...]        0 if they can be used; without a name, all
 #   scripts/engines.sh stop [ENGINE ...]          ends what start began, of all without a name
 #   scripts/engines.sh run COMMAND ...            start, the command, and stop after the last `run`
 #
-# They listen on docker.sock and incus/unix.socket below PARACLE_TEST_RUN (which is
+# They listen on docker.sock, podman.sock and incus/unix.socket below PARACLE_TEST_RUN (which is
 # /run/paracle-sandbox-tests) and share nothing with an engine of the machine's own. What is costly is kept below PARACLE_TEST_CACHE.
 # It needs root on Debian; what it lacks, it installs. `run` runs the command in any case: it gets
 # the reason in PARACLE_ENGINES_REASON, and its tests decide what that means (tests/engines.py).
@@ -19,14 +20,17 @@ project=$(cd "$(dirname "$0")/.." && pwd)
 . "$project/scripts/engine_parts.sh"
 # shellcheck source=scripts/docker_engine.sh
 . "$project/scripts/docker_engine.sh"
+# shellcheck source=scripts/podman_engine.sh
+. "$project/scripts/podman_engine.sh"
 # shellcheck source=scripts/incus_engine.sh
 . "$project/scripts/incus_engine.sh"
 
 cache=$(test_cache)
 run=${PARACLE_TEST_RUN:-/run/paracle-sandbox-tests}
 data=$cache/docker
+podman_data=$cache/podman
 incus_data=$cache/incus
-all_engines=(docker gvisor incus)
+all_engines=(docker gvisor podman incus)
 
 fail() {
     echo "engines: $*" >&2
@@ -39,6 +43,7 @@ usable() {
         case $engine in
             docker) docker_answers ;;
             gvisor) docker_answers && [ -x "$cache/runsc" ] ;;
+            podman) podman_answers ;;
             incus) incus_answers ;;
         esac || return
     done
@@ -53,6 +58,7 @@ start() {
     flock 9
     case " $* " in *" docker "* | *" gvisor "*) have_docker_run ;; esac
     [[ " $* " != *" gvisor "* ]] || fetch_runsc
+    [[ " $* " != *" podman "* ]] || have_podman_run
     [[ " $* " != *" incus "* ]] || have_incus_run
     exec 9>&-
 }
@@ -65,6 +71,14 @@ have_docker_run() {
         (start_docker) || { stop_docker; exit 1; }
     fi
     (import_base_images) || exit 1
+}
+
+have_podman_run() {
+    install_podman
+    if ! podman_answers; then
+        stop_podman
+        (start_podman) || { stop_podman; exit 1; }
+    fi
 }
 
 have_incus_run() {
@@ -82,6 +96,7 @@ stop() {
     exec 9>"$cache/engines.lock"
     flock 9
     [[ " $* " != *" incus "* ]] || stop_incus
+    [[ " $* " != *" podman "* ]] || stop_podman
     case " $* " in *" docker "* | *" gvisor "*) stop_docker ;; esac
     exec 9>&-
 }
@@ -125,5 +140,5 @@ case $verb in
     stop) stop "$@" ;;
     status) usable "$@" || fail "not running: $* (scripts/engines.sh start)" ;;
     run) run_with_engines "$@" ;;
-    *) sed -n '2,8s/^# \?//p' "$0" >&2 && exit 2 ;;
+    *) sed -n '2,9s/^# \?//p' "$0" >&2 && exit 2 ;;
 esac

@@ -9,11 +9,13 @@ python=$1
 declare -A lanes=(
     # With the machine that is emulated: the lane of all others is the longest.
     [docker]="tests/docker tests/images tests/vm
-              tests/conformance/test_docker.py tests/conformance/test_gvisor.py"
+              tests/conformance/test_docker.py tests/conformance/test_gvisor.py
+              tests/conformance/test_podman.py"
     [incus]="tests/incus tests/conformance/test_incus.py"
 )
-# Half of the time of their lanes: what other tests show on native and Docker, on two more engines.
-long=(tests/docker/test_hostile_gvisor.py tests/incus/test_hostile_incus.py)
+# Half of the time of their lanes: what other tests show on native and Docker, on more engines.
+long=(tests/docker/test_hostile_gvisor.py tests/incus/test_hostile_incus.py
+    tests/conformance/test_podman.py)
 left_out=()
 if [ -z "${PARACLE_LONG:-}" ]; then
     left_out=("${long[@]/#/--ignore=}")

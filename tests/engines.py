@@ -1,14 +1,16 @@
 """The engines that tests may need, and what their absence means: asked here and nowhere else.
 
 A test that needs Docker calls ``require("docker")`` first, mostly in a fixture. Without the engine
-it is skipped, with the reason and the remedy; PARACLE_REQUIRE_ENGINES=vm,docker,gvisor,incus names
-those whose absence is a failure instead. ``make test`` starts what it can (scripts/engines.sh run).
+it is skipped, with the reason and the remedy; PARACLE_REQUIRE_ENGINES=vm,docker,gvisor,podman,incus
+names those whose absence is a failure instead. ``make test`` starts what it can (scripts/engines.sh
+run). An engine that lacks the image which sandboxes start from gets it here, once.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -19,15 +21,23 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "engines.sh"
 _RUN = Path(os.environ.get("PARACLE_TEST_RUN", "/run/paracle-sandbox-tests"))
 SOCKET = _RUN / "docker.sock"
 DOCKER_HOST = f"unix://{SOCKET}"
+PODMAN_HOST = f"unix://{_RUN / 'podman.sock'}"
+IMAGE = "paracle/sandbox:latest"
 INCUS_SOCKET = str(_RUN / "incus" / "unix.socket")
 INCUS_IMAGE = "paracle-test-base"
 
 
 def require(engine: str) -> None:
-    """Returns if it can be used: docker and gvisor at DOCKER_HOST, incus at INCUS_SOCKET."""
+    """Returns if it can be used: docker and gvisor at DOCKER_HOST, podman at PODMAN_HOST, incus
+    at INCUS_SOCKET."""
     reason = _why_not(engine)
     if reason is not None:
         missing(engine, f"{reason}; scripts/engines.sh start {engine} (root on Debian) has it run")
+    if engine in ("docker", "gvisor"):
+        _build_image()
+    elif engine == "podman":
+        require("docker")
+        _pass_image_on()
 
 
 def missing(engine: str, reason: str) -> NoReturn:
@@ -44,3 +54,33 @@ def _why_not(engine: str) -> str | None:
     if asked.returncode == 0:
         return None
     return os.environ.get("PARACLE_ENGINES_REASON") or asked.stderr.strip()
+
+
+@cache
+def _build_image() -> None:
+    if _has_image(DOCKER_HOST):
+        return
+    source = str(SCRIPT.parents[1] / "src")
+    env = {**_at(DOCKER_HOST), "PYTHONPATH": os.pathsep.join([source, *sys.path])}
+    command = [sys.executable, "-m", "paracle_sandbox", "image", "build"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{IMAGE} cannot be built: {done.stdout}{done.stderr}"
+
+
+@cache
+def _pass_image_on() -> None:
+    if _has_image(PODMAN_HOST):
+        return
+    with subprocess.Popen(["docker", "save", IMAGE], env=_at(DOCKER_HOST),
+                          stdout=subprocess.PIPE) as save:  # fmt: skip
+        subprocess.run(["docker", "load"], stdin=save.stdout, env=_at(PODMAN_HOST), check=True,
+                       capture_output=True)  # fmt: skip
+
+
+def _has_image(host: str) -> bool:
+    asked = ["docker", "image", "inspect", IMAGE]
+    return subprocess.run(asked, env=_at(host), capture_output=True, check=False).returncode == 0
+
+
+def _at(host: str) -> dict[str, str]:
+    return {**os.environ, "DOCKER_HOST": host}

@@ -24,7 +24,8 @@ class Containers:
 def engine_settings(engine: str) -> Settings:
     """Settings for the engine of the tests; skips the test where there is none."""
     engines.require(engine)
-    return load_settings({**_environment(), "DOCKER_HOST": engines.DOCKER_HOST})
+    host = engines.PODMAN_HOST if engine == "podman" else engines.DOCKER_HOST
+    return load_settings({**_environment(), "DOCKER_HOST": host})
 
 
 def _environment() -> dict[str, str]:

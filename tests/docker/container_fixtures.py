@@ -1,6 +1,6 @@
 """Fixtures of the tests on container engines: backends of their own, and what they leave.
 
-``engine`` is the name of the backend under test; a module that tests gvisor overrides it.
+``engine`` is the engine under test; a module that tests another than Docker overrides it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 Make = Callable[..., Awaitable[Sandbox]]
-BACKENDS = {"docker": DockerBackend, "gvisor": GvisorBackend}
+BACKENDS = {"docker": DockerBackend, "gvisor": GvisorBackend, "podman": DockerBackend}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def settings(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     engines.require(engine)
     base = tmp_path_factory.mktemp("containers")
     return Settings(
-        docker_host=engines.DOCKER_HOST,
+        docker_host=engines.PODMAN_HOST if engine == "podman" else engines.DOCKER_HOST,
         state_dir=str(base / "state"),
         data_dir=str(base / "data"),
         volumes=(str(base / "given"),),

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.skipif(
 NAMESPACE, HERE, SERVER, METADATA = "paracle-out", "198.18.77.1", "198.18.77.10", "169.254.169.254"
 PORT = 7017
 BRIDGE = SandboxConfig(network_mode="bridge")
+ON_EACH = pytest.mark.parametrize("engine", ["docker", "gvisor", "podman"])
 LISTEN = f"""
 import socket
 with socket.create_server(("0.0.0.0", {PORT})) as server:
@@ -117,6 +118,7 @@ async def address_of(sandbox: Sandbox) -> str:
     return (await sandbox.run_code(code))["stdout"].strip()
 
 
+@ON_EACH
 @pytest.mark.case("L02", "L03", "L07", "L08")
 async def test_out_and_nowhere_else(
     swept: None, internet: None, make: Make, backend: DockerBackend
@@ -143,6 +145,7 @@ async def test_out_and_nowhere_else(
     assert usage.network_tx_bytes > 0 and usage.network_rx_bytes > 0
 
 
+@ON_EACH
 @pytest.mark.case("L02")
 async def test_without_our_rules_it_would_not_hold(swept: None, internet: None, make: Make) -> None:
     """The positive control: the engine alone lets a container speak to its machine."""
@@ -164,6 +167,7 @@ async def test_where_there_can_be_no_rules_it_is_refused() -> None:
             pass
 
 
+@ON_EACH
 @pytest.mark.case("L07")
 async def test_ports_that_are_not_isolated_would_reach_each_other(
     swept: None, internet: None, make: Make

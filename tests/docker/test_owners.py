@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import oracles
@@ -70,10 +71,16 @@ def test_an_owner_that_is_killed_leaves_nothing(engine: str, count: int) -> None
     engines.require(engine)
     with owner(engine, count) as (process, told):
         names = {f"paracle-sandbox-{name}" for name in told["ids"]}
-        assert names <= ours()
+        mine = f"label=paracle.owner={Owner.of(process.pid)}"
+
+        def all_of_it() -> set[str]:
+            return set(docker("ps", "-a", "--filter", mine, "--format", "{{.Names}}").split())
+
+        assert names <= all_of_it()
+        assert oracles.wait_until(lambda: len(all_of_it()) > count, 20), "one is kept ready"
         os.kill(process.pid, signal.SIGKILL)
         began = time.monotonic()
-        assert oracles.wait_until(lambda: not names & ours(), 10), "containers are left"
+        assert oracles.wait_until(lambda: not all_of_it(), 10), "containers are left"
         seconds = time.monotonic() - began
     assert seconds < 10
     mounted = [line for line in oracles.mountinfo() if told["state_dir"] in line]
@@ -114,29 +121,38 @@ async def test_the_sweep_takes_what_a_dead_owner_had_not_started(backend: Docker
     elsewhere = Owner("another-machine", "boot", "1", 1, 1)
     before = Owner(dead.machine, "an-earlier-boot", dead.namespace, 1, 1)
     owners = {"dead": dead, "elsewhere": elsewhere, "rebooted": before}
+    strangers = ("somebody-elses", "paracle-ready-elses", "not-managed")
     try:
         for name, owner_of_it in owners.items():
             _create(f"paracle-sandbox-{name}", name, owner_of_it)
+        # One that was to be kept ready, and was not started.
+        _create("paracle-ready-0123", "", dead, {"paracle.ready": "0123"})
         # An image can bring labels, but no name.
         _create("somebody-elses", "spoofed", dead)
+        _create("paracle-ready-elses", "", dead, {"paracle.ready": "0123"})
         docker("create", "--name", "not-managed", "paracle/sandbox:latest", "true")
         listed = {info.sandbox_id: info.owner_alive for info in await backend.list_sandboxes()}
         assert listed["dead"] is False and listed["elsewhere"] is True
-        assert "spoofed" not in listed
+        assert "spoofed" not in listed and "0123" not in listed and "" not in listed
         assert await backend.sweep() == 2
         names = set(docker("ps", "-a", "--format", "{{.Names}}").split())
-        assert {"paracle-sandbox-elsewhere", "somebody-elses", "not-managed"} <= names
-        assert not {"paracle-sandbox-dead", "paracle-sandbox-rebooted"} & names
+        assert {"paracle-sandbox-elsewhere", *strangers} <= names
+        assert (
+            not {"paracle-sandbox-dead", "paracle-sandbox-rebooted", "paracle-ready-0123"} & names
+        )
     finally:
-        for name in (*(f"paracle-sandbox-{n}" for n in owners), "somebody-elses", "not-managed"):
+        ready = ("paracle-ready-0123", *strangers)
+        for name in (*(f"paracle-sandbox-{n}" for n in owners), *ready):
             with contextlib.suppress(subprocess.CalledProcessError):
                 docker("rm", "-f", name)
 
 
-def _create(container: str, sandbox_id: str, owner: Owner) -> None:
+def _create(
+    container: str, sandbox_id: str, owner: Owner, more: Mapping[str, str] = MappingProxyType({})
+) -> None:
     labels = {
         "paracle.managed": "true", "paracle.backend": "docker", "paracle.owner": str(owner),
-        "paracle.sandbox_id": sandbox_id,
+        "paracle.sandbox_id": sandbox_id, **more,
     }  # fmt: skip
     flags = [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
     docker("create", "--name", container, *flags, "paracle/sandbox:latest", "true")

@@ -39,7 +39,7 @@ async def test_what_the_engine_was_asked_for(sandbox: Sandbox, backend: DockerBa
     assert host["ReadonlyRootfs"] and host["AutoRemove"]
     assert host["RestartPolicy"]["Name"] == "no" and host["LogConfig"]["Type"] == "none"
     assert host["Memory"] == host["MemorySwap"] == 512 << 20
-    assert host["PidsLimit"] == 256 and host["NanoCpus"] == 10**9
+    assert host["PidsLimit"] == 256 and host["CpuQuota"] == host["CpuPeriod"] == 100_000
     assert host["NetworkMode"] == "none" and host["IpcMode"] == "private"
     assert not host["Binds"] and not host["Devices"] and not host["PidMode"] and not host["UTSMode"]
     assert {"/proc/kcore", "/proc/keys", "/sys/firmware"} <= set(host["MaskedPaths"])
@@ -74,6 +74,11 @@ async def test_there_is_no_swap(sandbox: Sandbox, backend: DockerBackend) -> Non
         assert int(both.read_text()) == 512 << 20
     else:
         assert (group / "memory.swap.max").read_text().strip() == "0"
+
+
+async def test_more_cores_than_the_machine_has_are_all_of_them(make: Make) -> None:
+    sandbox = await make(SandboxConfig(cpu_cores=16.0))
+    assert await sandbox.run_command("echo works") == "works\n"
 
 
 async def test_root_may_be_writable_in_its_own_places_only(make: Make) -> None:

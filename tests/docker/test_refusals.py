@@ -17,7 +17,9 @@ from container_fixtures import Make, changed
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.endpoint import find_endpoint, no_engine
+from paracle_sandbox.backends.docker.engine import EngineRefused
 from paracle_sandbox.backends.docker.gvisor import GvisorBackend
+from paracle_sandbox.backends.docker.refusals import creation_error
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     BackendUnavailableError,
@@ -180,6 +182,18 @@ async def test_a_runtime_by_name(settings: Settings) -> None:
         said = await backend.engine.inspect("paracle-sandbox-by-name")
         assert said["HostConfig"]["Runtime"] == "runc"
     await backend.close()
+
+
+def test_a_gvisor_that_has_no_network_names_the_flag() -> None:
+    """What such a build says, with any network and with none."""
+    said = (
+        "OCI runtime start failed: starting container: setting up network: creating interfaces "
+        'from net namespace "/proc/9645/ns/net": cannot run with network enabled in root network '
+        "namespace: unknown"
+    )
+    error = creation_error(EngineRefused(400, said), "x", SandboxConfig())
+    assert isinstance(error, BackendUnavailableError) and error.step == "runtime"
+    assert '"--network=host" in its runtimeArgs' in str(error)
 
 
 @pytest.mark.case("O05")

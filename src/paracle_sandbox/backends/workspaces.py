@@ -103,8 +103,7 @@ class Workspaces:
         """Bytes used, and whether that is all there may be."""
         answer = await self._ask("usage", name)
         used, limit = int(answer.get("used", 0)), int(answer.get("limit", 0))
-        slack = max(_SLACK, limit // _SLACK_SHARE)
-        return used, bool(limit) and used + slack >= limit
+        return used, is_nearly_full(used, limit)
 
     async def remove(self, name: str) -> str:
         """Idempotent. What is left, if anything."""
@@ -141,21 +140,30 @@ class Workspaces:
         return dict(json.loads(packet)) if packet else {}
 
 
+def is_nearly_full(used: int, limit: int) -> bool:
+    return bool(limit) and used + max(_SLACK, limit // _SLACK_SHARE) >= limit
+
+
 def shares_our_files(socket_path: str) -> bool:
     """Whether what listens there is in our mount namespace, so that paths mean the same to it.
     Only root may look, and only root has use for it."""
     if os.geteuid() != 0:
         return False
     try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(2.0)
-            probe.connect(socket_path)
-            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, _, _ = _CREDENTIALS.unpack(raw)
+        pid = listener(socket_path)
         # 0: a process of another pid namespace, as when we are in a container.
         return pid > 0 and _mounts(str(pid)) == _mounts("self")
     except OSError:
         return False
+
+
+def listener(socket_path: str) -> int:
+    """The process that listens there, 0 when it is of another pid namespace. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(2.0)
+        probe.connect(socket_path)
+        raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[0])
 
 
 def _mounts(process: str) -> str:

@@ -5,6 +5,7 @@
 
 So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
 had not started yet carries its name on a label, and the next start of anybody removes it.
+What is likely to be wanted next is kept ready: see ``ready.py``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -36,11 +38,30 @@ from ..workspaces import WorkspaceStore
 from .channel import AttachChannel
 from .engine import Engine, EngineRefused
 from .images import Images, not_found
-from .labels import BACKEND, MANAGED, container_name, labels_of, sandbox_info
+from .labels import (
+    BACKEND,
+    MANAGED,
+    Title,
+    container_name,
+    labels_of,
+    owner_of,
+    ready_title,
+    sandbox_info,
+    sandbox_title,
+)
 from .meter import Meter
 from .owned import Owned
-from .refusals import creation_error
-from .spec import Place, container_body, guest_setup, seccomp_path, seccomp_profile
+from .ready import Stock, Wish
+from .refusals import creation_error, is_name_taken
+from .space import Space
+from .spec import (
+    Place,
+    container_body,
+    guest_setup,
+    seccomp_path,
+    seccomp_profile,
+    writable_places,
+)
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -70,6 +91,9 @@ class DockerBackend(Backend):
         self._watch = Watch(self.engine, self.session)
         self._meter = Meter(self.engine, self._watch)
         self._owned: dict[str, Owned] = {}
+        self._living: set[str] = set()
+        self._most = 0  # at a time
+        self.stock = Stock(self.settings.docker_warm, self._make_ready, self.destroy)
         self.store = WorkspaceStore(lambda: self.engine.endpoint.shares_our_files, self.settings)
         self._bridged = False
         self._swept = False
@@ -117,17 +141,60 @@ class DockerBackend(Backend):
         labels: Mapping[str, str],
         volumes: list[Volume],
     ) -> None:
-        async with self._network(config) as network:
-            await self._make_in(network, sandbox_id, config, labels, volumes)
+        wish = Wish(config, labels)
+        is_new = sandbox_id not in self._living
+        self._living.add(sandbox_id)
+        self._most = max(self._most, len(self._living))
+        try:
+            if not await self._take_ready(sandbox_id, wish):
+                self.stock.shrink(self._most - len(self._living))
+                async with self._network(config) as network:
+                    await self._make_in(network, sandbox_title(sandbox_id), wish, volumes)
+        except BaseException:
+            if is_new:
+                self._living.discard(sandbox_id)
+            raise
+        self.stock.note(wish)
 
-    async def _make_in(
-        self,
-        network: str,
-        sandbox_id: str,
-        config: SandboxConfig,
-        labels: Mapping[str, str],
-        volumes: list[Volume],
-    ) -> None:
+    async def _take_ready(self, sandbox_id: str, wish: Wish) -> bool:
+        """Give a ready container the name of a sandbox. Not if it has died, or its image is no
+        longer the one of that name, or the name is another's: a new one is made then, and whoever
+        asks for it hears what is wrong."""
+        handle = await self.stock.take(wish)
+        owned = self._owned.get(handle) if handle else None
+        if handle is None or owned is None:
+            return False
+        rename = self.engine.rename(owned.container, container_name(sandbox_id))
+        image, renamed = await asyncio.gather(
+            self.engine.image_id(wish.config.base_image), rename, return_exceptions=True
+        )
+        if image != owned.image or renamed is not None or self._watch.has_ended(owned.container):
+            logger.info("a container that was kept ready is not used: %s", renamed or image)
+            with suppress(SandboxError):
+                await self.destroy(handle)
+            return False
+        self._owned[sandbox_id] = self._owned.pop(handle)
+        owned.created_at = time.time()
+        return True
+
+    async def _make_ready(self, wish: Wish) -> str:
+        title = ready_title(secrets.token_hex(8))
+        try:
+            async with self._network(wish.config) as network:
+                await self._make_in(network, title, wish, [])
+            owned = self._owned[title.handle]
+            owned.image = str((await self.engine.inspect(owned.container))["Image"])
+        except BaseException as error:
+            with suppress(SandboxError):
+                await self.destroy(title.handle)
+            if isinstance(error, asyncio.CancelledError):
+                # The event loop ends, and nobody closed us; see Watch.
+                await self.engine.close()
+            raise
+        return title.handle
+
+    async def _make_in(self, network: str, title: Title, wish: Wish, volumes: list[Volume]) -> None:
+        config = wish.config
         workspaces, slot = await self.store.get(), secrets.token_hex(8)
         home = await workspaces.create(slot, config.disk_mb) if workspaces else None
         try:
@@ -139,38 +206,41 @@ class DockerBackend(Backend):
                 runtime=self.runtime,
                 probe=self._probe,
                 own_kernel=self._own_kernel,
+                process_limit=self._process_limit(),
                 volumes=volumes,
-                labels=labels_of(sandbox_id, self.name, self.session, owner, config, labels),
+                labels=labels_of(title, self.name, self.session, owner, config, wish.labels),
             )
-            container = await self._create_container(sandbox_id, config, place)
+            container = await self._create_container(title, config, place)
         except BaseException:
             if workspaces:
                 await workspaces.remove(slot)
             raise
-        owned = self._owned[sandbox_id] = Owned(container, config, slot)
+        owned = self._owned[title.handle] = Owned(container, config, slot, wish.labels)
+        if workspaces is None:
+            owned.space = Space(self.engine, container, list(writable_places(config)))
         try:
-            await self._start(sandbox_id, owned)
+            await self._start(title.handle, owned)
             if config.network_mode == "bridge":
                 from .network import isolate
 
                 await isolate(config)
         except BaseException:
             with suppress(SandboxError):  # why it did not start matters more
-                await self.destroy(sandbox_id)
+                await self.destroy(title.handle)
             raise
 
-    async def _create_container(self, sandbox_id: str, config: SandboxConfig, place: Place) -> str:
+    async def _create_container(self, title: Title, config: SandboxConfig, place: Place) -> str:
         body = container_body(config, place)
         for attempt in (1, 2, 3):
             try:
-                return await self.engine.create(container_name(sandbox_id), body)
+                return await self.engine.create(title.name, body)
             except EngineRefused as refused:
                 if refused.status == 404 and "image" in refused.message.lower() and attempt < 3:
                     await self._images.fetch(config.base_image)
-                elif refused.status == 409 and attempt < 3 and await self.sweep():
+                elif is_name_taken(refused) and attempt < 3 and await self.sweep():
                     continue  # the name was a dead one's
                 else:
-                    raise creation_error(refused, sandbox_id, config) from refused
+                    raise creation_error(refused, title.handle, config) from refused
         raise not_found(config.base_image, "it was pulled, but is not here")
 
     async def _start(self, sandbox_id: str, owned: Owned) -> None:
@@ -217,6 +287,11 @@ class DockerBackend(Backend):
             )
         return seccomp_path()
 
+    def _process_limit(self) -> int | None:
+        """Podman sets a limit of its own choice if none is given. One above what the service has
+        itself may need a right that it lacks; what it has, it can always give."""
+        return self.engine.endpoint.process_limit if self.engine.is_podman else None
+
     @asynccontextmanager
     async def _network(self, config: SandboxConfig) -> AsyncIterator[str]:
         """The engine's name for the network that was asked for."""
@@ -248,8 +323,9 @@ class DockerBackend(Backend):
         reference = owned.container if owned else await self._find(sandbox_id)
         if reference is None:
             return
-        if owned is not None and owned.channel is not None:
-            await owned.channel.close()
+        if owned is not None:
+            await owned.hang_up()
+            self._make_room(sandbox_id, owned)
         try:
             # Its connection has ended, so it is about to go.
             if owned is None or not await self.engine.is_removed(reference, _END_SECONDS):
@@ -266,6 +342,12 @@ class DockerBackend(Backend):
         left = await workspaces.remove(owned.workspace) if workspaces else ""
         if left:
             raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
+
+    def _make_room(self, sandbox_id: str, owned: Owned) -> None:
+        """What was a sandbox is about to go: something may be made ready in its place."""
+        if sandbox_id in self._living:
+            self._living.discard(sandbox_id)
+            self.stock.refill(Wish(owned.config, owned.labels), self._most - len(self._living))
 
     async def _find(self, sandbox_id: str) -> str | None:
         """A container of ours that another process made."""
@@ -286,16 +368,25 @@ class DockerBackend(Backend):
                 raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
             return usage
         usage = await self._meter.of(owned)
-        workspaces = await self.store.get()
-        if workspaces is not None:
-            used, full = await workspaces.usage(owned.workspace)
-            usage = replace(usage, disk_bytes=used, disk_full=full)
+        if disk := await self._disk(owned):
+            usage = replace(usage, disk_bytes=disk[0], disk_full=disk[1])
         owned.last = usage
         return usage
 
+    async def _disk(self, owned: Owned) -> tuple[int, bool] | None:
+        if owned.space is not None:
+            return await owned.space.look()
+        workspaces = await self.store.get()
+        return await workspaces.usage(owned.workspace) if workspaces else None
+
     async def list_sandboxes(self) -> list[SandboxInfo]:
         infos = [sandbox_info(container) for container in await self._containers()]
-        return [info for info in infos if info is not None]
+        return [self._dated(info) for info in infos if info is not None]
+
+    def _dated(self, info: SandboxInfo) -> SandboxInfo:
+        """Of our own it is known when they were made, also if they were kept ready before."""
+        owned = self._owned.get(info.sandbox_id)
+        return replace(info, created_at=owned.created_at) if owned else info
 
     async def _containers(self) -> list[dict[str, Any]]:
         found = await self.engine.containers(f"{MANAGED}=true", f"{BACKEND}={self.name}")
@@ -304,14 +395,14 @@ class DockerBackend(Backend):
     async def sweep(self) -> int:
         swept = 0
         for container in await self._containers():
-            info = sandbox_info(container)
-            if info is None or info.owner_alive:
+            owner = owner_of(container)
+            if owner is None or owner.is_alive:
                 continue
             try:
                 await self.engine.remove(str(container["Id"]))
-                swept += 1
+                swept += sandbox_info(container) is not None
             except EngineRefused as refused:
-                logger.warning("sandbox %s was not swept: %s", info.sandbox_id, refused.message)
+                logger.warning("container %s was not swept: %s", container["Id"], refused.message)
         return swept
 
     async def _sweep_once(self) -> None:
@@ -324,6 +415,8 @@ class DockerBackend(Backend):
                 raise
 
     async def close(self) -> None:
+        self._living.clear()  # nothing is made ready any more
+        await self.stock.close()
         for sandbox_id in list(self._owned):
             try:
                 await self.destroy(sandbox_id)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import DockerConnectionError
 from ...settings import Settings
-from ..workspaces import shares_our_files
+from ..workspaces import listener, shares_our_files
 
 INSTALL = "pip install 'paracle-sandbox[docker]'"
 _OR_NATIVE = "or set SANDBOX_MODE=native"
-_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,18 @@ class Endpoint:
         """Whether the engine sees the same files under the same paths: what listens on its
         socket is in our mount namespace. Only root may look, and only root has use for it."""
         return self.socket_path is not None and shares_our_files(self.socket_path)
+
+    @property
+    def process_limit(self) -> int | None:
+        """The hard limit on processes of what listens here; None when there is none, or it is not
+        ours to look at."""
+        try:
+            pid = listener(self.socket_path or "")
+            limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
+        except OSError:
+            return None
+        found = re.search(r"^Max processes +\S+ +(\d+)", limits, re.MULTILINE)
+        return int(found[1]) if found else None
 
 
 def find_endpoint(settings: Settings) -> Endpoint:

@@ -28,6 +28,7 @@ WORK_SECONDS = 60.0
 PULL_SECONDS = 1800.0
 _CONNECT_SECONDS = 5.0
 _SIGN_OF_LIFE_SECONDS = 2.0
+_PATIENCE, _PAUSE_SECONDS = 100, 0.01
 _SHOWN = 1000
 _CANNOT_CONNECT = 900  # the library's own number
 
@@ -51,6 +52,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: Endpoint | None = None
         self._doubtful = False
+        self._calls = 0
         self.question_seconds = QUESTION_SECONDS
         self.is_podman = False  # known after the first answer
 
@@ -72,6 +74,11 @@ class Engine:
         return self.client().containers.container(reference)
 
     async def close(self) -> None:
+        """Not under a call that is about to end: its caller may be cleaning up."""
+        for _ in range(_PATIENCE):
+            if not self._calls:
+                break
+            await asyncio.sleep(_PAUSE_SECONDS)
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():
             await client.close()
@@ -99,13 +106,17 @@ class Engine:
         return cast(Json, await self._call("GET", f"containers/{reference}/stats", params))
 
     async def has_image(self, image: str) -> bool:
+        return await self.image_id(image) is not None
+
+    async def image_id(self, image: str) -> str | None:
+        """What the name stands for now; None when there is no such image."""
         try:
-            await self._call("GET", f"images/{image}/json")
+            answer = await self._call("GET", f"images/{image}/json")
         except EngineRefused as refused:
             if refused.status == 404:
-                return False
+                return None
             raise
-        return True
+        return str(answer["Id"])
 
     # Work
 
@@ -141,6 +152,10 @@ class Engine:
 
     async def start(self, reference: str) -> None:
         await self._call("POST", f"containers/{reference}/start", seconds=WORK_SECONDS)
+
+    async def rename(self, reference: str, name: str) -> None:
+        """Refused with 404 when it is gone, with 409 when the name is taken."""
+        await self._call("POST", f"containers/{reference}/rename", {"name": name})
 
     async def remove(self, reference: str) -> None:
         """Kill and remove it. Gone is success; it is gone when this returns."""
@@ -212,12 +227,18 @@ class Engine:
         body: Json | None = None,
         seconds: float | None = None,
     ) -> Any:
-        async with self._asking(seconds or self.question_seconds) as client:
-            return await _answer(client, method, path, params, body)
+        self._calls += 1
+        try:
+            async with self._asking(seconds or self.question_seconds) as client:
+                return await _answer(client, method, path, params, body)
+        finally:
+            self._calls -= 1
 
     @asynccontextmanager
     async def _asking(self, seconds: float | None) -> AsyncIterator[Docker]:
         """One call, or a few that belong together, within ``seconds``."""
+        if self._client is None:
+            await asyncio.to_thread(_load_library)
         client = self.client()
         if self._doubtful:
             await self._want_sign_of_life(client)
@@ -276,12 +297,19 @@ async def _answer(
         return json.loads(content) if content else None
 
 
-def _open(endpoint: Endpoint) -> Docker:
+def _load_library() -> None:
+    """Takes a good part of a second the first time, which the event loop should not stand."""
     try:
-        import aiodocker
-        import aiohttp
+        import aiodocker.stream  # noqa: F401
     except ImportError as error:
         raise unavailable(f"the aiodocker package is missing ({error})", INSTALL) from error
+
+
+def _open(endpoint: Endpoint) -> Docker:
+    _load_library()
+    import aiodocker
+    import aiohttp
+
     timeout = aiohttp.ClientTimeout(connect=_CONNECT_SECONDS, sock_connect=_CONNECT_SECONDS)
     try:
         client = aiodocker.Docker(url=endpoint.url, context=endpoint.context, timeout=timeout)

@@ -21,6 +21,7 @@ import fcntl
 import hashlib
 import os
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,6 +38,7 @@ _LOCK = "/run/paracle-sandbox-docker-network.lock"
 _LOCK_SECONDS = 30.0
 _LOCK_PAUSE_SECONDS = 0.005
 _MAX_CONNECTIONS = 4096
+_SIOCSIFFLAGS, _SIOCBRDELBR = 0x8914, 0x89A1
 
 _RULES = """\
 table inet {table}
@@ -137,6 +139,8 @@ async def remove_unused(engine: Engine) -> None:
     with contextlib.suppress(SandboxCreationError, EngineRefused):
         async with _lock(fcntl.LOCK_EX, wait=False):
             await engine.remove_network(NETWORK)
+            # Podman forgets the network, but leaves its bridge.
+            await asyncio.to_thread(_remove_bridge, await _interface(engine))
     with contextlib.suppress(SandboxCreationError):
         async with _lock(fcntl.LOCK_EX, wait=False):
             await asyncio.to_thread(_remove_rules)
@@ -162,8 +166,7 @@ def _require_rules(engine: Engine, config: SandboxConfig) -> bool:
 async def _have_network(engine: Engine) -> None:
     if await engine.network(NETWORK) is not None:
         return
-    name = str((await engine.info()).get("ID") or engine.endpoint)
-    interface = PREFIX + hashlib.sha256(name.encode()).hexdigest()[:8]
+    interface = await _interface(engine)
     body = {
         "Name": NETWORK,
         "CheckDuplicate": True,
@@ -183,6 +186,21 @@ async def _have_network(engine: Engine) -> None:
             raise SandboxCreationError(
                 f"The engine did not make a network: {refused.message}", step="network"
             ) from refused
+
+
+async def _interface(engine: Engine) -> str:
+    """The bridge of this engine; there may be several engines on a machine."""
+    name = str((await engine.info()).get("ID") or engine.endpoint)
+    return PREFIX + hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def _remove_bridge(name: str) -> None:
+    if os.geteuid() != 0 or not Path(f"/sys/class/net/{name}/bridge").exists():
+        return
+    down = struct.pack("16sh14x", name.encode(), 0)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, down)
+        fcntl.ioctl(control, _SIOCBRDELBR, name.encode().ljust(16, b"\0"))
 
 
 def _remove_rules() -> None:

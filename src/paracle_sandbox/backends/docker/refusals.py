@@ -7,12 +7,18 @@ from ...errors import BackendUnavailableError, SandboxConflictError, SandboxCrea
 from .engine import EngineRefused
 
 
+def is_name_taken(refused: EngineRefused) -> bool:
+    """Podman has no status of its own for it."""
+    text = refused.message.lower()
+    return "name" in text and (refused.status == 409 or "already in use" in text)
+
+
 def creation_error(
     refused: EngineRefused, sandbox_id: str, config: SandboxConfig
 ) -> SandboxCreationError:
     text = refused.message
     lowered = text.lower()
-    if refused.status == 409 and "name" in lowered:
+    if is_name_taken(refused):
         return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
     if "python3" in text and "not found" in lowered:
         return SandboxCreationError(
@@ -25,6 +31,15 @@ def creation_error(
         return BackendUnavailableError(
             f"The engine does not know the runtime: {text}. Register it (runtimes in its "
             "daemon.json), and restart it.",
+            sandbox_id,
+            step="runtime",
+        )
+    if "network enabled in root network namespace" in lowered:
+        # Some builds take every namespace of a new kernel for the root one, even an empty one.
+        return BackendUnavailableError(
+            f"This build of gVisor cannot use the network namespace of its container: {text}. "
+            'Register runsc with "--network=host" in its runtimeArgs, which means the network of '
+            "the container and not of the machine, or take a newer build; then restart the engine.",
             sandbox_id,
             step="runtime",
         )

@@ -20,6 +20,7 @@ from ..workspaces import UID
 
 _MB = 1 << 20
 _SHM_BYTES = 256 * _MB
+_CPU_PERIOD = 100_000  # microseconds
 # Writable beside the workspace and /tmp when the root need not be read-only: as on native.
 _EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
 # What the engines hide by themselves, which a list of our own replaces, and what more of /proc
@@ -57,7 +58,8 @@ class Place:
     """Where a container's writable places come from, and what else is settled before it is made.
 
     ``home`` is a directory of the engine's machine, or None for tmpfs; ``probe`` is Python that
-    runs before the guest; ``own_kernel`` is a runtime whose processes are not the host's."""
+    runs before the guest; ``own_kernel`` is a runtime whose processes are not the host's;
+    ``process_limit`` is named for an engine that would choose one by itself."""
 
     home: str | None
     network: str
@@ -65,6 +67,7 @@ class Place:
     runtime: str | None = None
     probe: str = ""
     own_kernel: bool = False
+    process_limit: int | None = None
     volumes: Sequence[Volume] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -115,7 +118,9 @@ def _host_config(config: SandboxConfig, place: Place) -> dict[str, Any]:
         "ReadonlyRootfs": True,
         "Memory": config.memory_mb * _MB,
         "MemorySwap": config.memory_mb * _MB,
-        "NanoCpus": int(config.cpu_cores * 1e9),
+        # Not NanoCpus, of which an engine refuses more than its machine has.
+        "CpuPeriod": _CPU_PERIOD,
+        "CpuQuota": int(config.cpu_cores * _CPU_PERIOD),
         "PidsLimit": _pids_limit(config, place),
         "OomScoreAdj": 500,
         "ShmSize": _SHM_BYTES,
@@ -134,13 +139,21 @@ def _ulimits(config: SandboxConfig, place: Place) -> list[dict[str, Any]]:
     limits = dict(_ULIMITS)
     if place.own_kernel:  # elsewhere it would count the user's processes in all containers
         limits["nproc"] = (config.max_processes, config.max_processes)
+    elif place.process_limit is not None:
+        limits["nproc"] = (place.process_limit, place.process_limit)
     return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in limits.items()]
 
 
-def _writable(config: SandboxConfig, place: Place) -> dict[str, Any]:
+def writable_places(config: SandboxConfig) -> dict[str, str]:
+    """Path inside to its name in the workspace of the sandbox."""
     places = {config.working_dir: "workspace", "/tmp": "tmp"}
     if not config.read_only_filesystem:
         places |= {f"/{name}": name for name in _EXTRA_WRITABLE}
+    return places
+
+
+def _writable(config: SandboxConfig, place: Place) -> dict[str, Any]:
+    places = writable_places(config)
     given = [_bind(one.source, one.target, one.read_only) for one in place.volumes]
     if place.home is not None:
         own = [_bind(f"{place.home}/{name}", path) for path, name in places.items()]

@@ -11,7 +11,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 from ...errors import SandboxError
-from .engine import Engine, EngineRefused
+from .engine import Engine
 from .labels import SESSION
 
 
@@ -42,6 +42,11 @@ class Watch:
     def end(self, container: str) -> None:
         self._deaths.pop(container, None)
 
+    def has_ended(self, container: str) -> bool:
+        """As far as the engine has told."""
+        death = self._deaths.get(container)
+        return death is None or death.known.is_set()
+
     async def cause(self, container: str, seconds: float) -> Death:
         """How it ended, as soon as that is known; a death without a cause when it is not."""
         death = self._deaths.get(container, Death())
@@ -61,9 +66,15 @@ class Watch:
             "event": ["oom", "die"],
             "label": [f"{SESSION}={self._session}"],
         }
-        with contextlib.suppress(SandboxError, EngineRefused):
-            async for event in self._engine.events(filters):
-                self._note(event)
+        try:
+            with contextlib.suppress(SandboxError):
+                async for event in self._engine.events(filters):
+                    self._note(event)
+        except asyncio.CancelledError:
+            # We are being closed, or the event loop ends and nobody closed us: so that a program
+            # that forgets to is not told of connections it knows nothing of.
+            await self._engine.close()
+            raise
         for death in self._deaths.values():
             death.known.set()
 

@@ -301,3 +301,54 @@ def test_what_an_abandoned_program_wrote_is_kept(make: Make) -> None:
         kept = service.data / "users"
         wait_until(lambda: bool(list(kept.glob("*/half.txt"))), 30)
         assert next(kept.glob("*/half.txt")).read_text() == "half\n"
+
+
+def test_idempotency_keys_survive_a_restart(make: Make) -> None:
+    first = make()
+    body = {"command": "echo run >> log; wc -l < log"}
+    headers = {"Idempotency-Key": "once"}
+    with first.client() as client:
+        answer = client.post("/sandbox/ann/shell", json=body, headers=headers)
+        assert answer.json()["output"].strip() == "1"
+        secret = client.post("/keys", json={"admin": True}, headers=headers).json()["key"]
+    first.stop()
+    second = make()
+    second.key = first.key
+    with second.client() as client:
+        again = client.post("/sandbox/ann/shell", json=body, headers=headers)
+        assert (again.status_code, again.json()) == (200, answer.json())
+        assert read(client, "ann", "log") == "run\n"
+        other = client.post("/sandbox/ann/shell", json={"command": "true"}, headers=headers)
+        assert other.status_code == 422
+        fresh = client.post("/sandbox/bob/shell", json=body, headers=headers)
+        assert fresh.json()["output"].strip() == "1", "another address is another request"
+    for path in second.data.glob("answers.db*"):
+        assert path.stat().st_mode & 0o077 == 0
+        assert secret.split("_", 2)[2].encode() not in path.read_bytes()
+
+
+def test_what_was_under_way_when_the_service_was_killed_is_not_run_again(make: Make) -> None:
+    first = make()
+    body = {"command": "echo run >> log; echo begun > mark; sleep 200"}
+    headers = {"Idempotency-Key": "half"}
+
+    def send() -> None:
+        with first.client() as client, suppress(httpx2.HTTPError):
+            client.post("/sandbox/ann/shell", json=body, headers=headers)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    with first.client() as client:
+        mark = {"path": "mark"}
+        wait_until(lambda: client.get("/sandbox/ann/file", params=mark).status_code == 200, 30)
+    first.kill()
+    thread.join(30)
+    second = make()
+    second.key = first.key
+    with second.client() as client:
+        again = client.post("/sandbox/ann/shell", json=body, headers=headers)
+        assert (again.status_code, again.json()["kind"]) == (409, "unknown_outcome")
+        fresh = client.post(
+            "/sandbox/ann/shell", json={"command": "true"}, headers={"Idempotency-Key": "new"}
+        )
+        assert fresh.json()["success"]

@@ -78,7 +78,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(Exception, _internal)
     _describe_security(app)
     return Gate(
-        Idempotency(app),
+        Idempotency(app, service.answers),
         doorman=service.doorman,
         journal=service.journal,
         metrics=service.metrics,

@@ -7,8 +7,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=$1
 declare -A lanes=(
-    [docker]="tests/docker tests/images
-              tests/conformance/test_docker.py tests/conformance/test_gvisor.py"
+    [docker]="tests/docker tests/images tests/deploy tests/conformance/test_docker.py
+              tests/conformance/test_gvisor.py tests/conformance/test_remote_docker.py"
     [incus]="tests/incus tests/conformance/test_incus.py"
 )
 # Half of the time of their lanes: what other tests show on native and Docker, on two more engines.

@@ -113,7 +113,8 @@ class Runner:
         """Run it to its end. A program that was stopped is an answer too, with its error."""
         started = time.monotonic()
         try:
-            async with self.started(user_id, program, max_output=MAX_OUTPUT) as run:
+            options = {"max_output": MAX_OUTPUT, "then_listed": True}
+            async with self.started(user_id, program, **options) as run:
                 result = await run.command.wait()
                 answer = _answer(result, run.home)
                 # Side by side: each is a round trip.

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import SandboxError
 from .app import make_app
+from .joining import JoiningTransport
 from .service import Service
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class ImpatientProtocol(H11Protocol):
     """HTTP/1.1 that lets a client go which does not send its request in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoiningTransport(transport, self.loop))  # type: ignore[arg-type]
         self._watch_headers()
 
     def on_response_complete(self) -> None:

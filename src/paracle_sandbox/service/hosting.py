@@ -106,6 +106,10 @@ class Hosting:
     def all(self) -> list[Home]:
         return [self._homes[user_id] for user_id in sorted(self._homes)]
 
+    def sandbox_id(self, user_id: str) -> str:
+        """What the user's sandbox is called, whether there is one or not."""
+        return self._names.user_sandbox(user_id)
+
     def user_of(self, sandbox_id: str) -> str | None:
         homes = self._homes.values()
         return next((h.user_id for h in homes if h.sandbox.sandbox_id == sandbox_id), None)

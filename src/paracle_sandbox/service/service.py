@@ -59,7 +59,9 @@ class Service:
         self.hosting = Hosting(
             backend, settings, self.names, self.workspaces, self.journal, self.metrics
         )
-        self.runner = Runner(self.hosting, self.executions, self.journal, self.metrics)
+        self.runner = Runner(
+            self.hosting, self.executions, self.journal, self.metrics, spools=directory
+        )
         self.leases = Leases(self.hosting, self.executions, self.names, self.journal, self.metrics)
         self.journal.know_users(self._user_of)
         self.ready = False

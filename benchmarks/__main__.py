@@ -72,10 +72,9 @@ class Bench:
             await getattr(self, f"_{part}")()
 
     async def _service(self) -> None:
-        hello, _ = await ours.live_times(self.count, 0.0)
-        rest = self.note(
-            await service.rest_times(self.count), "over HTTP; files kept, figures, audit log"
-        )
+        hello, rest = await service.rest_beside_library(self.count)
+        self.note(hello)
+        self.note(rest, "over HTTP; files kept, figures, audit log")
         above = rest.p50 - hello.p50
         self.rows.append(
             Row(

@@ -28,6 +28,12 @@ install_docker() {
     have_docker || fail "cannot install docker.io"
 }
 
+# Either generation of it will do.
+install_compose() {
+    docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null && return
+    debian_install docker-compose || fail "cannot install docker-compose"
+}
+
 # From the backports of this release: the runsc of Debian 12 itself is too old. It is one static
 # program, so it is unpacked into the cache, and the machine's own apt sources stay as they are.
 fetch_runsc() {

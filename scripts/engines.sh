@@ -66,6 +66,7 @@ start() {
 # Half an engine, of a start that was killed, would be in the way.
 have_docker_run() {
     install_docker
+    install_compose
     if ! docker_answers; then
         stop_docker
         (start_docker) || { stop_docker; exit 1; }

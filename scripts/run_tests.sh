@@ -7,11 +7,11 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=$1
 declare -A lanes=(
-    # With the machine that is emulated: the lane of all others is the longest.
-    [docker]="tests/docker tests/images tests/vm
+    [docker]="tests/docker tests/images tests/deploy
               tests/conformance/test_docker.py tests/conformance/test_gvisor.py
-              tests/conformance/test_podman.py"
-    [incus]="tests/incus tests/conformance/test_incus.py"
+              tests/conformance/test_podman.py tests/conformance/test_remote_docker.py"
+    # With the machine that is emulated: the lane of all others is the longest.
+    [incus]="tests/incus tests/vm tests/conformance/test_incus.py"
 )
 # Half of the time of their lanes: what other tests show on native and Docker, on more engines.
 long=(tests/docker/test_hostile_gvisor.py tests/incus/test_hostile_incus.py

@@ -5,6 +5,11 @@ else in it: a line that was changed, removed or put in between breaks the chain 
 ``verify`` says where. Several processes may write; the file lock makes them take turns. A line
 that a crash cut off is taken back by the next writer, which says so in a line of its own.
 
+A file that has grown large is set aside under the number of its last line (audit.jsonl becomes
+audit-000000012345.jsonl), and the next line begins a new one: numbers and hashes go on, and
+whoever reads takes all files for one log. Who waited for the lock meanwhile finds that the name
+leads elsewhere, and follows it.
+
 Keep a copy of the last hash elsewhere to notice when the end of the log is cut off.
 """
 
@@ -15,38 +20,45 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 logger = logging.getLogger(__name__)
 
 FIRST = "0" * 64
+MAX_BYTES = 64 << 20
 _MAX_TEXT = 2000
 _TAIL = 64 << 10
+_PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``broken_at`` is the first line that does not fit, counted from 1; None when all do."""
+    """``broken_at`` is the first line that does not fit, by its place in the log; None when all
+    do. ``file`` is the one that has it."""
 
     lines: int
     head: str
     broken_at: int | None = None
     reason: str = ""
+    file: str = ""
 
 
 class AuditLog:
     """Appends to ``path``. Never raises OSError: who cannot log says so once, loudly."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
         self.failures = 0
+        self._max_bytes = max_bytes
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = -1
+        self._open()
         self._end = -1
         self._head = FIRST
         self._number = 0
@@ -61,19 +73,35 @@ class AuditLog:
         try:
             with self._turn():
                 self._append(event, fields)
+                self._set_aside_when_large()
         except OSError as error:
             self.failures += 1
             logger.error("The audit log %s cannot be written: %s", self.path, error)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._lock()
         try:
             if os.fstat(self._fd).st_size != self._end:
                 self._catch_up()
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(self.path, flags, 0o600)
+        self.close()
+        self._fd = fd
+
+    def _lock(self) -> None:
+        """The lock of the file that has the name now: another may have been set aside."""
+        while True:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if _leads_to(self.path, self._fd):
+                return
+            self._end = -1
+            self._open()
 
     def _append(self, event: str, fields: dict[str, object]) -> None:
         line = {"n": self._number + 1, "time": _now(), "event": event}
@@ -89,13 +117,20 @@ class AuditLog:
         self._head = digest
         self._number += 1
 
+    def _set_aside_when_large(self) -> None:
+        """The next line begins a new file. Who waits for the lock of this one finds out."""
+        if self._end >= self._max_bytes:
+            os.rename(self.path, _aside(self.path, self._number))
+            self._open()
+            self._end = -1
+
     def _catch_up(self) -> None:
-        """Another process has written, or this one has just begun."""
+        """Another process has written, or this one has just begun, or the file has."""
         size = os.fstat(self._fd).st_size
-        tail = os.pread(self._fd, _TAIL, max(0, size - _TAIL))
-        whole, _, torn = tail.rpartition(b"\n")
+        last, torn = _last_line(self._fd, size)
         self._end = size - len(torn)
-        last = whole.rpartition(b"\n")[2]
+        if not last:
+            last = _last_line_before(self.path)
         if last:
             found = json.loads(last)
             self._head, self._number = str(found["hash"]), int(found["n"])
@@ -104,28 +139,135 @@ class AuditLog:
             self._append("torn_line_removed", {"bytes": len(torn)})
 
 
+# Reading: all files of a log are one
+
+
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The lines that can be read, in order."""
-    with path.open("rb") as file:
-        for raw in file:
-            try:
-                line = json.loads(raw)
-            except ValueError:
-                continue
-            if isinstance(line, dict):
-                yield line
+    with ExitStack() as stack:
+        for file in _files(path, stack):
+            for raw in file:
+                line = _parsed(raw)
+                if line is not None:
+                    yield line
 
 
-def verify(path: Path) -> Verdict:
-    """Whether every line is the one that was written, and none is missing in between."""
-    head, number = FIRST, 0
-    with path.open("rb") as file:
-        for count, raw in enumerate(file, 1):
-            reason, line = _fault(raw, head, number)
-            if reason:
-                return Verdict(count - 1, head, count, reason)
-            head, number = str(line["hash"]), int(line["n"])
-    return Verdict(number, head)
+def verify(path: Path, after: str = FIRST) -> Verdict:
+    """Whether every line is the one that was written, and none is missing in between. ``after``
+    is the hash of the last line that is kept elsewhere, when the first files are."""
+    head, number, count = after, 0, 0
+    with ExitStack() as stack:
+        for file in _files(path, stack):
+            for raw in file:
+                if not count and after != FIRST:
+                    number = _number_before(raw)
+                count += 1
+                reason, line = _fault(raw, head, number)
+                if reason:
+                    return Verdict(count - 1, head, count, reason, os.path.basename(file.name))
+                head, number = str(line["hash"]), int(line["n"])
+    return Verdict(count, head)
+
+
+def follow(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines that are written from now on, from file to file. Never ends."""
+    file = path.open("rb")
+    try:
+        file.seek(0, os.SEEK_END)
+        held = b""
+        while True:
+            is_over = not _leads_to(path, file.fileno())  # asked first: then nobody writes to it
+            held += file.readline()
+            if held.endswith(b"\n"):
+                if (line := _parsed(held)) is not None:
+                    yield line
+                held = b""
+            elif is_over and (following := _next_file(path, file)).exists():
+                file.close()
+                file = following.open("rb")
+            else:
+                time.sleep(_PAUSE_SECONDS)
+    finally:
+        file.close()
+
+
+def is_there(path: Path) -> bool:
+    return path.exists() or (path.parent.is_dir() and bool(_set_aside(path)))
+
+
+def _aside(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}-{number:012d}{path.suffix}")
+
+
+def _set_aside(path: Path) -> list[Path]:
+    """The earlier files of a log, the first first."""
+    form = re.compile(re.escape(path.stem) + r"-[0-9]{12}" + re.escape(path.suffix))
+    return sorted(one for one in path.parent.iterdir() if form.fullmatch(one.name))
+
+
+def _files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
+    """All files, in order. The newest is opened first: one that is set aside meanwhile is then
+    the same file under another name, and none is missed or read twice."""
+    newest: IO[bytes] | None = None
+    try:
+        newest = stack.enter_context(path.open("rb"))
+    except FileNotFoundError:
+        if not _set_aside(path):
+            raise
+    for name in _set_aside(path):
+        if newest is not None and _leads_to(name, newest.fileno()):
+            break
+        with name.open("rb") as file:
+            yield file
+    if newest is not None:
+        yield newest
+
+
+def _next_file(path: Path, file: IO[bytes]) -> Path:
+    """The one that goes on where this one, which was set aside, ends."""
+    names = [*_set_aside(path), path]
+    here = next((n for n, name in enumerate(names) if _leads_to(name, file.fileno())), -1)
+    return names[here + 1] if 0 <= here < len(names) - 1 else path
+
+
+def _leads_to(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _last_line(fd: int, size: int) -> tuple[bytes, bytes]:
+    """The last whole line, empty if there is none, and what follows it without an end."""
+    want = _TAIL
+    while True:
+        tail = os.pread(fd, want, max(0, size - want))
+        whole, end, torn = tail.rpartition(b"\n")
+        if want >= size or b"\n" in whole:
+            return (whole.rpartition(b"\n")[2] if end else b""), torn
+        want *= 4
+
+
+def _last_line_before(path: Path) -> bytes:
+    """The last line of the file before a new one."""
+    for name in reversed(_set_aside(path)):
+        with name.open("rb") as file:
+            return _last_line(file.fileno(), os.fstat(file.fileno()).st_size)[0]
+    return b""
+
+
+def _parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _number_before(raw: bytes) -> int:
+    """The number that the line before this one had, by what this one says."""
+    number = (_parsed(raw) or {}).get("n")
+    return number - 1 if isinstance(number, int) else 0
 
 
 def _fault(raw: bytes, head: str, number: int) -> tuple[str, dict[str, Any]]:

@@ -256,6 +256,10 @@ class Settings:
     audit_content: bool = flag(
         "SANDBOX_AUDIT_CONTENT", False, "keep commands and code in the audit log as well"
     )
+    audit_file_mb: int = number(
+        "SANDBOX_AUDIT_FILE", 64, "size at which the audit log begins a new file", 1, 1 << 20,
+        mb=True,
+    )  # fmt: skip
     agents_dir: str = directory("PARACLE_AGENTS_DIR", _agents_dir, "your own agents, a file each")
     google_key: str | None = text("GOOGLE_API_KEY", None, "key for Google's models", env_only=True)
     mistral_key: str | None = text(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from containers import parameters
 from test_native import ALWAYS, REMEDY, WITH_CGROUPS, WITH_VOLUME
 
 from paracle_sandbox.backends.remote.backend import RemoteBackend
 from paracle_sandbox.settings import Settings
-from paracle_sandbox.testing.conformance import Check, all_checks, run_check
+from paracle_sandbox.testing.conformance import Check, run_check
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "service"))
 from service_process import ServiceProcess  # noqa: E402
@@ -59,21 +60,8 @@ async def remote(service: ServiceProcess) -> AsyncIterator[Remote]:
     await backend.close()
 
 
-def _parameters() -> list[object]:
-    return [
-        pytest.param(
-            check,
-            id=check.name,
-            marks=[pytest.mark.xfail(reason=KNOWN_FAILURES[check.name], strict=True)]
-            if check.name in KNOWN_FAILURES
-            else [],
-        )
-        for check in all_checks()
-    ]
-
-
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("check", _parameters())
+@pytest.mark.parametrize("check", parameters(KNOWN_FAILURES))
 async def test_contract(remote: Remote, check: Check) -> None:
     if missing := check.missing(remote.features):
         pytest.skip(f"not kept on this machine: {', '.join(missing)}; {REMEDY}")

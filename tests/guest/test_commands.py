@@ -493,6 +493,21 @@ def test_killed_seed_is_replaced(guest: GuestClient) -> None:
         assert script_output(guest, "print(2)") == b"2\n"
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_seed_comes_after_the_listing_that_was_announced(
+    guest: GuestClient, listed: bool
+) -> None:
+    """Also when none follows: an announcement must not cost the next program its seed."""
+    for _ in range(2):
+        stream = guest.open("python", path="s.py", source="pass", argv=[], then_listed=True)
+        assert guest.wait(stream).result == {"exit_code": 0}
+        if listed:
+            assert "count" in guest.wait(guest.open("list", path=".")).result
+    children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
+    wait_for(lambda: children.read_text().split())
+    assert script_output(guest, "print(3)") == b"3\n"
+
+
 def script_output(guest: GuestClient, source: str) -> bytes:
     stream = guest.open("python", path="seeded.py", source=source, argv=[])
     return bytes(guest.wait(stream).stdout)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import threading
 from pathlib import Path
 
 import pytest
 from service_process import ServiceProcess
 
 from paracle_sandbox import audit
-from paracle_sandbox.audit_log import AuditLog, read, verify
+from paracle_sandbox.audit_log import AuditLog, follow, read, verify
 from paracle_sandbox.service.journal import SUSPICIOUS_EVENTS, SUSPICIOUS_FAILURES, Journal
 
 
@@ -170,3 +171,159 @@ def test_content_is_kept_only_when_asked_for(tmp_path: Path) -> None:
         journal.execution(user="ann", ok=True, content="print('hello')")
         journal.close()
         assert ("hello" in path.read_text()) == wanted
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(path.parent.glob("log-*")) + [path]
+
+
+def test_a_large_log_goes_on_in_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = AuditLog(path, max_bytes=1000)
+    for number in range(50):
+        log.record("event", number=number)
+    log.close()
+    assert len(files_of(path)) > 5
+    assert all(one.stat().st_size < 1400 for one in files_of(path))
+    assert [line["number"] for line in read(path)] == list(range(50))
+    assert (verify(path).lines, verify(path).broken_at) == (50, None)
+    again = AuditLog(path, max_bytes=1000)
+    again.record("event", number=50)
+    again.close()
+    assert [line["n"] for line in read(path)] == list(range(1, 52))
+    assert verify(path).broken_at is None
+
+
+@pytest.mark.parametrize("what", ["remove", "swap", "cut", "change"])
+def test_files_that_were_set_aside_are_part_of_the_chain(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "log"
+    log = AuditLog(path, max_bytes=1000)
+    for number in range(50):
+        log.record("event", number=number)
+    log.close()
+    first, second, third, *_ = files_of(path)
+    if what == "remove":
+        second.unlink()
+    elif what == "swap":
+        one, other = second.read_bytes(), third.read_bytes()
+        second.write_bytes(other)
+        third.write_bytes(one)
+    elif what == "cut":
+        second.write_bytes(b"".join(second.read_bytes().splitlines(keepends=True)[:-1]))
+    else:
+        second.write_text(second.read_text().replace('"number":8', '"number":9'))
+    verdict = verify(path)
+    assert verdict.broken_at is not None
+    assert verdict.file in (second.name, third.name)
+    assert verdict.lines >= len(first.read_text().splitlines())
+
+
+def test_the_first_files_may_be_kept_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = AuditLog(path, max_bytes=1000)
+    for number in range(50):
+        log.record("event", number=number)
+    log.close()
+    first = files_of(path)[0]
+    last = json.loads(first.read_text().splitlines()[-1])["hash"]
+    first.unlink()
+    assert verify(path).broken_at == 1
+    assert verify(path, after=last).broken_at is None
+    assert verify(path, after="1" * 64).broken_at == 1
+
+
+def test_a_crash_between_two_files_breaks_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = AuditLog(path, max_bytes=1000)
+    for number in range(20):
+        log.record("event", number=number)
+    log.close()
+    path.unlink(missing_ok=True)  # set aside, and then it was killed
+    kept = sum(len(one.read_text().splitlines()) for one in files_of(path)[:-1])
+    assert len(list(read(path))) == kept
+    log = AuditLog(path, max_bytes=1000)
+    log.record("after")
+    log.close()
+    assert (verify(path).lines, verify(path).broken_at) == (kept + 1, None)
+
+
+def _write_small(path: str, name: str) -> None:
+    log = AuditLog(Path(path), max_bytes=2000)
+    for number in range(200):
+        log.record("event", writer=name, number=number)
+    log.close()
+
+
+def test_several_processes_set_files_aside(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    path = tmp_path / "log"
+    writers = [context.Process(target=_write_small, args=(str(path), name)) for name in "abc"]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        # Whoever reads meanwhile sees a beginning of the log, without a gap.
+        if path.exists():
+            numbers = [line["n"] for line in read(path)]
+            assert numbers == list(range(1, len(numbers) + 1))
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert (verify(path).lines, verify(path).broken_at) == (600, None)
+    assert len(files_of(path)) > 20
+
+
+def test_following_goes_from_file_to_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = AuditLog(path, max_bytes=1000)
+    log.record("before")
+    following = follow(path)
+    seen = []
+    # The first is written while it waits for one; then several files at once.
+    timer = threading.Timer(0.1, lambda: log.record("event", number=0))
+    timer.start()
+    seen.append(next(following)["number"])
+    timer.join()
+    for number in range(1, 60):
+        log.record("event", number=number)
+    assert len(files_of(path)) > 8
+    seen += [next(following)["number"] for _ in range(59)]
+    assert seen == list(range(60))
+    following.close()
+    log.close()
+
+
+def test_a_last_line_of_any_length_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = AuditLog(path)
+    log.record("event", deep=[["\x01" * 2000] * 50] * 50)
+    log.close()
+    assert path.stat().st_size > 1 << 20
+    again = AuditLog(path)
+    again.record("next")
+    again.close()
+    assert (verify(path).lines, verify(path).broken_at) == (2, None)
+
+
+def test_the_service_and_its_commands_know_of_all_files(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path / "small", SANDBOX_MODE="fake", SANDBOX_AUDIT_FILE="1m")
+    service.start()
+    try:
+        with service.client() as client:
+            client.post("/sandbox/early/shell", json={"command": "true"})
+            beside = AuditLog(service.data / "audit.jsonl", max_bytes=1 << 30)
+            while (service.data / "audit.jsonl").stat().st_size < 1 << 20:
+                beside.record("filler", text="x" * 2000)
+            client.post("/sandbox/middle/shell", json={"command": "true"})
+            beside.record("filler", text="after")
+            beside.close()
+            client.post("/sandbox/last/shell", json={"command": "true"})
+        assert len(list(service.data.glob("audit-*.jsonl"))) == 1
+        for user in ("early", "middle", "last"):
+            assert "execution" in service.paracle("audit", "show", "--user", user).stdout
+        told = json.loads(service.paracle("audit", "verify", "--json").stdout)
+        assert told["whole"] is True
+    finally:
+        service.stop()
+    service.start()
+    service.stop()
+    assert service.paracle("audit", "verify").returncode == 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
 import socket
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,13 @@ import httpx2
 import pytest
 from service_process import ServiceProcess, wait_until
 
+from paracle_sandbox.service.app import MAX_OPEN_PER_KEY
+from paracle_sandbox.service.server import MAX_CONNECTIONS
+
 PUBLIC = {("get", "/health"), ("get", "/ready")}
+LONG = bool(os.environ.get("PARACLE_LONG"))
+SLOW = MAX_CONNECTIONS + 500 if LONG else 1000
+SOCKETS = 5000 if LONG else MAX_OPEN_PER_KEY + 200
 
 
 def dial(service: ServiceProcess) -> socket.socket:
@@ -116,12 +125,9 @@ def test_the_time_of_a_refusal_tells_nothing(fake: ServiceProcess) -> None:
     "path",
     [
         "/sandbox/../execute",
-        "/sandbox/%2e%2e%2f%2e%2e/create",
         "/sandbox/..%00/create",
-        "/sandbox/%2fetc%2fpasswd/create",
         "/sandbox//create",
         "/sandbox/./create",
-        "/sandbox/%2e/create",
         "/sandbox/%0d%0aX-Evil:1/create",
         "/sandbox/" + "x" * 10_000 + "/create",
         "/sandbox/%ff%fe/create/..",
@@ -144,6 +150,23 @@ def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
     )
     assert before == after
     assert b"X-Evil" not in answer.split(b"\r\n\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    "user", ["%2e%2e%2f%2e%2e", "..%2f..%2fcanary", "%2fetc%2fpasswd", "%2e", "..%5c..", "CON"]
+)
+def test_users_that_look_like_paths_lead_nowhere(fake: ServiceProcess, user: str) -> None:
+    """A user id is text, and names of directories are hashes of it."""
+    canary = fake.data / "canary"
+    canary.write_text("untouched")
+    outside = sorted(path.name for path in fake.data.iterdir())
+    head = f"POST /sandbox/{user}/create HTTP/1.1\r\nHost: x\r\nX-API-Key: {fake.key}\r\n"
+    answer = raw(fake, (head + "Content-Length: 0\r\nConnection: close\r\n\r\n").encode())
+    assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
+    assert sorted(path.name for path in fake.data.iterdir()) == outside
+    made = [path.name for path in (fake.data / "users").iterdir()]
+    assert all(re.fullmatch("[0-9a-f]{40}", name) for name in made), made
+    assert canary.read_text() == "untouched"
 
 
 @pytest.mark.parametrize(
@@ -246,12 +269,37 @@ def test_compressed_bodies_are_not_unpacked(fake: ServiceProcess) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    ["X-Big: " + "x" * (1 << 20) + "\r\n", "".join(f"X-{n}: 1\r\n" for n in range(20_000))],
-    ids=["one of a megabyte", "twenty thousand"],
+    ["X-Big: " + "x" * (1 << 20) + "\r\n", "".join(f"X-{n}: 1\r\n" for n in range(100_000))],
+    ids=["one of a megabyte", "a hundred thousand"],
 )
 def test_too_many_headers(fake: ServiceProcess, headers: str) -> None:
+    before = resident(fake)
     answer = raw(fake, body_request(fake, headers))
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431")) or not answer, answer[:100]
+    assert resident(fake) - before < 50 << 20
+
+
+@pytest.mark.parametrize("count", [10_000, 1_000_000])
+def test_parts_without_end_are_refused(fake: ServiceProcess, count: int) -> None:
+    """Nothing here takes forms: a body of many parts is not JSON, or too large."""
+    before = resident(fake)
+    body = b"--b\r\n\r\n\r\n" * count + b"--b--\r\n"
+    head = (
+        f"POST /sandbox/u/execute HTTP/1.1\r\nHost: x\r\nX-API-Key: {fake.key}\r\n"
+        f"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    answer = raw(fake, head.encode() + body)
+    assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 422")) or not answer, answer[:100]
+    assert resident(fake) - before < 50 << 20
+
+
+def test_a_small_body_that_unpacks_to_much_is_not_unpacked(fake: ServiceProcess) -> None:
+    bomb = gzip.compress(b" " * (100 << 20))
+    before = resident(fake)
+    head = f"Content-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n"
+    assert raw(fake, body_request(fake, head) + bomb).startswith(b"HTTP/1.1 400")
+    assert resident(fake) - before < 50 << 20
 
 
 @pytest.mark.parametrize(
@@ -347,25 +395,68 @@ def test_a_connection_that_says_nothing_is_closed(fake: ServiceProcess) -> None:
         assert time.monotonic() - started < 45
 
 
-def test_many_slow_clients_do_not_slow_the_others(fake: ServiceProcess, user: str) -> None:
-    def median(client: httpx2.Client) -> float:
-        times = []
-        for _ in range(40):
-            started = time.perf_counter()
-            assert client.get("/info").status_code == 200
-            times.append(time.perf_counter() - started)
-        return statistics.median(times)
+def times_of(client: httpx2.Client, count: int = 200) -> list[float]:
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        assert client.get("/info").status_code == 200
+        times.append(time.perf_counter() - started)
+    return sorted(times)
 
+
+def p99(times: list[float]) -> float:
+    return times[len(times) * 99 // 100]
+
+
+def test_many_slow_clients_do_not_slow_the_others(fake: ServiceProcess) -> None:
+    """N06, and more of them than the service has connections for."""
+    before = resident(fake)
+    held: list[socket.socket] = []
     with fake.client() as client:
-        alone = median(client)
-        held = [dial(fake) for _ in range(300)]
+        alone = p99(times_of(client))
         try:
-            for connection in held:
-                connection.sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")
-            assert median(client) < alone * 5 + 0.01
+            for number in range(SLOW):
+                held.append(dial(fake))
+                held[-1].sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")
+                if number % 500 == 0:
+                    assert client.get("/info").status_code == 200
+            # What is allowed beside the factor is the noise of a machine that does other things.
+            assert p99(times_of(client)) < alone * 5 + 0.05
+            with httpx2.Client(base_url=fake.url, timeout=30) as stranger:
+                assert stranger.get("/health").status_code == 200
+            assert resident(fake) - before < 300 << 20
         finally:
             for connection in held:
                 connection.close()
+
+
+def test_idle_websockets_are_counted(fake: ServiceProcess) -> None:
+    """N06: a key has so many open, and its neighbours do not notice."""
+    greedy, modest = fake.keys("make", "greedy"), fake.keys("make", "modest")
+    head = (
+        f"GET /sandbox/greedy/ws HTTP/1.1\r\nHost: x\r\nX-API-Key: {greedy}\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+    held: list[socket.socket] = []
+    statuses: Counter[bytes] = Counter()
+    with fake.client(modest) as client:
+        alone = p99(times_of(client))
+        try:
+            for _ in range(SOCKETS):
+                connection = dial(fake)
+                held.append(connection)
+                connection.sendall(head)
+            for connection in held:
+                statuses[connection.recv(12)[-3:]] += 1
+            assert 0 < statuses[b"101"] <= MAX_OPEN_PER_KEY, statuses
+            assert set(statuses) == {b"101", b"429"}, statuses
+            assert p99(times_of(client)) < alone * 5 + 0.05
+        finally:
+            for connection in held:
+                connection.close()
+    with fake.client(greedy) as client:
+        wait_until(lambda: client.get("/info").status_code == 200, 30)
 
 
 def test_a_reader_that_stops_does_not_stop_the_others(native: ServiceProcess) -> None:

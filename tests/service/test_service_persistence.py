@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,10 @@ from paracle_sandbox.service.workspaces import Workspace, Workspaces
 from paracle_sandbox.testing.fake import FakeBackend
 
 Make = Callable[..., ServiceProcess]
+LOOPS = 20
+DEAD_SECONDS = 2.0
+RUNNING = 50
+ENDS_SECONDS = 10.0
 
 
 @pytest.fixture
@@ -76,16 +82,25 @@ def test_files_survive_a_restart(make: Make) -> None:
 
 
 def test_a_killed_service_leaves_files_and_nothing_else(make: Make) -> None:
-    first = make()
+    """R01: twenty sandboxes in endless loops are dead within two seconds, and nothing is left."""
+    users = ["ann", *(f"u{number}" for number in range(1, LOOPS))]
+    mark = f"loop-{secrets.token_hex(8)}"
+    # Each loop has a tenth of a core: the machine has other things to do than to spin.
+    first = make(SANDBOX_MAX_CONTAINERS="30", SANDBOX_DOCKER_CPU="0.1")
     with first.client() as client:
         write(client, "ann", "kept.txt", "here")
         client.post("/sandbox/ann/shell", json={"command": "echo more > more.txt"})
-        for user in ("ann", "bob", "carl"):
-            client.post(f"/sandbox/{user}/commands", json={"command": "while :; do :; done"})
-        assert len(records(first)) == 3
+        for user in users:
+            loop = {"command": f"while :; do :; done # {mark}"}
+            assert client.post(f"/sandbox/{user}/commands", json=loop).status_code == 201
+        assert len(records(first)) == LOOPS
+    wait_until(lambda: len(_processes_with(mark)) >= LOOPS, 20)
     first.kill()
+    killed = time.monotonic()
     # Without anybody's help: the kernel and the spawner see to it.
-    wait_until(lambda: not _busy(first), 20)
+    while left := _processes_with(mark):
+        assert time.monotonic() - killed < DEAD_SECONDS, left
+    wait_until(lambda: not _busy(first), 10)
     second = make()
     second.key = first.key
     assert records(second) == []
@@ -98,13 +113,15 @@ def test_a_killed_service_leaves_files_and_nothing_else(make: Make) -> None:
 
 def _busy(service: ServiceProcess) -> list[int]:
     """Processes with this service's state directory in their command line."""
+    return _processes_with(str(service.home))
+
+
+def _processes_with(text: str) -> list[int]:
+    """Those whose command line has it; not those that have ended and wait for their parent."""
     found = []
     for entry in os.listdir("/proc"):
         with suppress(OSError):
-            if (
-                entry.isdigit()
-                and str(service.home).encode() in Path(f"/proc/{entry}/cmdline").read_bytes()
-            ):
+            if entry.isdigit() and text.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
                 found.append(int(entry))
     return found
 
@@ -204,7 +221,8 @@ def _kill_sandbox(service: ServiceProcess) -> None:
 
 
 def test_sigterm_ends_running_programs_with_a_definite_answer(make: Make) -> None:
-    service = make()
+    """R05: with fifty of them, within ten seconds."""
+    service = make(SANDBOX_MAX_CONTAINERS="60")
     outcomes: list[object] = []
 
     def run(number: int) -> None:
@@ -215,19 +233,22 @@ def test_sigterm_ends_running_programs_with_a_definite_answer(make: Make) -> Non
             except httpx2.HTTPError as error:
                 outcomes.append(type(error).__name__)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(5)]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(RUNNING)]
     for thread in threads:
         thread.start()
     with service.client() as client:
-        usages = [f"/sandbox/u{n}/usage" for n in range(5)]
+        usages = [f"/sandbox/u{n}/usage" for n in range(RUNNING)]
         wait_until(
-            lambda: all(client.get(path).json()["running_executions"] == 1 for path in usages), 30
+            lambda: all(client.get(path).json()["running_executions"] == 1 for path in usages), 60
         )
+        wait_until(lambda: client.get("/sandboxes").json()["total"] == RUNNING, 60)
+    began = time.monotonic()
     service.stop()
+    assert time.monotonic() - began < ENDS_SECONDS
     for thread in threads:
         thread.join(30)
     # Each gets an answer; 503 if its sandbox was still being made.
-    assert len(outcomes) == 5
+    assert len(outcomes) == RUNNING
     assert set(outcomes) <= {(200, False), (503, False)}, outcomes
     assert records(service) == []
     assert not _busy(service)
@@ -301,3 +322,54 @@ def test_what_an_abandoned_program_wrote_is_kept(make: Make) -> None:
         kept = service.data / "users"
         wait_until(lambda: bool(list(kept.glob("*/half.txt"))), 30)
         assert next(kept.glob("*/half.txt")).read_text() == "half\n"
+
+
+def test_idempotency_keys_survive_a_restart(make: Make) -> None:
+    first = make()
+    body = {"command": "echo run >> log; wc -l < log"}
+    headers = {"Idempotency-Key": "once"}
+    with first.client() as client:
+        answer = client.post("/sandbox/ann/shell", json=body, headers=headers)
+        assert answer.json()["output"].strip() == "1"
+        secret = client.post("/keys", json={"admin": True}, headers=headers).json()["key"]
+    first.stop()
+    second = make()
+    second.key = first.key
+    with second.client() as client:
+        again = client.post("/sandbox/ann/shell", json=body, headers=headers)
+        assert (again.status_code, again.json()) == (200, answer.json())
+        assert read(client, "ann", "log") == "run\n"
+        other = client.post("/sandbox/ann/shell", json={"command": "true"}, headers=headers)
+        assert other.status_code == 422
+        fresh = client.post("/sandbox/bob/shell", json=body, headers=headers)
+        assert fresh.json()["output"].strip() == "1", "another address is another request"
+    for path in second.data.glob("answers.db*"):
+        assert path.stat().st_mode & 0o077 == 0
+        assert secret.split("_", 2)[2].encode() not in path.read_bytes()
+
+
+def test_what_was_under_way_when_the_service_was_killed_is_not_run_again(make: Make) -> None:
+    first = make()
+    body = {"command": "echo run >> log; echo begun > mark; sleep 200"}
+    headers = {"Idempotency-Key": "half"}
+
+    def send() -> None:
+        with first.client() as client, suppress(httpx2.HTTPError):
+            client.post("/sandbox/ann/shell", json=body, headers=headers)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    with first.client() as client:
+        mark = {"path": "mark"}
+        wait_until(lambda: client.get("/sandbox/ann/file", params=mark).status_code == 200, 30)
+    first.kill()
+    thread.join(30)
+    second = make()
+    second.key = first.key
+    with second.client() as client:
+        again = client.post("/sandbox/ann/shell", json=body, headers=headers)
+        assert (again.status_code, again.json()["kind"]) == (409, "unknown_outcome")
+        fresh = client.post(
+            "/sandbox/ann/shell", json={"command": "true"}, headers={"Idempotency-Key": "new"}
+        )
+        assert fresh.json()["success"]

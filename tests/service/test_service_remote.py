@@ -206,6 +206,18 @@ async def test_a_key_for_several_users_names_one(native: ServiceProcess) -> None
         await backend.close()
 
 
+@pytest.mark.parametrize("user", ["team/ann", "Zoë ✓", "..", "50%"])
+async def test_a_remote_client_acts_for_any_text(native: ServiceProcess, user: str) -> None:
+    key = native.keys("make", user, "another")
+    backend = RemoteBackend(Settings(api_url=native.url, api_key=key, api_user=user))
+    async with Sandbox(backend, "any-text") as sandbox:
+        assert (await sandbox.execute("echo here"))["stdout"] == "here\n"
+        assert [one.sandbox_id for one in await backend.list_sandboxes()] == ["any-text"]
+    await backend.close()
+    log = native.paracle("audit", "show", "--user", user, "--json").stdout
+    assert '"create"' in log and '"execution"' in log
+
+
 async def test_quotas_hold_over_the_channel(tmp_path: Path) -> None:
     service = ServiceProcess(
         tmp_path / "tight", SANDBOX_MODE="fake", SANDBOX_USER_RATE="2", SANDBOX_USER_SANDBOXES="1"

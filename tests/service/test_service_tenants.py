@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sqlite3
 import threading
 import time
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import pytest
 from service_process import ServiceProcess
+from websockets.sync.client import connect
 
 from paracle_sandbox.errors import SandboxError
 from paracle_sandbox.service.faults import BadRequest
@@ -34,6 +37,29 @@ ALIKE = [
     "me@example.com",
     "%2e",
     "a%2Fb",
+    "a/b",
+    "a//b",
+    "a/b/",
+    "/a/b",
+    "a\\b",
+    "a\u2215b",
+    "../../etc/passwd",
+    "../create",
+    "a/execute",
+    "x/raw",
+    "%2e%2e",
+    "%252F",
+    "+",
+    "a+b",
+    " ",
+    "\u00a0",
+    "\u200b",
+    "?",
+    "#",
+    "a?b=c#d",
+    "{user_id}",
+    "null",
+    "0",
     "~",
     "'; DROP TABLE keys; --",
 ]
@@ -52,6 +78,59 @@ def test_any_text_is_a_user_of_its_own(fake: ServiceProcess) -> None:
             client.delete(f"{where}/destroy", params={"erase_files": True})
 
 
+def raw_post(service: ServiceProcess, path: str, body: bytes = b"") -> bytes:
+    """The answer to an address sent as it is: clients would resolve its dots."""
+    parts = urlsplit(service.url)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {service.key}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+        connection.sendall(head.encode() + body)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_dots_are_users_too_when_they_are_encoded(fake: ServiceProcess) -> None:
+    body = b'{"command": "pwd; ls -a | wc -l"}'
+    answers = {user: raw_post(fake, f"/sandbox/{user}/shell", body) for user in ("%2E", "%2e%2E")}
+    found = {user: json.loads(answer.split(b"\r\n\r\n")[1]) for user, answer in answers.items()}
+    assert all(one["success"] for one in found.values()), found
+    assert len({one["sandbox_id"] for one in found.values()}) == 2
+    with fake.client() as client:
+        users = {one["user_id"] for one in client.get("/sandboxes").json()["sandboxes"]}
+    assert {".", ".."} <= users
+    for literal in (".", ".."):
+        assert b" 400 " in raw_post(fake, f"/sandbox/{literal}/shell", body).split(b"\r\n")[0]
+
+
+def test_a_user_with_a_slash_has_every_address(fake: ServiceProcess) -> None:
+    where = "/sandbox/team%2Fann%3F"
+    key = fake.keys("make", "team/ann?")
+    with fake.client(key) as client:
+        assert client.post(f"{where}/create").json()["user_id"] == "team/ann?"
+        assert client.post(f"{where}/execute", json={"code": "print(1)"}).json()["success"]
+        body = {"path": "d/f", "content": "x"}
+        assert client.post(f"{where}/file", json=body).status_code == 200
+        assert client.put(f"{where}/files/raw", params={"path": "r"}, content=b"y").is_success
+        assert client.get(f"{where}/files/raw", params={"path": "r"}).content == b"y"
+        number = client.post(f"{where}/commands", json={"command": "true"}).json()["command_id"]
+        assert client.get(f"{where}/commands/{number}").status_code == 200
+        with client.stream("POST", f"{where}/stream", json={"command": "echo s"}) as answer:
+            assert b'"text": "s' in answer.read()
+        url = f"{fake.url}{where}/ws".replace("http", "ws", 1)
+        with connect(url, additional_headers={"X-API-Key": key}) as connection:
+            connection.send(json.dumps({"command": "echo w"}))
+            assert any('"w' in str(message) for message in connection)
+        assert client.get(f"{where}/status").json()["status"] == "running"
+        assert client.get("/sandbox/team/status").status_code == 404
+        assert client.delete(where).json()["status"] == "deleted"
+
+
+def test_a_user_that_is_no_text_is_refused(fake: ServiceProcess) -> None:
+    for user in ("%FF", "a%C3", "%ED%A0%80", "a%00b", "%0A"):
+        assert b" 400 " in raw_post(fake, f"/sandbox/{user}/create").split(b"\r\n")[0], user
+
+
 def test_names_are_injective_and_differ_between_installations(tmp_path: Path) -> None:
     here, there = Names(tmp_path / "a"), Names(tmp_path / "b")
     made = [name for user in ALIKE for name in (here.user_sandbox(user), there.user_sandbox(user))]
@@ -60,7 +139,7 @@ def test_names_are_injective_and_differ_between_installations(tmp_path: Path) ->
     assert Names(tmp_path / "a").user_sandbox("a.b") == here.user_sandbox("a.b")
 
 
-@pytest.mark.parametrize("user", ["", ".", "..", "a\0b", "a\nb", "\x1b[2J", "x" * 10_000])
+@pytest.mark.parametrize("user", ["", "a\0b", "a\nb", "\x1b[2J", "x" * 10_000])
 def test_what_is_no_user(user: str) -> None:
     with pytest.raises(BadRequest):
         checked_user_id(user)

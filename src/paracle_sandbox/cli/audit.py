@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +25,6 @@ User = Annotated[str | None, typer.Option("--user", help="Only of this user.")]
 Event = Annotated[str | None, typer.Option("--event", help="Only of this kind.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 _SHOWN_APART = ("n", "time", "event", "user", "previous", "hash")
-_PAUSE_SECONDS = 0.2
 
 
 @app.command()
@@ -51,21 +48,29 @@ def show(
 
 @app.command()
 @ends_with_a_code
-def verify(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> int:
+def verify(
+    after: Annotated[
+        str | None,
+        typer.Option(help="Hash of the last line that is kept elsewhere, when early files are."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
     """Check that nothing was changed or removed. Exits with 1 when something was."""
-    from ..audit_log import verify
+    from ..audit_log import FIRST, verify
 
-    verdict = verify(_path())
+    verdict = verify(_path(), after or FIRST)
     whole = verdict.broken_at is None
     if as_json:
         output.say_json(
             {"whole": whole, "lines": verdict.lines, "head": verdict.head,
-             "broken_at": verdict.broken_at, "reason": verdict.reason}
+             "broken_at": verdict.broken_at, "reason": verdict.reason,
+             "file": verdict.file or None}
         )  # fmt: skip
     elif whole:
         output.say(f"✅ {verdict.lines} lines, unbroken. Last hash: {verdict.head}")
     else:
-        output.say(f"❌ Broken at line {verdict.broken_at}: {verdict.reason}")
+        where = f"line {verdict.broken_at}, in {verdict.file}"
+        output.say(f"❌ Broken at {where}: {verdict.reason}")
     return endings.SUCCESS if whole else endings.FAILURE
 
 
@@ -73,29 +78,20 @@ def verify(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 @ends_with_a_code
 def tail(user: User = None, event: Event = None, as_json: Json = False) -> int:
     """Show what is written down from now on, until Ctrl-C."""
-    for line in _coming(_path()):
+    from ..audit_log import follow
+
+    for line in follow(_path()):
         if _fits(line, user, event):
             _say(line, as_json)
             sys.stdout.flush()
     return endings.SUCCESS
 
 
-def _coming(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        held = b""
-        while True:
-            held += file.readline()
-            if held.endswith(b"\n"):
-                yield json.loads(held)
-                held = b""
-            elif not held:
-                time.sleep(_PAUSE_SECONDS)
-
-
 def _path() -> Path:
+    from ..audit_log import is_there
+
     path = Path(settings_or_fault().service_dir) / "audit.jsonl"
-    if not path.exists():
+    if not is_there(path):
         raise UsageFault(f"There is no audit log at {path}; set SANDBOX_DATA_DIR to the service's")
     return path
 

@@ -32,6 +32,8 @@ PROTOCOL = 1
 _REHEARSAL = b'{"op":"python","path":"/tmp/x/code.py","source":"1","argv":[],"stdin":false}'
 # How long a Python that was forked ahead of need waits for its program: it holds memory.
 SEED_SECONDS = 5.0
+# For so long a seed waits for a listing that was announced.
+HELD_SECONDS = 0.05
 
 
 def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None) -> NoReturn:
@@ -109,6 +111,8 @@ class Guest:
         self._oom = OomFirst()
         self._seed_wanted = bool(setup.get("seed"))
         self._seed_until: Optional[float] = None
+        self._seed_held = False
+        self._listing: Optional[Wire] = None
         self._pythons = 0
         # Pages that nothing was read into cost nothing. Private: forks must not share it.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -246,16 +250,35 @@ class Guest:
             return None
         operation: Callable[..., Any] = OPS[op]
         job = operation(request, wire, self._setup)
+        if op == "list" and self._seed_held:
+            self._listing = wire
         job.start()
         return job
 
     def _drop(self, stream: int) -> None:
-        self._wires.pop(stream, None)
+        wire = self._wires.pop(stream, None)
         job = self._jobs.pop(stream, None)
+        if wire is not None and wire is self._listing:
+            self._listing = None
+            self._release_seed()
         if isinstance(job, Command) and job.is_python:
             self._pythons += 1
             # Whoever ran two will run a third; many sandboxes are made for a single program.
-            self._seed_wanted = self._pythons >= 2
+            if self._pythons >= 2:
+                self._want_seed(held=job.then_listed)
+
+    def _want_seed(self, held: bool) -> None:
+        """A fork takes its time. Whoever waits for a listing comes first, if it is not too long."""
+        if held:
+            self._seed_held = True
+            self._loop.call_later(HELD_SECONDS, self._release_seed)
+        else:
+            self._seed_wanted = True
+
+    def _release_seed(self) -> None:
+        if self._seed_held:
+            self._seed_held = False
+            self._seed_wanted = True
 
     def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:
         """One job's mistake must not take the sandbox down: hence the broad except."""

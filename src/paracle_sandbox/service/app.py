@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from .. import __version__
 from ..errors import SandboxError
 from ..limits import MIB
+from .addresses import shown_user
 from .asked import caller_of
 from .faults import RETRY_SECONDS, ServiceFault, fault_body, status_of
 from .gate import App, Gate
@@ -77,7 +78,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(Exception, _internal)
     _describe_security(app)
     return Gate(
-        Idempotency(app),
+        Idempotency(app, service.answers),
         doorman=service.doorman,
         journal=service.journal,
         metrics=service.metrics,
@@ -110,7 +111,7 @@ async def _fault(request: Request, error: Exception) -> JSONResponse:
     if error.status in (429, 503):
         service: Service = request.app.state.service
         service.metrics.refusals.labels(error.kind).inc()
-        user = request.path_params.get("user_id")
+        user = shown_user(request.path_params)
         service.journal.refused(error.kind, user=user, key=caller_of(request).key_id)
     return JSONResponse(fault_body(error), error.status, headers)
 

@@ -13,10 +13,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from ..errors import SandboxError
+from .addresses import user_in
 from .faults import BadRequest, Forbidden, NotFound, ServiceFault, fault_body, status_of
 from .keys import Caller
 from .service import Service
-from .tenants import checked_user_id
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def caller_of(connection: HTTPConnection) -> Caller:
 
 def user_of(connection: HTTPConnection) -> str:
     """The user in the address. For anybody else's, the answer is that of one that is not there."""
-    user_id = checked_user_id(connection.path_params["user_id"])
+    user_id = user_in(connection.path_params["user_id"])
     if not caller_of(connection).may_act_for(user_id):
         service = service_of(connection)
         service.metrics.refusals.labels("user").inc()
@@ -45,7 +45,8 @@ def user_of(connection: HTTPConnection) -> str:
 
 
 def acting_user_of(connection: HTTPConnection) -> str:
-    """The user a remote client acts for: the header's, or the only one of its key."""
+    """The user a remote client acts for: the header's (encoded as in an address), or the only one
+    of its key."""
     caller = caller_of(connection)
     named = connection.headers.get("x-sandbox-user")
     if named is None:
@@ -54,7 +55,7 @@ def acting_user_of(connection: HTTPConnection) -> str:
         if len(caller.users) != 1:
             raise BadRequest("This key acts for several users: name one in X-Sandbox-User")
         return next(iter(caller.users))
-    user_id = checked_user_id(named)
+    user_id = user_in(named)
     if not caller.may_act_for(user_id):
         raise NotFound("Sandbox not found")
     return user_id

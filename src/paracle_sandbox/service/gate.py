@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from .addresses import routed_path
 from .faults import BadRequest, ServiceFault, TooLarge, TooMany, fault_body
 from .journal import Journal
 from .keys import Caller, Doorman
@@ -108,6 +109,7 @@ class Gate:
         if self._open[caller.key_id] >= self._max_open:
             self._metrics.refusals.labels("connections").inc()
             raise TooMany(f"{self._max_open} requests of this key are open already", 1)
+        scope["path"] = routed_path(scope)
         if scope["type"] == "http":
             self._check_announced(scope)
         return caller

@@ -106,6 +106,10 @@ class Hosting:
     def all(self) -> list[Home]:
         return [self._homes[user_id] for user_id in sorted(self._homes)]
 
+    def sandbox_id(self, user_id: str) -> str:
+        """What the user's sandbox is called, whether there is one or not."""
+        return self._names.user_sandbox(user_id)
+
     def user_of(self, sandbox_id: str) -> str | None:
         homes = self._homes.values()
         return next((h.user_id for h in homes if h.sandbox.sandbox_id == sandbox_id), None)
@@ -273,11 +277,13 @@ class Hosting:
         self._idle = asyncio.create_task(self._watch_idle())
 
     async def clean_up_predecessor(self) -> None:
-        """Remove what a service that was killed left; its users' files are in the workspaces."""
+        """Remove what a service that was killed left; its users' files are in the workspaces.
+        Whatever bears our name is a predecessor's, since the directory's lock is ours: no need to
+        judge by process numbers, which mean nothing when that was another container."""
         left = [
             info
             for info in await self.backend.list_sandboxes()
-            if info.labels.get(LABEL) == self._names.installation and not info.owner_alive
+            if info.labels.get(LABEL) == self._names.installation
         ]
         for info in left:
             logger.warning("Removing sandbox %s, left by a service that died", info.sandbox_id)

@@ -1,71 +1,105 @@
 """Requests that may be sent twice: the second gets the answer of the first.
 
 With an ``Idempotency-Key`` a POST runs to its end even when its client goes away, and whoever
-sends it again, with the same body, waits for that answer or gets it at once. Answers are kept in
-memory for a day at most.
+sends it again, with the same body, waits for that answer or gets it at once. Answers are kept
+for a day, also when the service is started anew in between; a request that was under way when it
+ended is not run again, since it may have run half.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
-from collections import OrderedDict
-from dataclasses import dataclass, field
+import json
+import logging
+import sqlite3
+from dataclasses import dataclass
 from typing import Any
 
-from .faults import BadRequest, fault_body
+from .answers import Answer, Answers
+from .faults import BadRequest, Conflict, ServiceFault, fault_body
 from .gate import App, Message, Receive, Scope, Send
 
-MAX_ANSWERS = 10_000
-MAX_KEPT = 64 << 20
+logger = logging.getLogger(__name__)
+
 MAX_KEY = 255
-_DAY = 86_400.0
+# Nothing was done: the next one may try.
+_NOT_KEPT = (429, 502, 503)
+# Secrets are in no file; a sandbox of a remote client ends with the service, and so its answer.
+_UNKEPT = ("/keys", "/v1/sandboxes")
 
 
-@dataclass
-class _Answer:
+class Unfinished(Conflict):
+    """The service ended while the request ran."""
+
+    kind = "unknown_outcome"
+
+
+@dataclass(frozen=True)
+class _Request:
+    key: bytes
+    body: bytes
     body_hash: bytes
-    done: asyncio.Future[list[Message]]
-    made: float = field(default_factory=time.monotonic)
-    size: int = 0
+    answers: Answers
 
 
 class Idempotency:
     """Wraps the application inside the gate."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, kept: Answers) -> None:
         self._app = app
-        self._answers: OrderedDict[tuple[str, ...], _Answer] = OrderedDict()
-        self._kept = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._kept = kept
+        self._unkept = Answers(None)
+        self._running: dict[bytes, tuple[bytes, asyncio.Task[Answer]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = _key_of(scope)
-        if key is None:
+        given = _given(scope)
+        if not given:
             await self._app(scope, receive, send)
             return
-        body = await _whole_body(receive)
-        digest = hashlib.sha256(body).digest()
-        self._forget_old()
-        answer = self._answers.get(key)
-        if answer is None:
-            answer = self._begin(key, digest, scope, body)
-        if answer.body_hash != digest:
-            await _refuse(send)
-            return
-        for message in await asyncio.shield(answer.done):
-            await send({**message, "headers": list(message.get("headers", []))})
+        body, key = await _whole_body(receive), _key_of(scope, given)
+        answers = self._unkept if scope["path"] in _UNKEPT else self._kept
+        request = _Request(key, body, hashlib.sha256(body).digest(), answers)
+        try:
+            if len(given) > MAX_KEY:
+                raise BadRequest(f"The Idempotency-Key is longer than {MAX_KEY} characters")
+            answer = await self._answer(request, scope)
+        except ServiceFault as fault:
+            answer = _refusal(fault)
+        start = {"type": "http.response.start", "status": answer.status}
+        await send({**start, "headers": list(answer.headers)})
+        await send({"type": "http.response.body", "body": answer.body})
 
-    def _begin(self, key: tuple[str, ...], digest: bytes, scope: Scope, body: bytes) -> _Answer:
-        answer = _Answer(digest, asyncio.get_running_loop().create_future())
-        self._answers[key] = answer
-        task = asyncio.create_task(self._run(key, answer, scope, body))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _answer(self, request: _Request, scope: Scope) -> Answer:
+        """Of the one that runs, or ran, or is begun now. Raises ServiceFault."""
+        if request.key in self._running:
+            body_hash, task = self._running[request.key]
+            _check_same(body_hash, request)
+            return await asyncio.shield(task)
+        before = _found(request)
+        if before is not None:
+            _check_same(before.body_hash, request)
+            if before.status is None:
+                raise Unfinished(
+                    "The service ended before this request did, which may have run in part. "
+                    "Look, and send what is to run again under another Idempotency-Key."
+                )
+            return before
+        task = asyncio.create_task(self._run(request, scope))
+        self._running[request.key] = (request.body_hash, task)
+        task.add_done_callback(lambda _: self._running.pop(request.key, None))
+        return await asyncio.shield(task)
+
+    async def _run(self, request: _Request, scope: Scope) -> Answer:
+        _try(request.answers.begin, request.key, request.body_hash)
+        answer = await self._run_once(request, scope)
+        if answer.status in _NOT_KEPT:
+            _try(request.answers.drop, request.key)
+        else:
+            _try(request.answers.complete, request.key, answer.status, answer.headers, answer.body)
         return answer
 
-    async def _run(self, key: tuple[str, ...], answer: _Answer, scope: Scope, body: bytes) -> None:
+    async def _run_once(self, request: _Request, scope: Scope) -> Answer:
         messages: list[Message] = []
         given = False
 
@@ -74,54 +108,59 @@ class Idempotency:
             if given:
                 await asyncio.Event().wait()  # this client never goes away
             given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": request.body, "more_body": False}
 
         async def send(message: Message) -> None:
             messages.append(message)
 
-        try:
-            await self._app(scope, receive, send)
-        except Exception as error:  # noqa: BLE001  whoever waits for it gets it
-            self._answers.pop(key, None)
-            answer.done.set_exception(error)
-            return
-        answer.done.set_result(messages)
-        self._keep(key, answer, messages)
-
-    def _keep(self, key: tuple[str, ...], answer: _Answer, messages: list[Message]) -> None:
-        answer.size = sum(len(message.get("body", b"")) for message in messages)
-        self._kept += answer.size
-        if messages and messages[0].get("status", 500) in (429, 502, 503):
-            self._drop(key)  # nothing was done: the next one may try
-        while self._kept > MAX_KEPT or len(self._answers) > MAX_ANSWERS:
-            self._drop(next(iter(self._answers)))
-
-    def _drop(self, key: tuple[str, ...]) -> None:
-        answer = self._answers.pop(key, None)
-        if answer is not None:
-            self._kept -= answer.size
-
-    def _forget_old(self) -> None:
-        horizon = time.monotonic() - _DAY
-        while self._answers:
-            key, oldest = next(iter(self._answers.items()))
-            if oldest.made > horizon:
-                return
-            self._drop(key)
+        await self._app(scope, receive, send)
+        start = messages[0]
+        body = b"".join(message.get("body", b"") for message in messages[1:])
+        return Answer(request.body_hash, start["status"], list(start.get("headers", [])), body)
 
 
-def _key_of(scope: Scope) -> tuple[str, ...] | None:
-    """What makes two requests the same; None for those that are not asked to be."""
+def _found(request: _Request) -> Answer | None:
+    try:
+        return request.answers.find(request.key)
+    except sqlite3.Error as error:
+        logger.error("Kept answers cannot be read: %s", error)
+        return None
+
+
+def _try(action: Any, *arguments: Any) -> None:
+    """A full disk must not keep a request from running: it then is kept nowhere, and said so."""
+    try:
+        action(*arguments)
+    except sqlite3.Error as error:
+        logger.error("An answer cannot be kept: %s", error)
+
+
+def _check_same(body_hash: bytes, request: _Request) -> None:
+    if body_hash != request.body_hash:
+        fault = BadRequest("This Idempotency-Key was used with another body")
+        fault.status = 422
+        raise fault
+
+
+def _refusal(fault: ServiceFault) -> Answer:
+    body = json.dumps(fault_body(fault)).encode()
+    return Answer(b"", fault.status, [(b"content-type", b"application/json")], body)
+
+
+def _given(scope: Scope) -> bytes:
+    """The key of a request that may be sent again; empty for all others."""
     if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].endswith("/stream"):
-        return None
-    given: Any = dict(scope["headers"]).get(b"idempotency-key")
-    if not given or len(given) > MAX_KEY:
-        return None
-    caller = scope["state"]["caller"]
-    user = dict(scope["headers"]).get(b"x-sandbox-user", b"")
-    query = scope.get("query_string", b"")
-    return (caller.key_id, scope["path"], query.decode("latin-1"), given.decode("latin-1"),
-            user.decode("latin-1"))  # fmt: skip
+        return b""
+    return next((value for name, value in scope["headers"] if name == b"idempotency-key"), b"")
+
+
+def _key_of(scope: Scope, given: bytes) -> bytes:
+    """What makes two requests the same, but for their body."""
+    user = next((value for name, value in scope["headers"] if name == b"x-sandbox-user"), b"")
+    caller = scope["state"]["caller"].key_id.encode()
+    parts = (caller, scope["path"].encode(), scope.get("query_string", b""), given, user)
+    framed = b"".join(b"%d:%s" % (len(part), part) for part in parts)
+    return hashlib.sha256(framed).digest()
 
 
 async def _whole_body(receive: Receive) -> bytes:
@@ -131,13 +170,3 @@ async def _whole_body(receive: Receive) -> bytes:
         body += message.get("body", b"")
         if not message.get("more_body", False):
             return bytes(body)
-
-
-async def _refuse(send: Send) -> None:
-    import json
-
-    fault = BadRequest("This Idempotency-Key was used with another body")
-    body = json.dumps(fault_body(fault)).encode()
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 422, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -9,13 +9,13 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..command import Command
 from ..errors import SandboxError, StoppedError
 from ..executor import error_result
 from ..launch import CommandOptions
-from ..results import CommandResult
 from ..sandbox import Sandbox
 from .faults import NotFound, TooMany
 from .hosting import Home, Hosting
@@ -24,12 +24,15 @@ from .metrics import Metrics
 from .quotas import Executions
 from .recovery import classify
 from .shapes import RunRequest
+from .spool import Spool
 
 logger = logging.getLogger(__name__)
 
 # What is kept of a program's output in the memory of the service; streams have no such limit.
 MAX_OUTPUT = 2 << 20
 MAX_COMMANDS = 100
+# Of commands in the background that have ended, for each user.
+MAX_KEPT_OUTPUT = 16 << 20
 
 Chunk = tuple[str, bytes]
 
@@ -71,7 +74,12 @@ class Run:
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
     saved: bool = False
+    stats: dict[str, Any] | None = None
     chunks: AsyncGenerator[Chunk, None] | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        return len(self.command.stdout_bytes) + len(self.command.stderr_bytes)
 
     def output(self) -> AsyncIterator[Chunk]:
         """What it prints: for who followed it from the start, else as far as it was kept."""
@@ -100,8 +108,14 @@ class Runner:
     """Runs programs for users."""
 
     def __init__(
-        self, hosting: Hosting, executions: Executions, journal: Journal, metrics: Metrics
+        self,
+        hosting: Hosting,
+        executions: Executions,
+        journal: Journal,
+        metrics: Metrics,
+        spools: Path,
     ) -> None:
+        self._spools = spools
         self._hosting = hosting
         self._executions = executions
         self._journal = journal
@@ -110,30 +124,42 @@ class Runner:
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def run(self, user_id: str, program: Program) -> dict[str, Any]:
-        """Run it to its end. A program that was stopped is an answer too, with its error."""
+        """Run it to its end. A program that was stopped is an answer too, with its error. A large
+        output is a SpooledText in it."""
         started = time.monotonic()
+        spool = Spool(self._spools, MAX_OUTPUT, self._hosting.sandbox_id(user_id))
         try:
-            async with self.started(user_id, program, max_output=MAX_OUTPUT) as run:
+            options: dict[str, Any] = {"max_output": 0, "on_output_bytes": spool.take}
+            async with self.started(user_id, program, then_listed=True, **options) as run:
                 result = await run.command.wait()
-                answer = _answer(result, run.home)
+                answer = _answer(result["exit_code"], spool, run.home)
                 # Side by side: each is a round trip.
-                answer["stats"], answer["files_kept"] = await asyncio.gather(
+                run.stats, answer["files_kept"] = await asyncio.gather(
                     _stats(run.home.sandbox), self._hosting.save(run.home)
                 )
+                answer["stats"] = run.stats
                 run.saved = True
         except StoppedError as error:
             answer = stopped_answer(error)
+            output = {"stdout": spool.text_of("stdout"), "stderr": spool.text_of("stderr")}
+            answer["output"] = output["stdout"]
+            answer["result"] = {**answer["result"], **output, "truncated": spool.truncated}
+        except BaseException:
+            spool.close()
+            raise
         answer["execution_time"] = time.monotonic() - started
         return answer
 
     @asynccontextmanager
     async def followed(self, user_id: str, program: Program) -> AsyncIterator[Run]:
         """Like started(), for who reads all of its output as it comes: none of it is kept."""
-        async with self.started(user_id, program, max_output=0) as run:
+        async with self.started(user_id, program, follow=True, max_output=0) as run:
             yield run
 
     @asynccontextmanager
-    async def started(self, user_id: str, program: Program, **more: Any) -> AsyncIterator[Run]:
+    async def started(
+        self, user_id: str, program: Program, *, follow: bool = False, **more: Any
+    ) -> AsyncIterator[Run]:
         """A running program; leaving the block ends it, keeps the files and writes the log."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._executions.one(user_id))
@@ -144,7 +170,7 @@ class Runner:
             failure: BaseException | None = None
             try:
                 run = Run(home, await program.start(home.sandbox, **more))
-                if more.get("max_output") == 0:
+                if follow:
                     run.chunks = _followed(run.command)
                 async with run.command:
                     yield run
@@ -187,6 +213,7 @@ class Runner:
             sandbox_id=home.sandbox.sandbox_id,
             exit_code=code,
             seconds=round(seconds, 6),
+            resources=_resources(run),
         )
         if isinstance(failure, SandboxError) and outcome in ("limit", "sandbox_lost"):
             self._journal.security_event(outcome, home.sandbox.id, {"error": failure.message})
@@ -209,7 +236,10 @@ class Runner:
 
     async def _watch(self, user_id: str, program: Program, begun: asyncio.Future[Run]) -> None:
         # A consumer, so that output beyond what is kept is dropped instead of ending it.
-        quiet = {"max_output": MAX_OUTPUT, "on_output_bytes": lambda name, data: None}
+        quiet: dict[str, Any] = {
+            "max_output": MAX_OUTPUT,
+            "on_output_bytes": lambda name, data: None,
+        }
         try:
             async with self.started(user_id, program, **quiet) as run:
                 begun.set_result(run)
@@ -221,8 +251,13 @@ class Runner:
                 logger.exception("A background command broke")
 
     def _forget_old(self, known: dict[str, Run]) -> None:
+        """The oldest that have ended, when they are many or their output is much."""
         ended = [run for run in known.values() if run.command.poll() is not None]
-        for run in ended[: max(0, len(known) - MAX_COMMANDS + 1)]:
+        kept = sum(run.kept_bytes for run in ended)
+        for run in ended:
+            if len(known) < MAX_COMMANDS and kept <= MAX_KEPT_OUTPUT:
+                return
+            kept -= run.kept_bytes
             del known[run.command_id]
 
     def commands(self, user_id: str) -> list[Run]:
@@ -250,15 +285,21 @@ class Runner:
         await asyncio.gather(*self._watchers, return_exceptions=True)
 
 
-def _answer(result: CommandResult, home: Home) -> dict[str, Any]:
-    ok = result["exit_code"] == 0
-    failed = f"Execution failed with exit code {result['exit_code']}"
+def _answer(exit_code: int, spool: Spool, home: Home) -> dict[str, Any]:
+    stdout, stderr = spool.text_of("stdout"), spool.text_of("stderr")
+    failed = f"Execution failed with exit code {exit_code}"
     return {
-        "success": ok,
-        "output": result["stdout"],
-        "error": None if ok else (result["stderr"] or failed),
-        "exit_code": result["exit_code"],
-        "result": result,
+        "success": exit_code == 0,
+        "output": stdout,
+        "error": None if exit_code == 0 else stderr or failed,
+        "exit_code": exit_code,
+        "result": {
+            "exit_code": exit_code,
+            "stdout": stdout,
+            "stderr": stderr,
+            "timed_out": False,
+            "truncated": spool.truncated,
+        },
         "sandbox_id": home.sandbox.sandbox_id,
         "error_type": None,
         "kind": None,
@@ -293,6 +334,14 @@ async def _stats(sandbox: Sandbox) -> dict[str, Any] | None:
         return dict(await sandbox.get_stats())
     except SandboxError:
         return None
+
+
+def _resources(run: Run | None) -> dict[str, Any] | None:
+    """What of the figures belongs into the log."""
+    if run is None or run.stats is None:
+        return None
+    names = ("cpu_seconds", "memory_peak_mb", "disk_mb", "processes")
+    return {name: round(run.stats[name], 3) for name in names}
 
 
 def _outcome(failure: BaseException | None, exit_code: int | None) -> str:

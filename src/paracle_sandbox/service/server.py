@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from typing import Any
 
@@ -12,38 +13,65 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import SandboxError
 from .app import make_app
+from .joining import JoiningTransport
 from .service import Service
 
 logger = logging.getLogger(__name__)
 
 HEADER_SECONDS = 15.0
 MAX_HEADER_BYTES = 64 << 10
-MAX_CONNECTIONS = 5000
+# Beyond it, whoever has waited longest without a request makes room for the next.
+MAX_CONNECTIONS = 6000
 SHUTDOWN_SECONDS = 5
 _WEBSOCKET_BYTES = 2 << 20
 
 
 class ImpatientProtocol(H11Protocol):
-    """HTTP/1.1 that lets a client go which does not send its request in time."""
+    """HTTP/1.1 that lets a client go which does not send its request in time, and sooner when
+    many do not: a crowd of silent ones must not keep the others out."""
+
+    since = 0.0
+
+    @property
+    def is_waiting(self) -> bool:
+        """For a request, or the rest of one's head."""
+        between = self.cycle is None or self.cycle.response_complete
+        # A WebSocket took the connection over: it has its own ways to notice who is gone.
+        return bool(between and self.transport.get_protocol() is self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoiningTransport(transport, self.loop))  # type: ignore[arg-type]
         self._watch_headers()
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        mine = (one for one in self.connections if isinstance(one, ImpatientProtocol))
+        waiting = [one for one in mine if one.is_waiting and one is not self]
+        if waiting:
+            min(waiting, key=lambda one: one.since).transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch_headers()
 
     def _watch_headers(self) -> None:
+        self.since = self.loop.time()
         self.loop.call_later(HEADER_SECONDS, self._check_headers, self.cycle)
 
     def _check_headers(self, before: object) -> None:
         """Still the same request as then: none has come since."""
-        waiting = self.cycle is before and (before is None or self.cycle.response_complete)
-        # A WebSocket took the connection over: it has its own ways to notice who is gone.
-        ours = self.transport is not None and self.transport.get_protocol() is self
-        if waiting and ours and not self.transport.is_closing():
+        if self.cycle is before and self.is_waiting and not self.transport.is_closing():
             self.transport.close()
+
+
+def allow_many_descriptors() -> None:
+    """A connection is one, a sandbox a few; many systems begin with a thousand."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * MAX_CONNECTIONS
+    ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < ceiling:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -74,6 +102,7 @@ class GracefulServer(uvicorn.Server):
 
 
 def make_server(service: Service, **options: Any) -> uvicorn.Server:
+    allow_many_descriptors()
     config = uvicorn.Config(
         make_app(service),
         http=ImpatientProtocol,
@@ -81,7 +110,7 @@ def make_server(service: Service, **options: Any) -> uvicorn.Server:
         ws_max_size=_WEBSOCKET_BYTES,
         ws_per_message_deflate=False,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=2 * MAX_CONNECTIONS,
         timeout_keep_alive=int(HEADER_SECONDS),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         server_header=False,

@@ -9,7 +9,9 @@ from typing import IO
 from ..audit_log import AuditLog
 from ..backends.base import Backend, Health
 from ..errors import SandboxError
+from ..limits import MIB
 from ..settings import Settings
+from .answers import Answers
 from .hosting import Hosting
 from .journal import Journal
 from .keys import Doorman, KeyStore
@@ -46,9 +48,10 @@ class Service:
         self.settings = settings
         self.backend = backend
         self.keys = KeyStore(directory)
+        self.answers = Answers(directory)
         self.doorman = Doorman(self.keys, settings.api_key)
         self.metrics = Metrics()
-        log = AuditLog(directory / AUDIT_FILE)
+        log = AuditLog(directory / AUDIT_FILE, settings.audit_file_mb * MIB)
         self.journal = Journal(log, with_content=settings.audit_content)
         self.executions = Executions(settings)
         self.workspaces = Workspaces(directory / "users")
@@ -56,7 +59,9 @@ class Service:
         self.hosting = Hosting(
             backend, settings, self.names, self.workspaces, self.journal, self.metrics
         )
-        self.runner = Runner(self.hosting, self.executions, self.journal, self.metrics)
+        self.runner = Runner(
+            self.hosting, self.executions, self.journal, self.metrics, spools=directory
+        )
         self.leases = Leases(self.hosting, self.executions, self.names, self.journal, self.metrics)
         self.journal.know_users(self._user_of)
         self.ready = False
@@ -84,6 +89,7 @@ class Service:
         self._lock.close()
         self.journal.close()
         self.keys.close()
+        self.answers.close()
 
     @property
     def live(self) -> int:

@@ -13,9 +13,9 @@ MAX_USER_ID = 1024
 
 
 def checked_user_id(user_id: str) -> str:
-    """The id, unchanged. Raises BadRequest for what no address can carry faithfully."""
-    if not user_id or user_id in (".", ".."):
-        raise BadRequest("The user id is empty, or a path: use a name, a number or an address")
+    """The id, unchanged. Raises BadRequest for what is no text."""
+    if not user_id:
+        raise BadRequest("The user id is empty: use a name, a number or an address")
     if len(user_id) > MAX_USER_ID:
         raise BadRequest(f"The user id is longer than {MAX_USER_ID} characters")
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in user_id):

@@ -188,7 +188,9 @@ class RemoteBackend(Backend):
         return url
 
     def _headers(self) -> dict[str, str]:
-        named = {"X-API-Key": self._settings.api_key, "X-Sandbox-User": self._settings.api_user}
+        # Encoded, so that any text is a user: headers carry little more than ASCII.
+        user = quote(self._settings.api_user or "", safe="")
+        named = {"X-API-Key": self._settings.api_key, "X-Sandbox-User": user}
         return {name: value for name, value in named.items() if value}
 
 

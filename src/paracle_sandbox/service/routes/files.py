@@ -38,6 +38,7 @@ from ..shapes import (
     WriteRequest,
 )
 from ..unpacking import UNPACK
+from .sandboxes import answered
 
 router = APIRouter(tags=["files"], route_class=StrictRoute)
 
@@ -177,10 +178,10 @@ async def _pieces(
 @router.post("/sandbox/{user_id}/unzip", response_model=ExecutionAnswer)
 async def unzip(
     request: Request, service: TheService, user: TheUser, wish: UnzipRequest
-) -> dict[str, Any]:
+) -> Response:
     """Unpack a zip, tar or gzip archive of the sandbox, inside it."""
     program = Program("python", UNPACK, 300, args=(wish.path, wish.destination or ""))
-    return await while_connected(request, service.runner.run(user, program))
+    return answered(await while_connected(request, service.runner.run(user, program)))
 
 
 async def _file(home: Home, path: str) -> FileInfo:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ...config import SandboxConfig
 from ...errors import SandboxError
@@ -36,6 +37,7 @@ from ..shapes import (
     SandboxesAnswer,
     ShellRequest,
 )
+from ..spool import is_large, json_pieces
 
 router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
@@ -56,7 +58,7 @@ async def execute(
 ) -> Response:
     """Run Python code. A program that fails, or is stopped, is an answer with success false."""
     program = Program("python", wish.code, wish.timeout)
-    return JSONResponse(await while_connected(request, service.runner.run(user, program)))
+    return answered(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.post("/sandbox/{user_id}/shell", response_model=ExecutionAnswer)
@@ -65,7 +67,7 @@ async def shell(
 ) -> Response:
     """Run a shell command."""
     program = Program("shell", wish.command, wish.timeout)
-    return JSONResponse(await while_connected(request, service.runner.run(user, program)))
+    return answered(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.get("/sandbox/{user_id}/status", response_model=SandboxAnswer)
@@ -137,6 +139,18 @@ async def list_sandboxes(
         "total": len(homes),
         "next_offset": next_offset(offset, limit, len(homes)),
     }
+
+
+def answered(answer: dict[str, Any]) -> Response:
+    """How a program ended, as an answer; a large output is sent piece by piece."""
+    if is_large(answer):
+        return StreamingResponse(_pieces(answer), media_type="application/json")
+    return JSONResponse(answer)
+
+
+async def _pieces(answer: dict[str, Any]) -> AsyncIterator[bytes]:
+    for piece in json_pieces(answer):
+        yield piece
 
 
 def wished(hosting: Hosting, wish: CreateRequest | None) -> SandboxConfig | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 
-from ...errors import BackendUnavailableError, SandboxConflictError, SandboxCreationError
+from ...errors import BackendUnavailableError, SandboxCreationError
 from .images import not_found
 from .server import Refused
 
 _NO_MACHINES = re.compile(r'instance type "?virtual-machine"? is not supported on this server:? ?'
                           r'(?P<piece>.*)', re.IGNORECASE)  # fmt: skip
-# Another of this name is there, or just under way: the server has many words for that.
-_TAKEN = ("already exists", "already in use", 'busy running a "create"', "unique constraint failed")
 # A word of the missing piece: what to do about it.
 _PIECES = {
     "vsock": "Load it with: modprobe vhost_vsock, or boot a kernel that has it",
@@ -26,8 +24,6 @@ _PIECES = {
 def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCreationError:
     text = refused.message
     lower = text.lower()
-    if any(words in lower for words in _TAKEN):
-        return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
     if match := _NO_MACHINES.search(text):
         return no_machines(match["piece"])
     if "image" in lower and ("not found" in lower or "couldn't be found" in lower):

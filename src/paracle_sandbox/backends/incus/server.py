@@ -25,6 +25,7 @@ _ANSWER_SECONDS = 120.0
 _OPERATION_SECONDS = 600.0
 _FAILURE = 400
 _MAX_MESSAGE = 16 << 20
+_TAKEN = ("already exists", "already in use", "unique constraint failed", "is busy running")
 
 
 class Refused(Exception):
@@ -38,6 +39,12 @@ class Refused(Exception):
     @property
     def is_absence(self) -> bool:
         return self.status == 404 or "not found" in self.message.lower()
+
+    @property
+    def is_taken(self) -> bool:
+        """There is one of that name, or just under way; told by whichever check came first."""
+        text = self.message.lower()
+        return self.status == 409 or any(words in text for words in _TAKEN)
 
 
 class Server:

@@ -53,8 +53,6 @@ class Place:
     pool: str
     home: Mapping[str, str] | None = None
     nic: Nic | None = None
-    isolated_ids: bool = True
-    own_init: bool = True
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,7 +68,11 @@ def instance_body(
         "ephemeral": True,
         "profiles": [],
         "source": dict(source),
-        "config": {**_fixed_config(place), **place.keys, **change.get("config", {})},
+        "config": {
+            **_fixed_config(place),
+            **place.keys,
+            **change.get("config", {}),
+        },
         "devices": change["devices"],
     }
 
@@ -99,8 +101,8 @@ def _fixed_config(place: Place) -> dict[str, str]:
         "security.privileged": "false",
         "security.nesting": "false",
         "security.guestapi": "false",
-        **({"security.idmap.isolated": "true"} if place.isolated_ids else {}),
-        **({"raw.lxc": _SLEEPER} if place.own_init else {}),
+        "security.idmap.isolated": "true",
+        "raw.lxc": _SLEEPER,
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,9 @@ async def test_no_image(settings: Settings) -> None:
     missing = SandboxConfig(base_image="paracle/sandbox:ml")
     error = await refusal(IncusBackend(settings), missing)
     assert "paracle image build --incus ml" in str(error)
-    # `images:` is known to the client's own list only, and here it has none.
-    error = await refusal(IncusBackend(settings), SandboxConfig(base_image="images:debian/12"))
-    assert error.step == "image" and "images:debian/12" in str(error)
+    for name in ("0123456789abcdef", "elsewhere:debian/12"):
+        error = await refusal(IncusBackend(settings), SandboxConfig(base_image=name))
+        assert error.step == "image" and name in str(error)
 
 
 @pytest.mark.parametrize("name", ["--privileged", "../../etc", "a;rm -rf", "img\n", "x" * 300])
@@ -106,7 +107,13 @@ async def test_no_storage_pool(empty_server: str, tmp_path: Path) -> None:
     settings = Settings(incus_socket=empty_server, state_dir=str(tmp_path / "state"))
     error = await refusal(IncusBackend(settings))
     assert isinstance(error, BackendUnavailableError) and error.step == "storage pool"
-    assert "incus storage create" in str(error)
+    assert "incus storage create default" in str(error)
+
+
+async def test_not_the_storage_pool_that_is_wanted(settings: Settings) -> None:
+    error = await refusal(IncusBackend(replace(settings, incus_pool="nowhere")))
+    assert isinstance(error, BackendUnavailableError) and error.step == "storage pool"
+    assert "incus storage create nowhere" in str(error) and "INCUS_SANDBOX_POOL" in str(error)
 
 
 async def test_a_machine_that_cannot_have_virtual_machines(settings: Settings) -> None:

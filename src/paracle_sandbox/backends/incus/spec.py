@@ -86,6 +86,8 @@ def sandbox_change(config: SandboxConfig, place: Place) -> dict[str, Any]:
     devices = dict(_root_disk(place)["devices"])
     if place.home is not None:
         devices[WORKSPACE] = {"type": "disk", "path": HOME, **place.home}
+        if place.kind == CONTAINER and "pool" not in place.home:
+            devices[WORKSPACE]["shift"] = "true"  # a folder of the host's, in the instance's ids
     if place.nic is not None:
         devices[NIC] = dict(place.nic.device)
     return {"config": {**_limits(config, place), **place.keys}, "devices": devices}

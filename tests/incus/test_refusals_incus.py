@@ -15,6 +15,7 @@ from incus_fixtures import CONFIG, Make, of_image
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import instance_name
 from paracle_sandbox.backends.incus.machine import IncusMachineBackend
+from paracle_sandbox.backends.incus.network import nic_for
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import BackendUnavailableError, SandboxCreationError
 from paracle_sandbox.sandbox import Sandbox
@@ -85,6 +86,7 @@ def test_image_names_are_names(name: str) -> None:
 async def empty_server(tmp_path: Path) -> AsyncIterator[str]:
     """Answers as a server does that was never initialised: there is nothing on it."""
     metadata = {
+        "/1.0": {"environment": {}},
         "/1.0/images/aliases/paracle-test-base": {"target": "0" * 64},
         "/1.0/profiles/default": {"devices": {}},
     }
@@ -101,6 +103,15 @@ async def empty_server(tmp_path: Path) -> AsyncIterator[str]:
 
     async with await asyncio.start_unix_server(serve, tmp_path / "sock"):
         yield str(tmp_path / "sock")
+
+
+async def test_no_network_to_use(empty_server: str, tmp_path: Path) -> None:
+    settings = Settings(incus_socket=empty_server, state_dir=str(tmp_path / "state"))
+    backend = IncusBackend(settings)
+    with pytest.raises(BackendUnavailableError, match="incus network create incusbr0") as caught:
+        await nic_for(backend.server, SandboxConfig(network_mode="bridge"))
+    assert caught.value.step == "network"
+    await backend.close()
 
 
 async def test_no_storage_pool(empty_server: str, tmp_path: Path) -> None:
@@ -144,24 +155,23 @@ async def test_nothing_of_the_users_is_used_or_changed(
 ) -> None:
     """It works beside an empty default profile, and leaves everything that is there as it is."""
 
-    async def look() -> list[object]:
-        names = ("profiles", "networks", "storage-pools", "projects")
-        return [
-            [
-                {key: value for key, value in one.items() if key != "used_by"}
-                for one in await backend.server.get(f"/1.0/{name}?recursion=1")
-            ]
-            for name in names
-        ]
+    async def look() -> dict[str, object]:
+        # Networks of other tests, which come and go, have such names.
+        return {
+            f"{kind} {one['name']}": {key: one[key] for key in one if key != "used_by"}
+            for kind in ("profiles", "networks", "storage-pools", "projects")
+            for one in await backend.server.get(f"/1.0/{kind}?recursion=1")
+            if not str(one["name"]).startswith("pcl")
+        }
 
     profile = await backend.server.get("/1.0/profiles/default")
     await backend.server.change("PUT", "/1.0/profiles/default", {"devices": {}, "config": {}})
     try:
         before = await look()
         fresh = IncusBackend(settings)
-        async with Sandbox(fresh, "without-profile", CONFIG) as sandbox:
+        async with Sandbox(fresh, f"without-profile-{os.getpid()}", CONFIG) as sandbox:
             assert await sandbox.run_command("echo works") == "works\n"
-            found = await fresh.instances.find(instance_name("without-profile"))
+            found = await fresh.instances.find(instance_name(sandbox.sandbox_id))
             assert found is not None and found["profiles"] == []
             assert set(found["expanded_devices"]) <= {"root", "workspace"}
         await fresh.close()

@@ -86,7 +86,7 @@ class Homes:
                 f"The workspace could not be made: {refused.message}", step="workspace"
             ) from refused
 
-    async def usage(self, slot: str) -> tuple[int, bool] | None:
+    async def usage(self, slot: str, disk_mb: int) -> tuple[int, bool] | None:
         """Bytes used, and whether that is all there may be; None when nobody knows."""
         if self.has_quotas:
             path = f"{_volumes(await self.pool())}/{quote(_volume(slot))}/state"
@@ -94,8 +94,9 @@ class Homes:
                 found = (await self._server.get(path) or {}).get("usage") or {}
             except Refused:
                 return None
-            used, total = int(found.get("used") or 0), int(found.get("total") or 0)
-            return used, bool(total) and used + max(_SLACK, total // 256) >= total
+            # The total is told by some pools only, and then it is less by the filesystem's own.
+            used, total = int(found.get("used") or 0), int(found.get("total") or disk_mb << 20)
+            return used, used + max(_SLACK, total // 256) >= total
         workspaces = await self.store.get()
         return await workspaces.usage(slot) if workspaces else None
 

@@ -174,7 +174,7 @@ class Server:
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return BackendUnavailableError(
                     f"The Incus server at {where} shows another certificate than the one that is "
-                    f"stored for {name} ({cause.verify_message}). If it has a new one: "
+                    f"stored for {name}. If it has a new one: "
                     f"incus remote remove {name}; incus remote add {name} {where}",
                     step="certificate",
                 )

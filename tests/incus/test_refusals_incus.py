@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from incus_fixtures import CONFIG, Make, of_image
 
+import engines
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import instance_name
 from paracle_sandbox.backends.incus.machine import IncusMachineBackend
 from paracle_sandbox.backends.incus.network import nic_for
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import BackendUnavailableError, SandboxCreationError
+from paracle_sandbox.manager import SandboxManager
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings, load_settings
 
@@ -194,6 +196,50 @@ async def test_the_instance_is_hardened(make: Make, backend: IncusBackend) -> No
     assert (config["limits.memory"], config["limits.memory.swap"]) == ("256MiB", "false")
     shown = await sandbox.run_command("ls /dev; ls /dev/incus 2>&1; cat /proc/mounts")
     assert "incus" not in shown.split("/dev/incus")[0] and "/dev/incus " not in shown
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    return {
+        "SANDBOX_MODE": "incus",
+        "INCUS_SOCKET": engines.INCUS_SOCKET,
+        "INCUS_REMOTE": "local",
+        "INCUS_SANDBOX_IMAGE": engines.INCUS_IMAGE,
+        "INCUS_SANDBOX_WARM": "0",
+        "PARACLE_STATE_DIR": str(tmp_path / "state"),
+        "PARACLE_DATA_DIR": str(tmp_path / "data"),
+        **more,
+    }
+
+
+async def test_the_environment_says_it_all(backend: IncusBackend, tmp_path: Path) -> None:
+    """Mode, image, limits, and how long an unused instance stays; nobody asks for its end."""
+    limits = {"INCUS_SANDBOX_MEMORY": "256MiB", "INCUS_SANDBOX_CPU": "0.5"}
+    settings = load_settings(environment(tmp_path, INCUS_SANDBOX_TIMEOUT="1", **limits))
+    manager = SandboxManager(settings=settings, cleanup_interval=0.2)
+    assert manager.idle_timeout == 1
+    sandbox_id = (await manager.create()).sandbox_id
+    name = instance_name(sandbox_id)
+    async with manager.sandbox_operation(sandbox_id) as sandbox:  # so that it is not idle
+        assert await sandbox.run_command("echo used") == "used\n"
+        found = await backend.instances.find(name)
+    assert found is not None
+    config = found["expanded_config"]
+    assert (config["limits.memory"], config["limits.cpu.allowance"]) == ("256MiB", "50ms/100ms")
+    async with asyncio.timeout(60):
+        while await backend.instances.find(name) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert not manager.active_sandboxes
+    await manager.close()
+
+
+async def test_type_vm_is_a_virtual_machine(backend: IncusBackend, tmp_path: Path) -> None:
+    if "qemu" in (await backend.server.get("/1.0"))["environment"]["driver"]:
+        pytest.skip("this machine can start virtual machines")
+    settings = load_settings(environment(tmp_path, INCUS_SANDBOX_TYPE="vm"))
+    manager = SandboxManager(settings=settings)
+    with pytest.raises(BackendUnavailableError, match="cannot start virtual machines"):
+        await manager.create()
+    await manager.close()
 
 
 async def test_idle_and_limits_come_from_the_settings() -> None:

@@ -17,7 +17,10 @@ incus_() {
 }
 
 have_incus() {
-    [ -x "$INCUSD" ] && command -v incus >/dev/null && command -v dnsmasq >/dev/null
+    local program
+    for program in "$INCUSD" incus dnsmasq mkfs.btrfs; do
+        command -v "$program" >/dev/null || return
+    done
 }
 
 # From the backports of this release: Debian 12 itself has none. The machine's own sources stay as
@@ -43,7 +46,8 @@ install_incus() {
         printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
     fi
     "${apt[@]}" update >&2 && DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y \
-        --no-install-recommends -t "$release-backports" incus-base incus-client dnsmasq-base >&2
+        --no-install-recommends -t "$release-backports" incus-base incus-client dnsmasq-base \
+        btrfs-progs >&2
     [ -z "$ours" ] || rm -f "$ours"
     rm -rf "$work"
     have_incus || fail "cannot install incus-base from $release-backports"

@@ -185,6 +185,9 @@ class Settings:
         "INCUS_SANDBOX_WARM", 1, "stopped instances kept ready for each image", 0, 64
     )
     incus_image: str = text("INCUS_SANDBOX_IMAGE", "images:debian/12/cloud", "image for incus")
+    incus_pool: str | None = text(
+        "INCUS_SANDBOX_POOL", None, "storage pool for instances and their disks"
+    )
     incus_type: str = choice(
         "INCUS_SANDBOX_TYPE", "container", ("container", "vm"), "kind of Incus instance"
     )

@@ -139,12 +139,15 @@ def namespaces_of(pid: int) -> dict[str, str]:
     return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in NAMESPACES}
 
 
-def processes_of_uid(uid: int) -> list[int]:
+def processes_of_uid(uid: int, user_namespace: str | None = None) -> list[int]:
+    """Of the whole machine, or of one user namespace."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                if os.stat(f"/proc/{name}").st_uid == uid or uid in _uids(int(name)):
+                if os.stat(f"/proc/{name}").st_uid != uid and uid not in _uids(int(name)):
+                    continue
+                if user_namespace in (None, os.readlink(f"/proc/{name}/ns/user")):
                     found.append(int(name))
             except OSError:
                 continue

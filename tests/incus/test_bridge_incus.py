@@ -10,12 +10,11 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from incus_fixtures import Make, of_image
+from incus_fixtures import Make
 
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import instance_name
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.errors import BackendUnavailableError
 
 BRIDGE = SandboxConfig(network_mode="bridge")
 TRY = """
@@ -42,11 +41,6 @@ async def network(backend: IncusBackend) -> AsyncIterator[ipaddress.IPv4Interfac
     after = await backend.server.get(f"/1.0/networks/{name}")
     assert {**after, "used_by": []} == {**before, "used_by": []}, "the network was changed"
     await backend.server.change("DELETE", f"/1.0/networks/{name}")
-
-
-async def test_there_is_no_network_to_use(backend: IncusBackend) -> None:
-    with pytest.raises(BackendUnavailableError, match="incus network create incusbr0"):
-        await backend.create("no-network", of_image(BRIDGE), {})
 
 
 @pytest.mark.case("L02", "L03", "L07")

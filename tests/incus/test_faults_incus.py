@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from incus_fixtures import CONFIG, Make
 
 from paracle_sandbox.backends.incus.backend import IncusBackend
-from paracle_sandbox.backends.incus.labels import instance_name
+from paracle_sandbox.backends.incus.images import image_source
+from paracle_sandbox.backends.incus.labels import SESSION, instance_name, warm_name
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     ResourceLimitError,
@@ -30,6 +33,7 @@ from paracle_sandbox.settings import Settings
 # One write, so that whoever has seen something has seen it all.
 LOOP = "import os\nos.write(1, b'begun\\n')\nwhile True: pass"
 OWNER = Path(__file__).with_name("incus_owner.py")
+AT_ONCE = 100 if os.environ.get("PARACLE_LONG") else 12
 
 
 async def dies_with(sandbox: Sandbox, deed: Callable[[], Awaitable[None]]) -> SandboxError:
@@ -52,6 +56,19 @@ async def gone(backend: IncusBackend, *sandbox_ids: str) -> None:
     while left := names & {one["name"] for one in await backend.instances.all()}:
         assert asyncio.get_running_loop().time() < deadline, left
         await asyncio.sleep(0.1)
+
+
+def _new_id() -> str:
+    """Others may run the same test on the same server."""
+    return f"test-{secrets.token_hex(6)}"
+
+
+async def _instances_of(*owners: IncusBackend) -> list[str]:
+    sessions = {owner.session for owner in owners}
+    asking = IncusBackend(owners[0].settings)
+    everything = await asking.instances.all()
+    await asking.close()
+    return [str(one["name"]) for one in everything if one["config"].get(SESSION) in sessions]
 
 
 async def test_the_guest_is_killed(make: Make, backend: IncusBackend) -> None:
@@ -133,36 +150,49 @@ async def test_what_a_dead_owner_had_not_started_is_swept(
     assert not set(names) & {one["name"] for one in await backend.instances.all()}
 
 
+@pytest.mark.parametrize("ready", [(0, 0), (1, 1, 0, 0)], ids=["cold", "some-ready"])
 async def test_one_id_made_by_many_at_once_is_made_once(
-    backend: IncusBackend, settings: Settings
+    ready: tuple[int, ...], settings: Settings
 ) -> None:
-    """R19: of one process and of several, exactly one wins; nothing of it is deleted."""
-    second = IncusBackend(settings)
+    """R19: of one owner and of several, exactly one wins; nothing of it is deleted, and nothing of
+    the others is left."""
+    owners = [IncusBackend(replace(settings, incus_warm=count)) for count in ready]
+    name = _new_id()
     try:
-        made = await asyncio.gather(
-            *(one.create("the-same", CONFIG, {}) for one in (backend, second) for _ in range(5)),
-            return_exceptions=True,
-        )
-        assert [result for result in made if result is None] == [None]
-        assert all(isinstance(one, SandboxConflictError) for one in made if one is not None), made
-        listed = [one for one in await backend.list_sandboxes() if one.sandbox_id == "the-same"]
-        assert [info.state for info in listed] == ["running"]
+        for owner in owners:
+            owner.stock.refill(await image_source(owner.server, owner.remotes, CONFIG.base_image))
+        await asyncio.gather(*(owner.stock.settled() for owner in owners))
+        # Whoever may use the server may remove what is kept ready.
+        for kept in await _instances_of(owners[1]):
+            await owners[1].instances.remove(kept)
+        turns = [
+            Sandbox(owner, name, CONFIG) for _ in range(AT_ONCE // len(owners)) for owner in owners
+        ]
+        made = await asyncio.gather(*(one.start() for one in turns), return_exceptions=True)
+        won = [one for one, error in zip(turns, made, strict=True) if error is None]
+        lost = [error for error in made if error is not None]
+        assert len(won) == 1, lost
+        assert all(isinstance(error, SandboxConflictError) for error in lost), lost
+        assert await won[0].run_command("echo mine") == "mine\n"
+        left = await _instances_of(*owners)
+        assert [one for one in left if not one.startswith(warm_name(""))] == [instance_name(name)]
+        await won[0].stop()
     finally:
-        for one in (backend, second):
-            await one.destroy("the-same")
-        await second.close()
+        await asyncio.gather(*(owner.close() for owner in owners))
+    assert not await _instances_of(*owners)
 
 
 async def test_cancelled_creation_leaves_nothing(backend: IncusBackend) -> None:
-    creating = asyncio.ensure_future(backend.create("cancelled", CONFIG, {}))
+    name = _new_id()
+    creating = asyncio.ensure_future(backend.create(name, CONFIG, {}))
     while not any(  # noqa: ASYNC110  the server tells nobody
-        one["name"] == instance_name("cancelled") for one in await backend.instances.all()
+        one["name"] == instance_name(name) for one in await backend.instances.all()
     ):
         await asyncio.sleep(0.01)
     creating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await creating
-    await gone(backend, "cancelled")
+    await gone(backend, name)
     workspaces = await backend.homes.store.get()
     assert workspaces is None or os.listdir(workspaces.path) == []
 

@@ -39,7 +39,7 @@ async def test_an_image_is_built_used_and_not_built_again(
     assert (built["alias"], built["current"], built["built_now"]) == ("paracle/sandbox", True, True)
     again = paracle(settings, "image", "build", "--incus", "--if-missing")
     assert (again["fingerprint"], again["built_now"]) == (built["fingerprint"], False)
-    async with Sandbox(backend, "of-our-image", SandboxConfig()) as sandbox:
+    async with Sandbox(backend, f"of-our-image-{os.getpid()}", SandboxConfig()) as sandbox:
         result = await sandbox.run_code(f"import {', '.join(SIX)}; print('all')")
         assert result["stdout"] == "all\n", result
         # Nothing of the build stays, least of all how this machine reaches its packages.

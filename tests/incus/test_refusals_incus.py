@@ -6,16 +6,20 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from incus_fixtures import CONFIG, Make, of_image
 
+import engines
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import instance_name
 from paracle_sandbox.backends.incus.machine import IncusMachineBackend
+from paracle_sandbox.backends.incus.network import nic_for
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import BackendUnavailableError, SandboxCreationError
+from paracle_sandbox.manager import SandboxManager
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings, load_settings
 
@@ -69,9 +73,9 @@ async def test_no_image(settings: Settings) -> None:
     missing = SandboxConfig(base_image="paracle/sandbox:ml")
     error = await refusal(IncusBackend(settings), missing)
     assert "paracle image build --incus ml" in str(error)
-    # `images:` is known to the client's own list only, and here it has none.
-    error = await refusal(IncusBackend(settings), SandboxConfig(base_image="images:debian/12"))
-    assert error.step == "image" and "images:debian/12" in str(error)
+    for name in ("0123456789abcdef", "elsewhere:debian/12"):
+        error = await refusal(IncusBackend(settings), SandboxConfig(base_image=name))
+        assert error.step == "image" and name in str(error)
 
 
 @pytest.mark.parametrize("name", ["--privileged", "../../etc", "a;rm -rf", "img\n", "x" * 300])
@@ -84,6 +88,7 @@ def test_image_names_are_names(name: str) -> None:
 async def empty_server(tmp_path: Path) -> AsyncIterator[str]:
     """Answers as a server does that was never initialised: there is nothing on it."""
     metadata = {
+        "/1.0": {"environment": {}},
         "/1.0/images/aliases/paracle-test-base": {"target": "0" * 64},
         "/1.0/profiles/default": {"devices": {}},
     }
@@ -102,11 +107,26 @@ async def empty_server(tmp_path: Path) -> AsyncIterator[str]:
         yield str(tmp_path / "sock")
 
 
+async def test_no_network_to_use(empty_server: str, tmp_path: Path) -> None:
+    settings = Settings(incus_socket=empty_server, state_dir=str(tmp_path / "state"))
+    backend = IncusBackend(settings)
+    with pytest.raises(BackendUnavailableError, match="incus network create incusbr0") as caught:
+        await nic_for(backend.server, SandboxConfig(network_mode="bridge"))
+    assert caught.value.step == "network"
+    await backend.close()
+
+
 async def test_no_storage_pool(empty_server: str, tmp_path: Path) -> None:
     settings = Settings(incus_socket=empty_server, state_dir=str(tmp_path / "state"))
     error = await refusal(IncusBackend(settings))
     assert isinstance(error, BackendUnavailableError) and error.step == "storage pool"
-    assert "incus storage create" in str(error)
+    assert "incus storage create default" in str(error)
+
+
+async def test_not_the_storage_pool_that_is_wanted(settings: Settings) -> None:
+    error = await refusal(IncusBackend(replace(settings, incus_pool="nowhere")))
+    assert isinstance(error, BackendUnavailableError) and error.step == "storage pool"
+    assert "incus storage create nowhere" in str(error) and "INCUS_SANDBOX_POOL" in str(error)
 
 
 async def test_a_machine_that_cannot_have_virtual_machines(settings: Settings) -> None:
@@ -137,24 +157,23 @@ async def test_nothing_of_the_users_is_used_or_changed(
 ) -> None:
     """It works beside an empty default profile, and leaves everything that is there as it is."""
 
-    async def look() -> list[object]:
-        names = ("profiles", "networks", "storage-pools", "projects")
-        return [
-            [
-                {key: value for key, value in one.items() if key != "used_by"}
-                for one in await backend.server.get(f"/1.0/{name}?recursion=1")
-            ]
-            for name in names
-        ]
+    async def look() -> dict[str, object]:
+        # Networks of other tests, which come and go, have such names.
+        return {
+            f"{kind} {one['name']}": {key: one[key] for key in one if key != "used_by"}
+            for kind in ("profiles", "networks", "storage-pools", "projects")
+            for one in await backend.server.get(f"/1.0/{kind}?recursion=1")
+            if not str(one["name"]).startswith("pcl")
+        }
 
     profile = await backend.server.get("/1.0/profiles/default")
     await backend.server.change("PUT", "/1.0/profiles/default", {"devices": {}, "config": {}})
     try:
         before = await look()
         fresh = IncusBackend(settings)
-        async with Sandbox(fresh, "without-profile", CONFIG) as sandbox:
+        async with Sandbox(fresh, f"without-profile-{os.getpid()}", CONFIG) as sandbox:
             assert await sandbox.run_command("echo works") == "works\n"
-            found = await fresh.instances.find(instance_name("without-profile"))
+            found = await fresh.instances.find(instance_name(sandbox.sandbox_id))
             assert found is not None and found["profiles"] == []
             assert set(found["expanded_devices"]) <= {"root", "workspace"}
         await fresh.close()
@@ -177,6 +196,50 @@ async def test_the_instance_is_hardened(make: Make, backend: IncusBackend) -> No
     assert (config["limits.memory"], config["limits.memory.swap"]) == ("256MiB", "false")
     shown = await sandbox.run_command("ls /dev; ls /dev/incus 2>&1; cat /proc/mounts")
     assert "incus" not in shown.split("/dev/incus")[0] and "/dev/incus " not in shown
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    return {
+        "SANDBOX_MODE": "incus",
+        "INCUS_SOCKET": engines.INCUS_SOCKET,
+        "INCUS_REMOTE": "local",
+        "INCUS_SANDBOX_IMAGE": engines.INCUS_IMAGE,
+        "INCUS_SANDBOX_WARM": "0",
+        "PARACLE_STATE_DIR": str(tmp_path / "state"),
+        "PARACLE_DATA_DIR": str(tmp_path / "data"),
+        **more,
+    }
+
+
+async def test_the_environment_says_it_all(backend: IncusBackend, tmp_path: Path) -> None:
+    """Mode, image, limits, and how long an unused instance stays; nobody asks for its end."""
+    limits = {"INCUS_SANDBOX_MEMORY": "256MiB", "INCUS_SANDBOX_CPU": "0.5"}
+    settings = load_settings(environment(tmp_path, INCUS_SANDBOX_TIMEOUT="1", **limits))
+    manager = SandboxManager(settings=settings, cleanup_interval=0.2)
+    assert manager.idle_timeout == 1
+    sandbox_id = (await manager.create()).sandbox_id
+    name = instance_name(sandbox_id)
+    async with manager.sandbox_operation(sandbox_id) as sandbox:  # so that it is not idle
+        assert await sandbox.run_command("echo used") == "used\n"
+        found = await backend.instances.find(name)
+    assert found is not None
+    config = found["expanded_config"]
+    assert (config["limits.memory"], config["limits.cpu.allowance"]) == ("256MiB", "50ms/100ms")
+    async with asyncio.timeout(60):
+        while await backend.instances.find(name) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert not manager.active_sandboxes
+    await manager.close()
+
+
+async def test_type_vm_is_a_virtual_machine(backend: IncusBackend, tmp_path: Path) -> None:
+    if "qemu" in (await backend.server.get("/1.0"))["environment"]["driver"]:
+        pytest.skip("this machine can start virtual machines")
+    settings = load_settings(environment(tmp_path, INCUS_SANDBOX_TYPE="vm"))
+    manager = SandboxManager(settings=settings)
+    with pytest.raises(BackendUnavailableError, match="cannot start virtual machines"):
+        await manager.create()
+    await manager.close()
 
 
 async def test_idle_and_limits_come_from_the_settings() -> None:

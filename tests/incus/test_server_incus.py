@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from incus_fixtures import CONFIG
+from incus_private import PrivateServer, private_server
 from test_faults_incus import dies_with
 
 import engines
@@ -22,74 +20,12 @@ from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 pytestmark = pytest.mark.timeout(300)
-CACHE = Path(os.environ.get("PARACLE_TEST_CACHE", "/var/cache/paracle-sandbox-tests"))
-INCUSD = "/usr/libexec/incus/incusd"
-
-
-class PrivateServer:
-    """One of its own, which may be killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.run_folder, self.cache = folder / "run", folder / "cache"
-        self.cache.mkdir()
-        for part in CACHE.glob("base-*.tar"):
-            (self.cache / part.name).symlink_to(part)
-        self.environment = {
-            **os.environ,
-            "PARACLE_TEST_RUN": str(self.run_folder),
-            "PARACLE_TEST_CACHE": str(self.cache),
-        }
-        self.socket = str(self.run_folder / "incus/unix.socket")
-        self.restarted: subprocess.Popen[bytes] | None = None
-
-    def script(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [engines.SCRIPT, *words], env=self.environment, capture_output=True, text=True,
-            check=False, timeout=200,
-        )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        return int((self.run_folder / "incusd.pid").read_text())
-
-    def restart(self) -> None:
-        """With everything that it has, unlike the script, which begins anew."""
-        with (self.run_folder / "incusd.log").open("a") as log:
-            self.restarted = subprocess.Popen(
-                [INCUSD, "--group", "root", "--logfile", f"{self.run_folder}/incusd-own.log"],
-                env={**os.environ, "INCUS_DIR": str(self.cache / "incus")},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-        (self.run_folder / "incusd.pid").write_text(str(self.restarted.pid))
-
-    def remains(self) -> list[str]:
-        here = str(self.cache.parent)
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        found = [f"mount {line}" for line in mounts if here in line]
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            found += [f"process {line}"] if here in line else []
-        return found + [f"file {path}" for path in self.run_folder.glob("*")]
 
 
 @pytest.fixture
 def private() -> Iterator[PrivateServer]:
-    engines.require("incus")
-    folder = Path(tempfile.mkdtemp(prefix="inc"))  # a short name: sockets have short paths
-    folder.chmod(0o755)  # the root of an instance is nobody here
-    server = PrivateServer(folder)
-    started = server.script("start", "incus")
-    assert started.returncode == 0, started.stderr
-    yield server
-    assert server.script("stop", "incus").returncode == 0
-    if server.restarted is not None:
-        server.restarted.wait(10)
-    remains = server.remains()
-    shutil.rmtree(folder)
-    assert remains == []
+    with private_server() as server:
+        yield server
 
 
 async def _answers(backend: IncusBackend) -> None:
@@ -138,14 +74,9 @@ def test_the_script_clears_a_server_that_was_killed(private: PrivateServer) -> N
     first = private.pid
     assert private.script("start", "incus").returncode == 0
     assert private.pid == first, "a second start is none"
-    environment = {**os.environ, "INCUS_DIR": str(private.cache / "incus")}
-    launch = ["incus", "launch", engines.INCUS_IMAGE, "left-behind"]
-    subprocess.run(launch, env=environment, check=True, capture_output=True)
+    private.incus("launch", engines.INCUS_IMAGE, "left-behind")
     os.kill(first, signal.SIGKILL)
     assert private.script("status", "incus").returncode == 1
     assert private.script("start", "incus").returncode == 0
-    listed = subprocess.run(
-        ["incus", "list", "-f", "csv"], env=environment, check=True, capture_output=True, text=True
-    )
-    assert listed.stdout.strip() == ""
+    assert private.incus("list", "-f", "csv").strip() == ""
     assert not list(Path("/sys/fs/cgroup").glob("*/lxc.*.left-behind"))

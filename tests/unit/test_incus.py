@@ -36,7 +36,6 @@ from paracle_sandbox.backends.registry import get_backend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     BackendUnavailableError,
-    SandboxConflictError,
     SandboxCreationError,
 )
 from paracle_sandbox.owner import Owner
@@ -73,10 +72,16 @@ def test_the_body_of_a_virtual_machine() -> None:
         "devices": {"root": {"type": "disk", "path": "/", "pool": "default"}},
     }
     assert confinement(CONFIG, Place(MACHINE, "default"))["max_processes"] == 40
+    # A folder of the host's is shifted for containers only, as the documentation has it.
+    shared = Place(MACHINE, "default", home={"source": "/somewhere"})
+    disk = instance_body("paracle-x", SOURCE, shared, CONFIG)["devices"]["workspace"]
+    assert disk == {"type": "disk", "path": "/.paracle", "source": "/somewhere"}
+    of_pool = Place(CONTAINER, "default", home={"pool": "default", "source": "volume"})
+    assert "shift" not in sandbox_change(CONFIG, of_pool)["devices"]["workspace"]
 
 
 def test_the_body_of_a_container() -> None:
-    place = Place(CONTAINER, "pool", home={"source": "/somewhere", "shift": "true"})
+    place = Place(CONTAINER, "pool", home={"source": "/somewhere"})
     body = instance_body("paracle-x", SOURCE, place, CONFIG)
     assert set(body) == INSTANCE_FIELDS and body["type"] == "container"
     assert body["config"] == {
@@ -92,7 +97,10 @@ def test_the_body_of_a_container() -> None:
         "limits.cpu.allowance": "250ms/100ms",
         "limits.processes": "43",
     }
-    assert set(body["devices"]) == {"root", "workspace"}
+    assert body["devices"] == {
+        "root": {"type": "disk", "path": "/", "pool": "pool"},
+        "workspace": {"type": "disk", "path": "/.paracle", "source": "/somewhere", "shift": "true"},
+    }
     assert all(isinstance(value, str) for value in body["config"].values())
     # One that is kept ready becomes the same.
     ready, change = instance_body("w", SOURCE, place), sandbox_change(CONFIG, place)
@@ -142,7 +150,11 @@ def test_remotes_are_those_of_the_client(tmp_path: Path) -> None:
     assert not work.shares_our_files
     with pytest.raises(BackendUnavailableError, match="incus remote add work"):
         work.certificates()
-    assert remotes.get("images").protocol == "simplestreams"
+    assert (work.project, remotes.get("local").project) == ("default", "")
+    assert remotes.get("images").address == "https://images.example"
+    # A client that was never used knows it too.
+    fresh = Remotes(Settings(incus_conf=str(tmp_path / "none")))
+    assert fresh.get("images").protocol == "simplestreams"
     assert remotes.get("local").socket_path == "/some/where/unix.socket"
     with pytest.raises(BackendUnavailableError, match="no Incus remote 'other'"):
         remotes.get("other")
@@ -158,7 +170,9 @@ def test_refusals_say_what_to_do() -> None:
     def error(text: str) -> SandboxCreationError:
         return creation_error(Refused(400, text), "id", "image")
 
-    assert isinstance(error('Instance "x" already exists'), SandboxConflictError)
+    for said in ("Image not provided for instance creation", "Image not found",
+                 "Failed getting remote image info: no such host"):  # fmt: skip
+        assert error(said).step == "image"
     text = 'Failed creating instance record: Instance type "virtual-machine" is not supported on'
     vm = error(f"{text} this server: vhost_vsock kernel module not loaded")
     assert isinstance(vm, BackendUnavailableError) and "modprobe vhost_vsock" in str(vm)

@@ -36,6 +36,7 @@ from .homes import Homes
 from .images import image_source
 from .instances import Instances
 from .labels import instance_name, owner_keys, owner_of, sandbox_info, sandbox_keys
+from .maker import Maker
 from .meter import Meter, guest_pid
 from .owned import Owned
 from .refusals import creation_error
@@ -48,7 +49,6 @@ from .spec import (
     exec_body,
     guest_setup,
     instance_body,
-    sandbox_change,
 )
 from .start import guest_error
 from .warm import Stock
@@ -68,14 +68,12 @@ class IncusBackend(Backend):
         self.server = Server(self.remotes.get(self.settings.incus_remote))
         self.session = secrets.token_hex(8)
         self.instances = Instances(self.server)
+        self.maker = Maker(self.instances)
         self.homes = Homes(self.server, self.settings)
         self.stock = Stock(self.settings.incus_warm, self._make_ready, self.instances.remove)
         self._meter = Meter(self.instances, self.homes)
         self._owned: dict[str, Owned] = {}
         self._creating: set[str] = set()
-        # What this server has been found to refuse.
-        self._isolated_ids = True
-        self._own_init = True
         self._swept = False
 
     async def health(self) -> Health:
@@ -129,8 +127,6 @@ class IncusBackend(Backend):
             kind=self.kind,
             pool=await self.homes.pool(),
             nic=await nic_for(self.server, config),
-            isolated_ids=self._isolated_ids,
-            own_init=self._own_init,
             keys={**self._owner_keys(), **keys},
         )
 
@@ -145,7 +141,7 @@ class IncusBackend(Backend):
         place = replace(place, home=home)
         name = instance_name(sandbox_id)
         try:
-            await self._make_instance(name, place, config, source)
+            await self.maker.make(sandbox_id, place, config, source, self.stock.take(source))
         except BaseException:
             await self.homes.remove(slot)
             raise
@@ -158,47 +154,9 @@ class IncusBackend(Backend):
                 await self.destroy(sandbox_id)
             raise
 
-    async def _make_instance(
-        self, name: str, place: Place, config: SandboxConfig, source: Mapping[str, Any]
-    ) -> None:
-        ready = self.stock.take(source)
-        if ready is None:
-            await self._make_stopped(instance_body(name, source, place, config))
-            return
-        try:
-            await self.instances.change(ready, sandbox_change(config, place))
-            await self.instances.rename(ready, name)
-        except BaseException:
-            with suppress(Refused, SandboxError):
-                await self.instances.remove(ready)
-            raise
-
-    async def _make_stopped(self, body: dict[str, Any]) -> None:
-        """Without what a server may forbid or not have, if it does, from then on."""
-        try:
-            await self.instances.make(body)
-        except Refused as refused:
-            text = refused.message.lower()
-            if self._own_init and "raw.lxc" in text:
-                self._own_init = False
-            elif self._isolated_ids and ("idmap" in text or "uid/gid" in text):
-                self._isolated_ids = False
-            else:
-                raise
-            logger.warning("The Incus server does not allow this: %s", refused.message)
-            forbidden = "raw.lxc" if "raw.lxc" in text else "security.idmap.isolated"
-            config = {key: value for key, value in body["config"].items() if key != forbidden}
-            await self._make_stopped({**body, "config": config})
-
     async def _make_ready(self, name: str, keys: dict[str, str], source: Mapping[str, Any]) -> None:
-        place = Place(
-            self.kind,
-            await self.homes.pool(),
-            isolated_ids=self._isolated_ids,
-            own_init=self._own_init,
-            keys={**self._owner_keys(), **keys},
-        )
-        await self._make_stopped(instance_body(name, source, place))
+        place = Place(self.kind, await self.homes.pool(), keys={**self._owner_keys(), **keys})
+        await self.maker.make_stopped(instance_body(name, source, place))
 
     async def _boot(self, owned: Owned, place: Place) -> ExecChannel:
         channel = await self._attach(owned.instance)

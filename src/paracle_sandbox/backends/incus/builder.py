@@ -25,6 +25,7 @@ from .homes import Homes
 from .images import alias_of, image_source
 from .instances import Instances
 from .labels import WARM, owner_keys, warm_name
+from .maker import Maker
 from .provision import FOLDER, PROGRAM, build_context, packages_file
 from .refusals import creation_error
 from .remotes import Remotes
@@ -115,7 +116,7 @@ class ImageBuilder:
         # Published when it is stopped, so it must not go then.
         body = {**instance_body(name, source, place), "ephemeral": False}
         try:
-            await self._instances.make(body)
+            await Maker(self._instances).make_stopped(body)
         except Refused as refused:
             raise creation_error(refused, name, base) from refused
         await self._instances.start(name)

@@ -23,23 +23,24 @@ _SLACK = 1 << 20
 class Homes:
     """The writable disks of one backend."""
 
-    def __init__(self, server: Server, settings: Settings, pool: str | None = None) -> None:
+    def __init__(self, server: Server, settings: Settings) -> None:
         self._server = server
-        self._pool = pool
+        self._wanted = settings.incus_pool
+        self._pool = ""
         self._driver = ""
         self.store = WorkspaceStore(lambda: server.remote.shares_our_files, settings)
 
     async def pool(self) -> str:
-        """The pool for everything: the default profile's, else the first. Raises
-        BackendUnavailableError when the server has none."""
-        if self._pool is None or not self._driver:
-            pools = {str(one["name"]): one for one in await self._server.get(
-                "/1.0/storage-pools?recursion=1")}  # fmt: skip
-            if not pools:
-                raise no_pool()
-            wanted = self._pool or await self._profile_pool()
-            name = wanted if wanted in pools else sorted(pools)[0]
-            self._pool, self._driver = name, str(pools[name]["driver"])
+        """The pool for everything: that of the settings, else the default profile's, else the
+        first. Raises BackendUnavailableError when there is none, or not the wanted one."""
+        if not self._pool:
+            listed = await self._server.get("/1.0/storage-pools?recursion=1")
+            drivers = {str(one["name"]): str(one["driver"]) for one in listed}
+            if not drivers or (self._wanted and self._wanted not in drivers):
+                raise no_pool(self._wanted or "")
+            wanted = self._wanted or await self._profile_pool()
+            name = wanted if wanted in drivers else sorted(drivers)[0]
+            self._pool, self._driver = name, drivers[name]
         return self._pool
 
     async def _profile_pool(self) -> str:
@@ -69,7 +70,7 @@ class Homes:
         workspaces = await self.store.get()
         if workspaces is None:
             return None
-        return {"source": await workspaces.create(slot, disk_mb), "shift": "true"}
+        return {"source": await workspaces.create(slot, disk_mb)}
 
     async def _make_volume(self, pool: str, slot: str, disk_mb: int, owner: Owner) -> None:
         body = {
@@ -85,7 +86,7 @@ class Homes:
                 f"The workspace could not be made: {refused.message}", step="workspace"
             ) from refused
 
-    async def usage(self, slot: str) -> tuple[int, bool] | None:
+    async def usage(self, slot: str, disk_mb: int) -> tuple[int, bool] | None:
         """Bytes used, and whether that is all there may be; None when nobody knows."""
         if self.has_quotas:
             path = f"{_volumes(await self.pool())}/{quote(_volume(slot))}/state"
@@ -93,8 +94,9 @@ class Homes:
                 found = (await self._server.get(path) or {}).get("usage") or {}
             except Refused:
                 return None
-            used, total = int(found.get("used") or 0), int(found.get("total") or 0)
-            return used, bool(total) and used + max(_SLACK, total // 256) >= total
+            # The total is told by some pools only, and then it is less by the filesystem's own.
+            used, total = int(found.get("used") or 0), int(found.get("total") or disk_mb << 20)
+            return used, used + max(_SLACK, total // 256) >= total
         workspaces = await self.store.get()
         return await workspaces.usage(slot) if workspaces else None
 

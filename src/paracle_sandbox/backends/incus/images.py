@@ -35,15 +35,16 @@ async def image_source(server: Server, remotes: Remotes, image: str) -> dict[str
     if colon and remote != "local":
         return await _of_image_server(remotes, remote, name)
     alias = name if colon else alias
+    places = {f"/1.0/images/aliases/{quote(alias, safe='')}": "target"}
     if _FINGERPRINT.match(alias):
-        return {"type": "image", "fingerprint": alias}
-    try:
-        found = await server.get(f"/1.0/images/aliases/{quote(alias, safe='')}")
-    except Refused as refused:
-        if refused.is_absence:
-            raise not_found(image, f"the server has no alias {alias!r}") from refused
-        raise
-    return {"type": "image", "fingerprint": str(found["target"])}
+        places[f"/1.0/images/{alias}"] = "fingerprint"
+    for path, field in places.items():
+        try:
+            return {"type": "image", "fingerprint": str((await server.get(path))[field])}
+        except Refused as refused:
+            if not refused.is_absence:
+                raise
+    raise not_found(image, f"the server has no image {alias!r}")
 
 
 async def _of_image_server(remotes: Remotes, remote: str, alias: str) -> dict[str, Any]:
@@ -53,22 +54,28 @@ async def _of_image_server(remotes: Remotes, remote: str, alias: str) -> dict[st
         found = remotes.get(remote)
     except BackendUnavailableError as error:
         raise not_found(f"{remote}:{alias}", error.message.split(". See ")[0]) from error
-    return {
+    source = {
         "type": "image",
         "mode": "pull",
         "server": found.address,
         "protocol": found.protocol,
         "alias": alias,
     }
+    if found.pinned_certificate is not None:
+        source["certificate"] = found.pinned_certificate.read_text(encoding="ascii")
+    return source
 
 
 def not_found(image: str, reason: str) -> SandboxCreationError:
     """The image, why it could not be had, and the exact command that makes or lists it."""
     match = _OURS.match(image)
+    remote, colon, _ = image.partition(":")
     if match is not None:
         tag = match["tag"] or "latest"
         variant = "" if tag == "latest" else f" {tag}"
         remedy = f"Build it with: paracle image build --incus{variant}"
+    elif colon:
+        remedy = f"`incus image list {remote}:` shows what is there, if the server reaches it"
     else:
         remedy = "`incus image list` shows what is there"
     return SandboxCreationError(

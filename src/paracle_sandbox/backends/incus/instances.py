@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,7 @@ _REMOVE_SECONDS = 60.0
 _LINGER_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
+_WAIT = re.compile(r"already running|is busy running", re.IGNORECASE)
 
 
 class Instances:
@@ -27,11 +29,13 @@ class Instances:
         await self._server.change("PATCH", _path(name), body)
 
     async def rename(self, name: str, new_name: str) -> None:
+        """Raises Refused, see ``is_taken``, when there is one of the new name."""
         await self._server.change("POST", _path(name), {"name": new_name})
 
     async def start(self, name: str) -> None:
         """Of one that was just made. That it runs already means that the keeper of an older one of
-        the same name is not gone yet, as after a restart of the server."""
+        the same name is not gone yet, as after a restart of the server; that it is busy, that
+        somebody else wants something of it, and was or will be refused."""
         deadline = asyncio.get_running_loop().time() + _LINGER_SECONDS
         while True:
             try:
@@ -39,7 +43,7 @@ class Instances:
                 return
             except Refused as refused:
                 late = asyncio.get_running_loop().time() > deadline
-                if late or "already running" not in refused.message.lower():
+                if late or not _WAIT.search(refused.message):
                     raise
             await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
 

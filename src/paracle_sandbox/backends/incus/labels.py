@@ -30,11 +30,21 @@ _SHOWN = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
 
 def instance_name(sandbox_id: str) -> str:
     """The server allows letters, digits and dashes, 63 of them; an id may be anything else."""
-    return "paracle-" + hashlib.sha256(sandbox_id.encode()).hexdigest()[:24]
+    return f"paracle-{_digest(sandbox_id)}"
+
+
+def cold_name(sandbox_id: str) -> str:
+    """Of the instance that becomes that sandbox, while its image is unpacked."""
+    return f"paracle-cold-{_digest(sandbox_id)}"
 
 
 def warm_name(token: str) -> str:
+    """Of one that is nobody's yet."""
     return f"paracle-warm-{token}"
+
+
+def _digest(sandbox_id: str) -> str:
+    return hashlib.sha256(sandbox_id.encode()).hexdigest()[:24]
 
 
 def owner_keys(backend: str, session: str, owner: Owner) -> dict[str, str]:
@@ -57,8 +67,10 @@ def owner_of(instance: Mapping[str, Any], backend: str) -> Owner | None:
     """Whose it is; None when it is none of ours, or of another kind."""
     keys = instance.get("config") or {}
     name = str(instance.get("name"))
-    # One that was kept ready is renamed when it becomes a sandbox, and is ours at every moment.
-    if name not in (instance_name(keys.get(_ID, "")), warm_name(keys.get(WARM, ""))):
+    # It is renamed when it becomes a sandbox, and is ours at every moment.
+    sandbox_id = keys.get(_ID, "")
+    names = (instance_name(sandbox_id), cold_name(sandbox_id), warm_name(keys.get(WARM, "")))
+    if name not in names:
         return None
     if keys.get(BACKEND) != backend:
         return None

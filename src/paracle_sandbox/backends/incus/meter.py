@@ -30,7 +30,7 @@ class Meter:
         usage = await self._measure(owned)
         if usage is None:
             return replace(owned.last, processes=0)
-        if disk := await self._homes.usage(owned.slot):
+        if disk := await self._homes.usage(owned.slot, owned.config.disk_mb):
             usage = replace(usage, disk_bytes=disk[0], disk_full=disk[1])
         owned.last = usage
         return usage

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from ...errors import BackendUnavailableError, SandboxConflictError, SandboxCreationError
+from ...errors import BackendUnavailableError, SandboxCreationError
 from .images import not_found
 from .server import Refused
 
 _NO_MACHINES = re.compile(r'instance type "?virtual-machine"? is not supported on this server:? ?'
                           r'(?P<piece>.*)', re.IGNORECASE)  # fmt: skip
-# Another of this name is there, or just under way: the server has many words for that.
-_TAKEN = ("already exists", "already in use", 'busy running a "create"', "unique constraint failed")
+_NO_IMAGE = re.compile(r"image.*(not found|couldn't be found)|image not provided|"
+                       r"failed (getting|remote) (remote )?image", re.IGNORECASE)  # fmt: skip
 # A word of the missing piece: what to do about it.
 _PIECES = {
     "vsock": "Load it with: modprobe vhost_vsock, or boot a kernel that has it",
@@ -26,11 +26,9 @@ _PIECES = {
 def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCreationError:
     text = refused.message
     lower = text.lower()
-    if any(words in lower for words in _TAKEN):
-        return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
     if match := _NO_MACHINES.search(text):
         return no_machines(match["piece"])
-    if "image" in lower and ("not found" in lower or "couldn't be found" in lower):
+    if _NO_IMAGE.search(text):
         return not_found(image, text)
     if "doesn't match instance type" in lower or "type mismatch" in lower:
         return SandboxCreationError(
@@ -60,10 +58,13 @@ def no_machines(piece: str) -> BackendUnavailableError:
     )
 
 
-def no_pool() -> BackendUnavailableError:
+def no_pool(name: str = "") -> BackendUnavailableError:
+    """Without a name: it has none at all."""
+    missing = f"no storage pool {name!r}" if name else "no storage pool"
     return BackendUnavailableError(
-        "The Incus server has no storage pool. Make one with: incus storage create default dir "
-        "(or `incus admin init --minimal`).",
+        f"The Incus server has {missing}. Make one with: incus storage create {name or 'default'} "
+        "dir (or `incus admin init --minimal`)"
+        + ("; or set INCUS_SANDBOX_POOL to one that `incus storage list` shows." if name else "."),
         step="storage pool",
     )
 

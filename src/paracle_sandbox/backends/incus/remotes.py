@@ -16,6 +16,8 @@ from ...settings import Settings
 from ..workspaces import shares_our_files
 
 _SOCKETS = ("/var/lib/incus/unix.socket", "/run/incus/unix.socket")
+# What the client knows before anybody has added anything.
+_ALWAYS = {"images": {"addr": "https://images.linuxcontainers.org", "protocol": "simplestreams"}}
 
 
 @dataclass(frozen=True)
@@ -27,25 +29,36 @@ class Remote:
     protocol: str = "incus"
     socket_path: str | None = None
     directory: str = ""
+    project: str = ""
 
     @property
     def shares_our_files(self) -> bool:
         """Whether a path means the same there as here, and may be mounted."""
         return self.socket_path is not None and shares_our_files(self.socket_path)
 
-    def certificates(self) -> ssl.SSLContext:
-        """The client's own, and the one certificate that this server must show.
+    @property
+    def pinned_certificate(self) -> Path | None:
+        """That of a server which vouches for itself; None when an authority does."""
+        path = Path(self.directory) / f"servercerts/{self.name}.crt"
+        return path if self.directory and path.exists() else None
 
-        Raises BackendUnavailableError when they are not there."""
+    def certificates(self) -> ssl.SSLContext:
+        """The client's own, and what the server's must agree with.
+
+        Raises BackendUnavailableError when the client has none."""
         folder = Path(self.directory)
+        pinned = self.pinned_certificate
         try:
-            context = ssl.create_default_context(cafile=folder / f"servercerts/{self.name}.crt")
-            context.check_hostname = False  # it is pinned, and may have any name
+            context = ssl.create_default_context(cafile=pinned)
+            if pinned is not None:
+                context.check_hostname = False  # it is the one, and may have any name
+                context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             context.load_cert_chain(folder / "client.crt", folder / "client.key")
         except OSError as error:
             raise BackendUnavailableError(
-                f"The Incus server {self.name} has no certificates here: {error}. "
-                f"Add it with: incus remote add {self.name} ADDRESS"
+                f"There is no certificate for the Incus server {self.name} in {folder}: {error}. "
+                f"Add the server with: incus remote add {self.name} {self.address}",
+                step="certificate",
             ) from error
         return context
 
@@ -59,9 +72,10 @@ class Remotes:
 
     def get(self, name: str) -> Remote:
         """Raises BackendUnavailableError for a name that is not in the list."""
-        if name == "local":
-            return Remote(name, "http://incus", socket_path=self._local_socket())
         entry = self._listed().get(name)
+        if name == "local":
+            project = (entry or {}).get("project", "")
+            return Remote(name, "http://incus", "incus", self._local_socket(), project=project)
         if entry is None or not entry.get("addr"):
             raise BackendUnavailableError(
                 f"There is no Incus remote {name!r} in {self._directory}/config.yml. "
@@ -69,10 +83,11 @@ class Remotes:
                 step="remote",
             )
         address, protocol = entry["addr"], entry.get("protocol", "incus")
+        project = entry.get("project", "")
         if address.startswith("unix:"):
-            path = address.removeprefix("unix:").removeprefix("//")
-            return Remote(name, "http://incus", socket_path=path or self._local_socket())
-        return Remote(name, address.rstrip("/"), protocol, directory=self._directory)
+            path = address.removeprefix("unix:").removeprefix("//") or self._local_socket()
+            return Remote(name, "http://incus", "incus", path, project=project)
+        return Remote(name, address.rstrip("/"), protocol, None, self._directory, project)
 
     def _local_socket(self) -> str:
         if self._settings.incus_socket:
@@ -84,10 +99,11 @@ class Remotes:
     def _listed(self) -> dict[str, dict[str, str]]:
         for path in (f"{self._directory}/config.yml", "/etc/incus/config.yml"):
             try:
-                return read_remotes(Path(path).read_text(encoding="utf-8", errors="replace"))
+                text = Path(path).read_text(encoding="utf-8", errors="replace")
             except OSError:
                 continue
-        return {}
+            return {**_ALWAYS, **read_remotes(text)}
+        return dict(_ALWAYS)
 
 
 def read_remotes(text: str) -> dict[str, dict[str, str]]:

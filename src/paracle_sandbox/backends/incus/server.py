@@ -8,6 +8,7 @@ BackendUnavailableError that says what to do about it.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -25,6 +26,7 @@ _ANSWER_SECONDS = 120.0
 _OPERATION_SECONDS = 600.0
 _FAILURE = 400
 _MAX_MESSAGE = 16 << 20
+_TAKEN = ("already exists", "already in use", "unique constraint failed", "is busy running")
 
 
 class Refused(Exception):
@@ -38,6 +40,12 @@ class Refused(Exception):
     @property
     def is_absence(self) -> bool:
         return self.status == 404 or "not found" in self.message.lower()
+
+    @property
+    def is_taken(self) -> bool:
+        """There is one of that name, or just under way; told by whichever check came first."""
+        text = self.message.lower()
+        return self.status == 409 or any(words in text for words in _TAKEN)
 
 
 class Server:
@@ -112,7 +120,7 @@ class Server:
         data: dict[str, Any] = {"data": content} if content is not None else {"json": body}
         try:
             async with session.request(
-                method, self.remote.address + path, timeout=timeout, headers=headers, **data
+                method, self._url(path), timeout=timeout, headers=headers, **data
             ) as response:
                 answer = await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
@@ -129,10 +137,16 @@ class Server:
 
         try:
             return await self._open().ws_connect(
-                self.remote.address + path, max_msg_size=_MAX_MESSAGE, compress=0, autoping=True
+                self._url(path), max_msg_size=_MAX_MESSAGE, compress=0, autoping=True
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Refused(0, f"no stream: {error}") from error
+
+    def _url(self, path: str) -> str:
+        if not self.remote.project:
+            return self.remote.address + path
+        mark = "&" if "?" in path else "?"
+        return f"{self.remote.address}{path}{mark}project={quote(self.remote.project)}"
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is not None:
@@ -152,12 +166,19 @@ class Server:
         return self._session
 
     def _unavailable(self, error: Exception) -> SandboxError:
+        name, where = self.remote.name, self.remote.socket_path or self.remote.address
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, PermissionError):
                 return self._forbidden()
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return BackendUnavailableError(
+                    f"The Incus server at {where} shows another certificate than the one that is "
+                    f"stored for {name}. If it has a new one: "
+                    f"incus remote remove {name}; incus remote add {name} {where}",
+                    step="certificate",
+                )
             cause = getattr(cause, "os_error", None) or cause.__cause__
-        where = self.remote.socket_path or self.remote.address
         return BackendUnavailableError(
             f"Incus not available: no server answers at {where} ({error or type(error).__name__}). "
             "Install and start it (apt install incus; incus admin init --minimal), or say where it "
@@ -167,8 +188,14 @@ class Server:
 
     def _forbidden(self) -> SandboxError:
         where = self.remote.socket_path or self.remote.address
+        remedy = (
+            "Join its group with `sudo adduser $USER incus-admin` and log in anew (or "
+            "`newgrp incus-admin`)."
+            if self.remote.socket_path
+            else "Have its administrator run `incus config trust add NAME`, and give the token to: "
+            f"incus remote add {self.remote.name} {where}"
+        )
         return BackendUnavailableError(
-            f"Permission denied: you may not use the Incus server at {where}. Join its group with "
-            "`sudo adduser $USER incus-admin` and log in anew (or `newgrp incus-admin`).",
+            f"Permission denied: you may not use the Incus server at {where}. {remedy}",
             step="permission",
         )

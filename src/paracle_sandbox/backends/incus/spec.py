@@ -53,8 +53,6 @@ class Place:
     pool: str
     home: Mapping[str, str] | None = None
     nic: Nic | None = None
-    isolated_ids: bool = True
-    own_init: bool = True
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,7 +68,11 @@ def instance_body(
         "ephemeral": True,
         "profiles": [],
         "source": dict(source),
-        "config": {**_fixed_config(place), **place.keys, **change.get("config", {})},
+        "config": {
+            **_fixed_config(place),
+            **place.keys,
+            **change.get("config", {}),
+        },
         "devices": change["devices"],
     }
 
@@ -84,6 +86,8 @@ def sandbox_change(config: SandboxConfig, place: Place) -> dict[str, Any]:
     devices = dict(_root_disk(place)["devices"])
     if place.home is not None:
         devices[WORKSPACE] = {"type": "disk", "path": HOME, **place.home}
+        if place.kind == CONTAINER and "pool" not in place.home:
+            devices[WORKSPACE]["shift"] = "true"  # a folder of the host's, in the instance's ids
     if place.nic is not None:
         devices[NIC] = dict(place.nic.device)
     return {"config": {**_limits(config, place), **place.keys}, "devices": devices}
@@ -99,8 +103,8 @@ def _fixed_config(place: Place) -> dict[str, str]:
         "security.privileged": "false",
         "security.nesting": "false",
         "security.guestapi": "false",
-        **({"security.idmap.isolated": "true"} if place.isolated_ids else {}),
-        **({"raw.lxc": _SLEEPER} if place.own_init else {}),
+        "security.idmap.isolated": "true",
+        "raw.lxc": _SLEEPER,
     }
 
 

@@ -1,0 +1,152 @@
+"""Virtual machines, as far as a machine without virtualisation shows: what is asked for is what the
+server documents, its agent is waited for, and what cannot be started leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from incus_fixtures import CONFIG
+
+from paracle_sandbox.backends.incus.backend import IncusBackend
+from paracle_sandbox.backends.incus.labels import instance_name
+from paracle_sandbox.backends.incus.machine import IncusMachineBackend
+from paracle_sandbox.backends.incus.spec import CONTAINER, MACHINE, Place, instance_body
+from paracle_sandbox.errors import SandboxCreationError
+from paracle_sandbox.settings import Settings
+
+NO_AGENT = "VM agent isn't currently running"
+OF_KIND = {MACHINE: "virtual machine", CONTAINER: "container"}
+
+
+@pytest.mark.parametrize("kind", [MACHINE, CONTAINER])
+async def test_every_key_is_documented_for_its_kind(backend: IncusBackend, kind: str) -> None:
+    """The server carries the documentation of its own keys, with the kind that each is for."""
+    documented = (await backend.server.get("/1.0/metadata/configuration"))["configs"]
+    keys = _keys(documented["instance"])
+    home = {"source": "/somewhere"}
+    body = instance_body("paracle-x", {}, Place(kind, "default", home), CONFIG)
+    assert {"limits.memory", "limits.cpu"} <= set(keys), "the documentation was not understood"
+    for name in body["config"]:
+        assert name in keys, f"{name} is not documented"
+        condition = str(keys[name].get("condition") or OF_KIND[kind])
+        assert OF_KIND[kind] in condition, f"{name} is for {condition}"
+    disks = _keys({"disk": documented["devices"]["disk"]})
+    for device in body["devices"].values():
+        assert device["type"] == "disk" and set(device) - {"type"} <= set(disks)
+
+
+def _keys(groups: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: about for group in groups.values() for key in group["keys"]
+            for name, about in key.items()}  # fmt: skip
+
+
+@dataclass
+class Machines:
+    """A server that can have machines. Their agent answers to no exec, or with another error."""
+
+    socket: str
+    silent: int = 0
+    requests: list[tuple[str, str, Any]] = field(default_factory=list)
+    instances: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        self.requests.append((request.method, request.path, body))
+        parts = request.path.removeprefix("/1.0").strip("/").split("/")
+        if request.path.endswith("/exec"):
+            silent, self.silent = self.silent > 0, self.silent - 1
+            return _no(NO_AGENT if silent else "Failed to run the command")
+        if parts[0] == "instances":
+            return self.change(request.method, parts[1:], body or {})
+        return web.json_response({"type": "sync", "status_code": 200, "metadata": _found(parts)})
+
+    def change(self, method: str, parts: list[str], body: dict[str, Any]) -> web.Response:
+        name = parts[0] if parts else ""
+        if name and name not in self.instances:
+            return _no("Instance not found", 404)
+        if method == "GET":
+            found: Any = self.instances[name] if name else list(self.instances.values())
+            return web.json_response({"type": "sync", "status_code": 200, "metadata": found})
+        if method == "DELETE":
+            del self.instances[name]
+        elif parts[1:] == ["state"]:
+            status = {"start": "Running", "stop": "Stopped"}[body["action"]]
+            self.instances[name]["status"] = status
+        elif parts:
+            instance = self.instances.pop(name)
+            self.instances[body["name"]] = {**instance, "name": body["name"]}
+        else:
+            self.instances[body["name"]] = {**body, "status": "Stopped"}
+        return web.json_response({"type": "async", "operation": "/1.0/operations/one"})
+
+
+def _found(parts: list[str]) -> Any:
+    known: dict[str, Any] = {
+        "": {"environment": {"driver": "lxc | qemu"}},
+        "storage-pools": [{"name": "default", "driver": "dir"}],
+        "profiles": {"devices": {}},
+        "images": {"target": "0" * 64},
+        "operations": {"status_code": 200},
+    }
+    return known[parts[0]]
+
+
+def _no(text: str, status: int = 400) -> web.Response:
+    answer = {"type": "error", "error": text, "error_code": status}
+    return web.Response(status=status, text=json.dumps(answer))
+
+
+@pytest.fixture
+async def machines(tmp_path: Path) -> AsyncIterator[Machines]:
+    server = Machines(str(tmp_path / "sock"))
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, server.socket).start()
+    yield server
+    await runner.cleanup()
+
+
+async def _refusal(server: Machines, boot_seconds: float) -> SandboxCreationError:
+    state = f"{server.socket}-state"
+    settings = Settings(incus_socket=server.socket, incus_warm=0, state_dir=state, data_dir=state)
+    backend = IncusMachineBackend(settings)
+    backend.boot_seconds = boot_seconds
+    with pytest.raises(SandboxCreationError) as caught:
+        await backend.create("a-machine", CONFIG, {})
+    await backend.close()
+    assert server.instances == {}, "the machine is left"
+    return caught.value
+
+
+async def test_the_agent_is_waited_for(machines: Machines) -> None:
+    """It is asked again until it answers; here with an error of the command."""
+    machines.silent = 2
+    error = await _refusal(machines, boot_seconds=60)
+    assert "Failed to run the command" in str(error)
+    asked = [body for method, path, body in machines.requests if path.endswith("/exec")]
+    assert len(asked) == 3 and asked[0] == asked[2]
+    [made] = [body for method, path, body in machines.requests
+              if (method, path) == ("POST", "/1.0/instances")]  # fmt: skip
+    assert made["type"] == "virtual-machine" and "raw.lxc" not in made["config"]
+    started = [path for method, path, body in machines.requests
+               if method == "PUT" and body["action"] == "start"]  # fmt: skip
+    assert started == [f"/1.0/instances/{instance_name('a-machine')}/state"]
+
+
+async def test_a_machine_without_an_agent(machines: Machines) -> None:
+    """Told apart from a machine that cannot be started at all, after a time of its own."""
+    machines.silent = 1000
+    error = await _refusal(machines, boot_seconds=0.2)
+    assert error.step == "agent" and NO_AGENT in str(error) and "incus-agent" in str(error)
+
+
+def test_a_machine_has_longer() -> None:
+    assert IncusMachineBackend(Settings(incus_socket="/nowhere")).boot_seconds >= 120

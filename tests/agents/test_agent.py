@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
 pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
 
-from model_server import Conversation, Script, Turn, model_server  # noqa: E402
+from agents.model_server import Conversation, Script, Turn, model_server  # noqa: E402
 
 from paracle_sandbox import Sandbox, SandboxError  # noqa: E402
 from paracle_sandbox.agents import (  # noqa: E402

@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,8 @@ from cli.paracle_cli import Cli, end, wait_for
 pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
 pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
 
-from model_server import Conversation, Turn, model_server  # noqa: E402
+from agents.broken_project import FIXED, broken_project, fixing, words  # noqa: E402
+from agents.model_server import Turn, model_server  # noqa: E402
 
 FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
 MODES = ["safe", "sandbox", "review", "yolo"]
@@ -30,37 +30,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def project(cli: Cli) -> Path:
-    """A project with a bug, a test that shows it, and things that must not come back."""
-    folder = cli.home / "project"
-    (folder / ".git" / "hooks").mkdir(parents=True)
-    (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n")
-    (folder / "test_calc.py").write_text(
-        "import unittest\nfrom calc import add\n\n\nclass Test(unittest.TestCase):\n"
-        "    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n"
-    )
-    (folder / "run.sh").write_text("#!/bin/sh\n")
-    (folder / "run.sh").chmod(0o755)
-    return folder
-
-
-def fixing(request: dict[str, Any]) -> Turn:
-    """A model that looks, mends what it saw fail, and checks."""
-    said = json.dumps(request["messages"])
-    if "Replaced in calc.py" in said and "OK" in said.split("Replaced in calc.py")[1]:
-        return Turn("I mended add(); the test passes now.")
-    if "Replaced in calc.py" in said:
-        return Turn("", [("sandbox_shell", {"command": "python3 -m unittest 2>&1"})])
-    if "AssertionError" in said:
-        mend = {"action": "str_replace", "file_path": "calc.py", "old_str": "a - b",
-                "new_str": "a + b"}  # fmt: skip
-        return Turn("The sign is wrong.", [("sandbox_files", mend)])
-    return Turn("I run the tests.", [("sandbox_shell", {"command": "python3 -m unittest 2>&1"})])
-
-
-def words(chat: Conversation, dialect: str = "openai", mode: str = "sandbox") -> list[str]:
-    url = chat.url + ("/v1" if dialect == "openai" else "")
-    return ["agents", "run", "coder", "--task", "Fix bug", "--mode", mode, "--model", "m",
-            "--provider", dialect, "--base-url", url]  # fmt: skip
+    return broken_project(cli.home / "project")
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
@@ -71,7 +41,7 @@ def test_fixes_a_failing_test_and_the_diff_applies(cli: Cli, project: Path, dial
     assert done.code == 0, done
     assert "I mended add()" in done.stdout
     assert "-    return a - b\n+    return a + b\n" in done.stdout
-    assert (project / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    assert (project / "calc.py").read_text() == FIXED
     saved = json.loads((cli.home / "result.json").read_text())
     assert saved["success"] and saved["applied"] and saved["config"]["sandbox"] is True
     assert [change["path"] for change in saved["changes"]] == ["calc.py"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from imports import ROOT, Import, files, foreign_imports, own_imports, tree
+from imports import PACKAGE, ROOT, Import, files, foreign_imports, own_imports, tree
 
 from paracle_sandbox import errors
 
@@ -262,15 +262,36 @@ def test_functions_are_short() -> None:
     assert set(LONG_FUNCTIONS) <= set(long), "an exception that is no longer needed"
 
 
-def test_importing_the_package_costs_nothing() -> None:
-    program = "import sys, paracle_sandbox; print(*sys.modules)"
-    path = str(ROOT.parent)
+def loaded_by(program: str) -> set[str]:
+    """The modules that a fresh interpreter has after a program of one line."""
+    start = f"import sys; sys.path.insert(0, {str(ROOT.parent)!r}); {program}"
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {path!r}); {program}"],
+        [sys.executable, "-I", "-c", f"{start}; print(*sys.modules)"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    heavy = {"pydantic", "asyncio", "typer", "rich", "subprocess", "socket", "fastapi", "httpx2"}
-    assert not heavy & set(done.stdout.split())
+    return set(done.stdout.split())
+
+
+SDKS = {"anthropic", "daytona", "fastapi", "mcp", "openai", "uvicorn"}
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    loaded = loaded_by("import paracle_sandbox")
+    heavy = {"pydantic", "asyncio", "typer", "rich", "subprocess", "socket", "httpx2", *SDKS}
+    assert not heavy & loaded
+    assert {name for name in loaded if is_below(name, PACKAGE)} == {PACKAGE}, "only its own names"
+
+
+def test_names_of_agents_and_tools_do_not_load_the_sdks() -> None:
+    """A model, an MCP server or a cloud costs a second of imports: who asks one, pays."""
+    names = "SandboxAgent, SandboxManus, PythonExecute, SandboxShellTool, PythonSession"
+    loaded = loaded_by(f"from paracle_sandbox import {names}")
+    assert is_loaded("agents", loaded) and is_loaded("tools", loaded)
+    assert not SDKS & loaded
+
+
+def is_loaded(name: str, loaded: set[str]) -> bool:
+    return f"{PACKAGE}.{name}" in loaded
 
 
 def test_all_is_complete() -> None:

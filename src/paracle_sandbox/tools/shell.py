@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .. import audit
 from ..client import LocalSandboxClient
 from ..command import Command
 from ..consumers import TextCallback
@@ -13,9 +14,10 @@ from ..results import CommandResult
 from ..sandbox import Sandbox
 from ..terminal import Terminal
 from .arguments import ArgumentFault
+from .dangerous import CommandPolicy, danger
 from .explain import explained
 from .python import joined
-from .result import ToolResult, shortened
+from .result import ToolResult, failed, shortened
 from .tool import SandboxTool, boolean, schema, seconds, text
 
 MAX_BACKGROUND = 20
@@ -39,7 +41,8 @@ class Background:
 
 class SandboxShellTool(SandboxTool):
     """Foreground commands answer with their output. Background ones have a name, under which they
-    are looked at and ended. A terminal keeps directory and variables between commands."""
+    are looked at and ended. A terminal keeps directory and variables between commands. What
+    ``policy`` has a reason against is not run; None lets everything run."""
 
     name = "sandbox_shell"
     streams = True
@@ -67,8 +70,11 @@ class SandboxShellTool(SandboxTool):
     default_timeout = 60.0
     background_timeout = 3600.0
 
-    def __init__(self, client: LocalSandboxClient | None = None) -> None:
+    def __init__(
+        self, client: LocalSandboxClient | None = None, *, policy: CommandPolicy | None = danger
+    ) -> None:
         super().__init__(client)
+        self._policy = policy
         self._terminals: dict[str, tuple[Sandbox, Terminal]] = {}
         self._background: dict[str, Background] = {}
 
@@ -116,6 +122,8 @@ class SandboxShellTool(SandboxTool):
     ) -> ToolResult:
         if not command.strip():
             raise ArgumentFault("The argument 'command' is missing.")
+        if self._policy is not None and (reason := self._policy(command)):
+            return self._refuse(command, reason)
         sandbox = await self.sandbox()
         if not blocking:
             return await self._start(sandbox, session_name, command, folder, timeout)
@@ -128,6 +136,15 @@ class SandboxShellTool(SandboxTool):
                 command, limit, cwd=folder, on_stdout=on_output, on_stderr=on_output
             )
         )
+
+    def _refuse(self, command: str, reason: str) -> ToolResult:
+        audit.security_event(
+            "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
+        )
+        return failed(
+            f"Refused, nothing was run: {reason}. Name exactly what you want to change.",
+            error_type="blocked", kind="blocked",
+        )  # fmt: skip
 
     async def _terminal(self, sandbox: Sandbox, name: str, folder: str | None) -> Terminal:
         place, terminal = self._terminals.get(name, (None, None))

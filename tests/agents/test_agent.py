@@ -16,7 +16,6 @@ pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[
 pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
 
 from agents.model_server import Conversation, Script, Turn, model_server  # noqa: E402
-
 from paracle_sandbox import Sandbox, SandboxError  # noqa: E402
 from paracle_sandbox.agents import (  # noqa: E402
     Event,

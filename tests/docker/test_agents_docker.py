@@ -20,7 +20,6 @@ pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandb
 
 from agents.broken_project import FIXED, broken_project, fixing, words  # noqa: E402
 from agents.model_server import Script, Turn, model_server  # noqa: E402
-
 from paracle_sandbox import SandboxAgent  # noqa: E402
 from paracle_sandbox.agents import Event, Options  # noqa: E402
 from paracle_sandbox.backends.docker.backend import DockerBackend  # noqa: E402

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from paracle_sandbox import (
@@ -22,6 +24,7 @@ from paracle_sandbox.tools import (
     sandbox_tools,
 )
 from paracle_sandbox.tools.arguments import code_of
+from service.index_server import IndexServer, wheel
 
 # Python
 
@@ -113,37 +116,57 @@ async def test_normal_python_execute(client: LocalSandboxClient) -> None:
 # Packages
 
 
-class WithInstall:
-    """A sandbox that can install, as far as the seam is concerned."""
-
-    config = SandboxConfig()
-
-    async def install(self, *requirements: str, timeout: float) -> dict[str, object]:
-        return {"exit_code": int("broken" in requirements), "stdout": str(requirements),
-                "stderr": "no such package", "timed_out": False, "truncated": False}  # fmt: skip
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
+    server = IndexServer(wheel("simple", "1.0"), wheel("other", "2.0"))
+    monkeypatch.setenv("SANDBOX_PACKAGE_INDEX", server.url)
+    yield server
+    server.close()
 
 
-class ClientWithInstall(LocalSandboxClient):
-    async def sandbox(self) -> WithInstall:  # type: ignore[override]
-        return WithInstall()
-
-
-async def test_several_packages_in_one_request() -> None:
-    tool = PackageInstallTool(ClientWithInstall())
-    for request in ({"packages": ["numpy", "pandas"]}, {"package": "numpy and pandas"}):
-        answer = await tool.call(request)
-        assert answer.text == "Installed numpy, pandas." and not answer.is_error
-    assert "no such package" in (await tool.call({"packages": "broken"})).text
+async def test_several_packages_in_one_request(
+    client: LocalSandboxClient, index: IndexServer
+) -> None:
+    """The sandbox has no network: the packages come over its channel."""
+    tool = PackageInstallTool(client)
+    answer = await tool.call({"package": "simple and other"})
+    assert answer.text == "Installed simple, other." and not answer.is_error, answer.text
+    code = "import simple, other; print(simple.VERSION, other.VERSION)"
+    assert (await PythonExecute(client).call({"code": code})).text == "1.0 2.0\n"
     assert (await tool.call({"packages": ["--index-url", "x"]})).is_error
+    missing = await tool.call({"packages": ["simple", "no-such-thing"]})
+    assert missing.is_error and "no-such-thing" in missing.text
 
 
-async def test_packages_without_a_network_fail_clearly(client: LocalSandboxClient) -> None:
-    if hasattr(await client.sandbox(), "install"):
-        pytest.skip("this sandbox installs without a network")
-    answer = await PackageInstallTool(client).call({"packages": "numpy"})
-    assert answer.is_error and "no network" in answer.text
-    needs = await NormalPythonExecute(client).call({"code": "1", "packages": ["numpy"]})
-    assert needs.is_error and "no network" in needs.text
+async def test_code_may_name_the_packages_it_needs(
+    client: LocalSandboxClient, index: IndexServer
+) -> None:
+    tool = NormalPythonExecute(client)
+    code = "import simple; print(simple.VERSION)"
+    assert (await tool.call({"code": code, "packages": ["simple"]})).text == "1.0\n"
+    failed = await tool.call({"code": "print('ran')", "packages": ["no-such-thing"]})
+    assert failed.is_error and "Could not install" in failed.text and "ran" not in failed.text
+
+
+async def test_a_session_sees_what_was_installed(
+    client: LocalSandboxClient, index: IndexServer
+) -> None:
+    tool = PythonExecute(client, stateful=True)
+    assert "ModuleNotFoundError" in (await tool.call({"code": "import simple"})).text
+    await PackageInstallTool(client).call({"packages": "simple"})
+    assert (await tool.call({"code": "import simple\nsimple.VERSION"})).text == "'1.0'"
+    await tool.close()
+
+
+async def test_packages_fail_clearly(
+    client: LocalSandboxClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = PackageInstallTool(client)
+    monkeypatch.setenv("SANDBOX_PACKAGES", "0")
+    off = await tool.call({"packages": "numpy"})
+    assert off.is_error and "switched off by the operator" in off.text
+    pip = await SandboxShellTool(client).call({"command": "python3 -m pip install numpy"})
+    assert pip.is_error and pip.data["exit_code"] != 0 and pip.data["stderr"]
 
 
 # Shell

@@ -6,6 +6,9 @@ else in it: a line that was changed, removed or put in between breaks the chain 
 that a crash cut off is taken back by the next writer, which says so in a line of its own.
 
 Keep a copy of the last hash elsewhere to notice when the end of the log is cut off.
+
+``prune`` removes old lines: the first line then says how many went, and which hash they ended
+with, so that the rest still fits. Writers notice that the file is another one, and go on there.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 FIRST = "0" * 64
+PRUNED = "pruned"
 _MAX_TEXT = 2000
 _TAIL = 64 << 10
 
@@ -46,7 +50,7 @@ class AuditLog:
         self.path = path
         self.failures = 0
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = _open(path)
         self._end = -1
         self._head = FIRST
         self._number = 0
@@ -67,13 +71,29 @@ class AuditLog:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._lock()
         try:
             if os.fstat(self._fd).st_size != self._end:
                 self._catch_up()
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _lock(self) -> None:
+        """The lock of the file that has the name now: prune() puts another in its place."""
+        while True:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if self._is_current():
+                return
+            current = _open(self.path)
+            os.close(self._fd)
+            self._fd, self._end = current, -1
+
+    def _is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
 
     def _append(self, event: str, fields: dict[str, object]) -> None:
         line = {"n": self._number + 1, "time": _now(), "event": event}
@@ -96,23 +116,60 @@ class AuditLog:
         whole, _, torn = tail.rpartition(b"\n")
         self._end = size - len(torn)
         last = whole.rpartition(b"\n")[2]
-        if last:
-            found = json.loads(last)
-            self._head, self._number = str(found["hash"]), int(found["n"])
+        self._head, self._number = _end_of(json.loads(last)) if last else (FIRST, 0)
         if torn:
             os.ftruncate(self._fd, self._end)
             self._append("torn_line_removed", {"bytes": len(torn)})
+
+    def prune(self, before: float) -> int:
+        """Remove the lines that are older than ``before``, in seconds since 1970; how many. Those
+        that stay are not touched. Raises OSError."""
+        with self._turn():
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            first = int(bool(lines) and _line(lines[0]).get("event") == PRUNED)
+            old = first
+            while old < len(lines) and str(_line(lines[old]).get("time", "")) < _stamp(before):
+                old += 1
+            if old > first:
+                beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+                beside.write_bytes(_header(lines[:old]) + b"".join(lines[old:]))
+                beside.chmod(0o600)
+                beside.replace(self.path)
+        return old - first
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _header(removed: list[bytes]) -> bytes:
+    """The line that stands for those that are gone."""
+    first = _line(removed[0])
+    before = int(first["removed"]) - 1 if first.get("event") == PRUNED else 0
+    head, number = _end_of(_line(removed[-1]))
+    line = {"n": number, "time": _now(), "event": PRUNED, "previous": FIRST,
+            "removed": before + len(removed), "head": head}  # fmt: skip
+    return (_canonical({**line, "hash": _hash(line)}) + "\n").encode()
+
+
+def _end_of(line: dict[str, Any]) -> tuple[str, int]:
+    """The hash and the number that the next line goes on from."""
+    return str(line["head" if line.get("event") == PRUNED else "hash"]), int(line["n"])
+
+
+def _line(raw: bytes) -> dict[str, Any]:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return {}
+    return line if isinstance(line, dict) else {}
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The lines that can be read, in order."""
     with path.open("rb") as file:
         for raw in file:
-            try:
-                line = json.loads(raw)
-            except ValueError:
-                continue
-            if isinstance(line, dict):
+            if line := _line(raw):
                 yield line
 
 
@@ -121,10 +178,12 @@ def verify(path: Path) -> Verdict:
     head, number = FIRST, 0
     with path.open("rb") as file:
         for count, raw in enumerate(file, 1):
+            if count == 1 and _line(raw).get("event") == PRUNED:
+                number = int(_line(raw)["n"]) - 1  # it stands for all those before it
             reason, line = _fault(raw, head, number)
             if reason:
                 return Verdict(count - 1, head, count, reason)
-            head, number = str(line["hash"]), int(line["n"])
+            head, number = _end_of(line)
     return Verdict(number, head)
 
 
@@ -163,5 +222,8 @@ def _bounded(value: object) -> object:
 
 
 def _now() -> str:
-    now = time.time()
+    return _stamp(time.time())
+
+
+def _stamp(now: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1e6) % 10**6:06d}Z"

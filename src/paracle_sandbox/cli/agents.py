@@ -143,3 +143,40 @@ def show(
     from .agent_show import show_agent
 
     return show_agent(name, as_json)
+
+
+@app.command()
+@ends_with_a_code
+def audit(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this agent.")] = None,
+    event: Annotated[str | None, typer.Option(help="Only events of this kind.")] = None,
+    last: Annotated[int, typer.Option(help="So many lines at most.")] = 100,
+    summary: Annotated[bool, typer.Option("--summary", help="One line for each agent.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check that it is unbroken.")] = False,
+    prune: Annotated[
+        float | None, typer.Option(metavar="DAYS", min=0, help="Remove what is older.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what agents did: tasks, tool calls and their outcome, what was blocked."""
+    from . import agent_audit
+
+    if prune is not None:
+        return agent_audit.prune(prune, as_json)
+    if verify:
+        return agent_audit.verify(as_json)
+    if summary:
+        return agent_audit.summary(name, as_json)
+    return agent_audit.show(name, event, last, as_json)
+
+
+@app.command()
+@ends_with_a_code
+def stop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The agent to stop.")],
+    as_json: Json = False,
+) -> int:
+    """Stop every run of an agent, and remove all its sandboxes."""
+    from .agent_audit import stop
+
+    return stop(name, as_json)

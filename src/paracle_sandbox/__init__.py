@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         PythonExecute,
         SandboxFilesTool,
         SandboxShellTool,
+        SandboxVisionTool,
         Toolbox,
         sandbox_tools,
     )
@@ -97,6 +98,7 @@ __all__ = [
     "SandboxSettings",
     "SandboxShellTool",
     "SandboxTimeoutError",
+    "SandboxVisionTool",
     "Settings",
     "Stats",
     "Terminal",
@@ -133,6 +135,7 @@ _HOME = {
     "SandboxMonitor": "monitor",
     "SandboxSettings": "sandbox_settings",
     "SandboxShellTool": "tools",
+    "SandboxVisionTool": "tools",
     "Settings": "settings",
     "Stats": "results",
     "Terminal": "terminal",

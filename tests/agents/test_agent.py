@@ -55,7 +55,10 @@ async def test_computes_and_answers(dialect: str) -> None:
         assert agent.client.sandbox_id is not None
         first = conversation.requests[0]
         tools = [t.get("function", t)["name"] for t in first["tools"]]
-        assert tools == ["python_execute", "sandbox_shell", "sandbox_files", "install_packages"]
+        assert tools == [
+            "python_execute", "sandbox_shell", "sandbox_files", "install_packages",
+            "sandbox_vision",
+        ]  # fmt: skip
     assert agent.client.sandbox_id is None
 
 

@@ -68,7 +68,7 @@ async def every_tool(client: Client) -> None:
     names = {tool.name for tool in (await client.list_tools()).tools}
     assert names == {
         "python_execute", "python_session", "sandbox_shell", "sandbox_files", "install_packages",
-        "list_sandboxes", "create_sandbox", "destroy_sandbox",
+        "sandbox_vision", "list_sandboxes", "create_sandbox", "destroy_sandbox",
     }  # fmt: skip
     result = await client.call_tool("python_execute", {"code": "print(6 * 7)"})
     assert text(result) == "42\n" and not result.is_error

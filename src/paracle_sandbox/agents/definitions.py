@@ -13,7 +13,15 @@ from .front_matter import Value, read_markdown, read_yaml
 
 N = TypeVar("N", int, float)
 SUFFIXES = (".md", ".yaml", ".yml")
-TOOLS = ("python", "shell", "files", "packages")
+# The names that files of agents use, and those that models see.
+TOOL_NAMES = {
+    "python": "python_execute",
+    "shell": "sandbox_shell",
+    "files": "sandbox_files",
+    "packages": "install_packages",
+    "vision": "sandbox_vision",
+}
+TOOLS = tuple(TOOL_NAMES)
 
 
 @dataclass(frozen=True)

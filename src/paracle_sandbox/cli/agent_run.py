@@ -234,9 +234,9 @@ def _make_agent(
 
 def _keep_tools(agent: SandboxAgent, wanted: Sequence[str]) -> None:
     """Only those that the agent's file names."""
-    names = {"python": "python_execute", "shell": "sandbox_shell", "files": "sandbox_files",
-             "packages": "install_packages"}  # fmt: skip
-    for short, name in names.items():
+    from ..agents.definitions import TOOL_NAMES
+
+    for short, name in TOOL_NAMES.items():
         if short not in wanted:
             agent.tools.remove(name)
 

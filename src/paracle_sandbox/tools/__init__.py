@@ -1,4 +1,4 @@
-"""Tools for agents: Python, shell, files and packages of a sandbox, as functions of a model.
+"""Tools for agents: Python, shell, files, packages and pictures of a sandbox, for a model to call.
 
 from paracle_sandbox.tools import PythonExecute
 tool = PythonExecute()
@@ -13,6 +13,7 @@ from .result import Image, ToolResult
 from .shell import SandboxShellTool
 from .tool import Tool
 from .toolbox import Toolbox, sandbox_tools
+from .vision import SandboxVisionTool
 
 __all__ = [
     "Image",
@@ -21,6 +22,7 @@ __all__ = [
     "PythonExecute",
     "SandboxFilesTool",
     "SandboxShellTool",
+    "SandboxVisionTool",
     "Tool",
     "ToolResult",
     "Toolbox",

@@ -235,11 +235,13 @@ def test_the_guest_is_written_for_python_3_8() -> None:
             ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 8))
 
 
-def test_the_driver_of_sessions_runs_inside() -> None:
+@pytest.mark.parametrize("part", ["layout", "printers", "notebook", "driver"])
+def test_the_program_of_sessions_runs_inside(part: str) -> None:
     """It is read and sent, never imported, and has to do with any Python that the guest has."""
-    name = "sessions.driver"
+    name = f"sessions.{part}"
     assert foreign_imports(name) <= set(sys.stdlib_module_names)
-    assert not [entry for entry in own_imports() if name in (entry.importer, entry.imported)]
+    used = [entry for entry in own_imports() if name in (entry.importer, entry.imported)]
+    assert all(entry.types_only for entry in used), complaints(used)
     ast.parse(files()[name].read_text(encoding="utf-8"), feature_version=(3, 8))
 
 

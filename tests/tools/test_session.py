@@ -84,6 +84,17 @@ async def test_huge_repr_is_bounded(shared: Sandbox, value: str) -> None:
     assert text is not None and len(text) < 100_000 and "..." in text
 
 
+@pytest.mark.parametrize(
+    "value", ["type('H', (), {'__repr__': lambda self: 'r' * 10**8})()", "bytearray(10**8)",
+              "[['x' * 900] * 900] * 900"]
+)  # fmt: skip
+async def test_huge_text_of_one_value_is_bounded(shared: Sandbox, value: str) -> None:
+    async with PythonSession(shared) as session:
+        text = (await session.run(value))["text"]
+        assert text is not None and len(text) < 100_000
+        assert (await session.run("'still here'"))["text"] == "'still here'"
+
+
 async def test_json_and_html(shared: Sandbox) -> None:
     async with PythonSession(shared) as session:
         [shown] = (await session.run("{'a': [1, None]}"))["shown"]
@@ -91,6 +102,34 @@ async def test_json_and_html(shared: Sandbox) -> None:
         await session.run("class T:\n    def _repr_html_(self): return '<b>t</b>'")
         first, second = (await session.run("display(T(), 1)"))["shown"]
         assert first["text/html"] == "<b>t</b>" and second["text/plain"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("cell", "out"),
+    [
+        ("%%bash\nfor i in 1 2; do echo $i; done", "1\n2\n"),
+        ("%%writefile note.txt\nhello", "Writing note.txt\n"),
+        ("%matplotlib inline\nprint('drawn')", "drawn\n"),
+        ("print('a')\n!echo b\nprint('c')", "a\nb\nc\n"),
+        ("for i in range(2):\n    !echo {i} $i $HOME", "0 0 /tmp\n1 1 /tmp\n"),
+    ],
+)
+async def test_lines_of_notebooks(shared: Sandbox, cell: str, out: str) -> None:
+    async with PythonSession(shared) as session:
+        result = await session.run(cell)
+    assert result["error"] is None, result["error"]
+    assert result["stdout"] == out
+
+
+async def test_magic_that_is_not_there_is_said(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        for cell in ("%%html\n<b>", "%load_everything"):
+            error = (await session.run(cell))["error"]
+            assert error is not None and "not available here" in error["message"]
+        timed = await session.run("%%time\nx = 41\nx + 1")
+        assert timed["text"] == "42" and "Wall time" in timed["stdout"]
+        assert "Wall time" in (await session.run("%time x += 1"))["stdout"]
+        assert (await session.run("x"))["text"] == "42"
 
 
 async def test_timeout_interrupts_and_keeps_the_variables(shared: Sandbox) -> None:

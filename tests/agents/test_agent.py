@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -217,6 +218,78 @@ async def test_endpoint_that_recovers(dialect: str) -> None:
     async with agent_over(script, dialect, max_retries=2) as (agent, _):
         result = await agent.run("go")
     assert result.success and result.text == "back" and result.steps == 1
+
+
+BROKEN = {
+    "cut off in the middle": Turn("half an answer", cut_after=2),
+    "no JSON": Turn(raw=b"data: {nonsense\n\n"),
+    "no events": Turn(raw=b"<html>busy</html>"),
+    "nothing": Turn(raw=b""),
+    "an error as an event": Turn(
+        raw=b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error", '
+        b'"message": "busy"}}\n\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_endpoint_that_breaks_off(dialect: str, broken: str) -> None:
+    """However it fails, the task ends with a result, and the sandbox is removed."""
+    script = [Turn("", [("sandbox_shell", {"command": "true"})]), BROKEN[broken]]
+    async with agent_over(script, dialect) as (agent, conversation):
+        result = await asyncio.wait_for(agent.run("go"), 60)
+    assert result.status == "error" and result.error, result
+    assert len(conversation.requests) <= 4
+
+
+async def test_model_that_breaks_off_is_asked_again(dialect: str) -> None:
+    notices: list[str] = []
+
+    def on_event(event: Event) -> None:
+        notices.extend([event.text] if event.kind == "notice" else [])
+
+    script = [Turn("half an ans", cut_after=3), Turn("a whole answer")]
+    async with agent_over(script, dialect) as (agent, _):
+        result = await agent.run("go", on_event=on_event)
+    assert result.success and result.text == "a whole answer" and result.steps == 1
+    assert len(notices) == 1 and "asked again" in notices[0]
+
+
+async def test_endpoint_that_stalls(dialect: str) -> None:
+    """Cancelled while the model thinks, and a limit of the whole task meanwhile."""
+    go = threading.Event()
+    asked = threading.Event()
+
+    def stall() -> None:
+        asked.set()
+        go.wait(60)
+
+    try:
+        async with agent_over([Turn("late", before=stall)], dialect) as (agent, _):
+            work = asyncio.create_task(agent.run("go"))
+            await asyncio.to_thread(asked.wait, 30)
+            agent.cancel()
+            assert (await asyncio.wait_for(work, 10)).status == "cancelled"
+            assert (await agent.run("go", timeout=0.3)).status == "timeout"
+    finally:
+        go.set()
+
+
+async def test_one_task_at_a_time() -> None:
+    script = [Turn("", [("sandbox_shell", {"command": "echo on; sleep 1234"})])]
+    started = asyncio.Event()
+
+    def on_event(event: Event) -> None:
+        if event.kind == "tool_output":
+            started.set()
+
+    async with agent_over(script) as (agent, _):
+        work = asyncio.create_task(agent.run("go", on_event=on_event))
+        await asyncio.wait_for(started.wait(), 30)
+        with pytest.raises(SandboxError, match="at work"):
+            await agent.run("more", timeout=5)
+        agent.cancel()
+        assert (await work).status == "cancelled"
 
 
 async def test_review(dialect: str) -> None:

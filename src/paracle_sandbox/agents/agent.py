@@ -13,6 +13,7 @@ from ..audit_log import AuditLog
 from ..backends.base import Backend
 from ..client import LocalSandboxClient
 from ..config import SandboxConfig
+from ..errors import SandboxError
 from ..manager import AnyConfig, SandboxManager
 from ..results import CommandResult
 from ..tools import PythonExecute, Tool, Toolbox, sandbox_tools
@@ -118,6 +119,8 @@ class SandboxAgent:
     ) -> AgentResult:
         """Work on a task to its end. What goes wrong is in the result. Cancelled, it stops what
         runs in the sandbox. Raises SandboxError when it cannot even begin."""
+        if self._running is not None:
+            raise SandboxError("The agent is at work on another task; make a second one")
         emit = self._teller(on_event)
         await self.connect()
         loop = Loop(

@@ -16,7 +16,7 @@ from ..tools import Toolbox, ToolResult
 from ..tools.result import failed
 from .conversation import Message, Reply, ToolCall, Usage
 from .events import AgentResult, Event, Status
-from .model import Model, ModelError
+from .model import Model, ModelBrokeOff, ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 HINT_AFTER = 3
 STOP_AFTER = 6
 _MAX_EMPTY = 2
+# How often a model is asked that breaks off in the middle of its answer.
+ATTEMPTS = 3
 
 # What a person is told of an end that says little by its name.
 WHY: dict[Status, str] = {
@@ -112,12 +114,19 @@ class Loop:
         )
 
     async def _ask(self) -> Reply:
-        reply = await self._model.reply(
-            self._system,
-            self.messages,
-            list(self._tools),
-            lambda text: self._emit(Event("text", text)),
-        )
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                reply = await self._model.reply(
+                    self._system,
+                    self.messages,
+                    list(self._tools),
+                    lambda text: self._emit(Event("text", text)),
+                )
+                break
+            except ModelBrokeOff as error:
+                if attempt == ATTEMPTS:
+                    raise
+                self._emit(Event("notice", f"{error}. It is asked again."))
         self.usage += reply.usage
         self._last_text = reply.text or self._last_text
         return reply

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -81,6 +84,27 @@ def test_what_may_not_come_back_does_not(cli: Cli, project: Path) -> None:
     assert (project / "calc.py").read_text() == "changed by the user\n"
     assert (project / "new.txt").read_text() == "new\n"
     assert not (project / "run.sh").exists()
+
+
+def test_diff_applies_with_patch_and_modes_come_back(cli: Cli, project: Path) -> None:
+    """What is shown is a diff as other programs know it."""
+    (project / "end.txt").write_text("no newline")
+    (project / "page.txt").write_text("one\x0cstill one\x85line\ntwo\n")
+    script = "printf 'no newline here' > end.txt; sed -i s/two/2/ page.txt; echo hi > new.txt; chmod +x calc.py; chmod -x run.sh"
+    turns = [Turn("", [("sandbox_shell", {"command": script})]), Turn("done")]
+    copy = cli.home / "copy"
+    shutil.copytree(project, copy)
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), "--workspace", str(project), "--apply", "--json")
+    assert done.code == 0 and done.json["applied"], done
+    changes = {change["path"]: change["diff"] for change in done.json["changes"]}
+    assert set(changes) == {"end.txt", "page.txt", "new.txt", "calc.py", "run.sh"}
+    assert "now executable" in changes["calc.py"] and "no longer" in changes["run.sh"]
+    patch = "".join(changes[name] for name in ("end.txt", "page.txt", "new.txt"))
+    subprocess.run(["patch", "-p1"], cwd=copy, input=patch.encode(), check=True)
+    for name in ("end.txt", "page.txt", "new.txt"):
+        assert (copy / name).read_bytes() == (project / name).read_bytes(), name
+    assert os.access(project / "calc.py", os.X_OK) and not os.access(project / "run.sh", os.X_OK)
 
 
 # Modes
@@ -266,9 +290,15 @@ def test_wrong_agent_files_say_what_is_wrong(cli: Cli, text: str, message: str) 
         (["--price", "cheap"], "3/15"),
         (["--memory", "1"], "--memory"),
         (["--mode", "wild"], "wild"),
+        (["--timeout", "0"], "--timeout"),
+        (["--max-steps", "0"], "--max-steps"),
+        (["--file", "a/same.txt", "--file", "b/same.txt"], "same name"),
     ],
 )
 def test_wrong_usage(cli: Cli, flags: list[str], message: str) -> None:
+    for folder in ("a", "b"):
+        (cli.home / folder).mkdir()
+        (cli.home / folder / "same.txt").write_text(folder)
     done = cli.run("agents", "run", "coder", "--task", "x", *flags)
     assert done.code == 2 and message in done.stderr
 

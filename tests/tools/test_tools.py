@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -277,6 +278,67 @@ async def test_files_errors_say_what_to_do(
     await client.write_file("f", "a-a")
     answer = await SandboxFilesTool(client).call(request_)
     assert answer.is_error and words in answer.text
+
+
+async def test_directories_and_names(client: LocalSandboxClient) -> None:
+    """B60."""
+    tool = SandboxFilesTool(client)
+
+    async def ok(**request: object) -> bool:
+        return not (await tool.call(request)).is_error
+
+    assert await ok(action="mkdir", path="made/deep")
+    assert await ok(action="create", path="no/such/parent/file.txt", content="x")
+    assert await ok(action="rename", path="no/such/parent/file.txt", target="made/file.txt")
+    assert not await ok(action="delete", path="made"), "there is something in it"
+    assert not await ok(action="delete", path="made/file"), "not its whole name"
+    assert not await ok(action="delete", path="made/file.tx*")
+    assert not await ok(action="delete", path="Made/file.txt")
+    assert await ok(action="delete", path="made/deep")
+    assert await ok(action="DELETE", path="made", recursive=True)
+    listed = await tool.call({"action": "list_files", "recursive": True})
+    assert listed.data["files"] == ["no", "no/such", "no/such/parent"]
+
+
+async def test_archives(client: LocalSandboxClient) -> None:
+    box = Toolbox(sandbox_tools(client))
+    make = (
+        "import shutil, gzip, os, tarfile, zipfile\nos.mkdir('d')\nopen('d/f', 'w').write('x')\n"
+        "for kind in ('zip', 'tar', 'gztar', 'bztar'): shutil.make_archive(kind, kind, '.', 'd')\n"
+        "gzip.open('plain.txt.gz', 'w').write(b'y')\nopen('none.zip', 'w').write('no archive')\n"
+        "with zipfile.ZipFile('evil.zip', 'w') as z: z.writestr('../../tmp/out', 'z')"
+    )
+    assert (await box.call("python", {"code": make})).text == "(no output)"
+    for name in ("zip.zip", "tar.tar", "gztar.tar.gz", "bztar.tar.bz2"):
+        answer = await box.call("unzip_file", {"archive": name, "dest": f"out/{name}"})
+        assert not answer.is_error, answer.text
+        assert await client.read_file(f"out/{name}/d/f") == "x"
+    await box.call("unzip_file", {"path": "plain.txt.gz"})
+    assert await client.read_file("plain.txt") == "y"
+    no = await box.call("unzip_file", {"path": "none.zip"})
+    assert no.is_error and "no zip, tar or gzip" in no.text
+    assert "not found" in (await box.call("unzip_file", {"path": "missing.zip"})).text
+    await box.call("unzip_file", {"path": "evil.zip"})
+    assert not await (await client.sandbox()).exists("/tmp/out")
+    await box.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"code": "print(1)", "description": "shows one"},
+        {"arguments": {"code": "print(1)"}},
+        '"{\\"code\\": \\"print(1)\\"}"',
+        '```json\n{"code": "print(1)"}\n```',
+        '{"code": "print(1)\n"}',
+        {"code": ["x = 1", "print(x)"]},
+        {"code": "```py\nprint(1)\n```", "timeout": "5"},
+    ],
+    ids=["remark", "wrapped", "twice", "fenced", "raw newline", "lines", "fenced code"],
+)
+async def test_arguments_as_models_write_them(client: LocalSandboxClient, arguments: Any) -> None:
+    answer = await PythonExecute(client).call(arguments)
+    assert answer.text == "1\n", answer
 
 
 # All of them

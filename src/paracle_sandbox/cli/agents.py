@@ -45,7 +45,9 @@ def run(
     provider: Annotated[ProviderName | None, typer.Option(help="Whose model it is.")] = None,
     base_url: Annotated[str | None, typer.Option(help="Address of a compatible endpoint.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is steady, 1 is lively.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of one answer.")
+    ] = None,
     inputs: Annotated[
         list[str] | None, typer.Option("--input", metavar="KEY=VALUE", help="Repeatable.")
     ] = None,
@@ -58,9 +60,11 @@ def run(
     apply: Annotated[
         bool, typer.Option("--apply", help="Write the changes back without asking.")
     ] = False,
-    timeout: Annotated[int, typer.Option(help="Seconds for the whole task.")] = 300,
-    max_steps: Annotated[int | None, typer.Option(help="Most turns of the model.")] = None,
-    cost_limit: Annotated[float | None, typer.Option(help="Most dollars; needs a price.")] = None,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds for the whole task.")] = 300,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Most turns of the model.")] = None,
+    cost_limit: Annotated[
+        float | None, typer.Option(min=0, help="Most dollars; needs a price.")
+    ] = None,
     price: Annotated[
         str | None, typer.Option(metavar="IN/OUT", help="Dollars per million tokens, as 3/15.")
     ] = None,

@@ -79,8 +79,9 @@ class SandboxShellTool(SandboxTool):
         self._background: dict[str, Background] = {}
 
     def checked(self, arguments: Any) -> dict[str, Any]:
-        if isinstance(arguments, dict) and arguments.get("action") in _ACTION_ALIASES:
-            arguments = {**arguments, "action": _ACTION_ALIASES[arguments["action"]]}
+        if isinstance(arguments, dict) and isinstance(arguments.get("action"), str):
+            asked = arguments["action"].strip().lower()
+            arguments = {**arguments, "action": _ACTION_ALIASES.get(asked, asked)}
         return super().checked(arguments)
 
     async def run(

@@ -30,6 +30,7 @@ _OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "write_file": ("sandbox_files", {"action": "full_file_rewrite"}),
     "list_files": ("sandbox_files", {"action": "list_files"}),
     "delete_file": ("sandbox_files", {"action": "delete_file"}),
+    "unzip_file": ("sandbox_files", {"action": "extract_archive"}),
     "see_image": ("sandbox_vision", {}),
     "view_image": ("sandbox_vision", {}),
 }

@@ -86,11 +86,14 @@ def test_what_may_not_come_back_does_not(cli: Cli, project: Path) -> None:
     assert not (project / "run.sh").exists()
 
 
-def test_diff_applies_with_patch_and_modes_come_back(cli: Cli, project: Path) -> None:
+def test_diff_applies_elsewhere_and_modes_come_back(cli: Cli, project: Path) -> None:
     """What is shown is a diff as other programs know it."""
     (project / "end.txt").write_text("no newline")
     (project / "page.txt").write_text("one\x0cstill one\x85line\ntwo\n")
-    script = "printf 'no newline here' > end.txt; sed -i s/two/2/ page.txt; echo hi > new.txt; chmod +x calc.py; chmod -x run.sh"
+    script = (
+        "printf 'no newline here' > end.txt; sed -i s/two/2/ page.txt; echo hi > new.txt; "
+        "chmod +x calc.py; chmod -x run.sh"
+    )
     turns = [Turn("", [("sandbox_shell", {"command": script})]), Turn("done")]
     copy = cli.home / "copy"
     shutil.copytree(project, copy)
@@ -101,7 +104,7 @@ def test_diff_applies_with_patch_and_modes_come_back(cli: Cli, project: Path) ->
     assert set(changes) == {"end.txt", "page.txt", "new.txt", "calc.py", "run.sh"}
     assert "now executable" in changes["calc.py"] and "no longer" in changes["run.sh"]
     patch = "".join(changes[name] for name in ("end.txt", "page.txt", "new.txt"))
-    subprocess.run(["patch", "-p1"], cwd=copy, input=patch.encode(), check=True)
+    subprocess.run(["git", "apply"], cwd=copy, input=patch.encode(), check=True)
     for name in ("end.txt", "page.txt", "new.txt"):
         assert (copy / name).read_bytes() == (project / name).read_bytes(), name
     assert os.access(project / "calc.py", os.X_OK) and not os.access(project / "run.sh", os.X_OK)

@@ -121,6 +121,15 @@ def test_dry_run(cli: Cli, mode: str) -> None:
     assert plan.json["config"]["sandbox"] is (mode != "safe")
 
 
+def test_use_sandbox_of_the_configuration(cli: Cli) -> None:
+    plan = ["agents", "run", "coder", "--task", "x", "--dry-run", "--json"]
+    assert cli.run(*plan).json["config"]["mode"] == "safe"
+    cli.env["PARACLE_CONFIG"] = str(cli.home / "config.toml")
+    (cli.home / "config.toml").write_text("[sandbox]\nuse_sandbox = true\n")
+    assert cli.run(*plan).json["config"]["mode"] == "sandbox"
+    assert cli.run(*plan, "--mode", "safe").json["config"]["sandbox"] is False
+
+
 def test_safe_reads_and_runs_nothing(cli: Cli, project: Path) -> None:
     turns = [
         Turn("", [("read_files", {"action": "list_files"})]),

@@ -50,6 +50,7 @@ WRITES_UNSAFE_FORMATS = {"channel.boot"}
 # Where the environment is read: settings by their job; the others run inside, or in tests.
 # What starts ahead of all imports cannot wait for the settings.
 READS_ENVIRONMENT = ("settings", "setting_rows", "guest", "jail", "testing")
+RUNS_INSIDE = ("tools.browser_program",)
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -185,7 +186,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     wrong = [
         f"{name}:{line}"
         for name in files()
-        if top(name) not in READS_ENVIRONMENT and name != "backends.ahead"
+        if top(name) not in READS_ENVIRONMENT and name not in ("backends.ahead", *RUNS_INSIDE)
         for line in environment_reads(tree(name))
     ]
     assert not wrong, f"make it a setting: {wrong}"
@@ -235,10 +236,13 @@ def test_the_guest_is_written_for_python_3_8() -> None:
             ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 8))
 
 
-@pytest.mark.parametrize("part", ["layout", "printers", "notebook", "driver"])
-def test_the_program_of_sessions_runs_inside(part: str) -> None:
-    """It is read and sent, never imported, and has to do with any Python that the guest has."""
-    name = f"sessions.{part}"
+@pytest.mark.parametrize(
+    "name",
+    ["sessions.layout", "sessions.printers", "sessions.notebook", "sessions.driver",
+     "tools.browser_program"],
+)  # fmt: skip
+def test_programs_for_the_inside_are_not_imported(name: str) -> None:
+    """They are read and sent, and have to do with any Python that the guest has."""
     assert foreign_imports(name) <= set(sys.stdlib_module_names)
     used = [entry for entry in own_imports() if name in (entry.importer, entry.imported)]
     assert all(entry.types_only for entry in used), complaints(used)

@@ -18,8 +18,10 @@ from paracle_sandbox.tools import (
     NormalPythonExecute,
     PackageInstallTool,
     PythonExecute,
+    SandboxBrowserTool,
     SandboxFilesTool,
     SandboxShellTool,
+    SandboxVisionTool,
     Tool,
     Toolbox,
     sandbox_tools,
@@ -372,7 +374,8 @@ async def test_without_isolation_the_model_is_told() -> None:
 
 def test_formats() -> None:
     tools: list[Tool] = [PythonExecute(), NormalPythonExecute(), SandboxShellTool(),
-                         SandboxFilesTool(), PackageInstallTool()]  # fmt: skip
+                         SandboxFilesTool(), PackageInstallTool(), SandboxVisionTool(),
+                         SandboxBrowserTool()]  # fmt: skip
     for tool in tools:
         openai, anthropic = tool.to_openai(), tool.to_anthropic()
         assert openai["function"]["name"] == anthropic["name"] == tool.name

@@ -20,8 +20,10 @@ TOOL_NAMES = {
     "files": "sandbox_files",
     "packages": "install_packages",
     "vision": "sandbox_vision",
+    "browser": "sandbox_browser",
 }
-TOOLS = tuple(TOOL_NAMES)
+# Few sandboxes have a browser: an agent has it only if its file says so.
+TOOLS = tuple(name for name in TOOL_NAMES if name != "browser")
 
 
 @dataclass(frozen=True)
@@ -135,10 +137,10 @@ def _tools(value: Value | None, source: str) -> tuple[str, ...]:
     if value is None:
         return TOOLS
     names = [value] if isinstance(value, str) else value
-    unknown = [name for name in names if name not in TOOLS]
+    unknown = [name for name in names if name not in TOOL_NAMES]
     if unknown:
         raise SandboxError(
-            f"{source}: there is no tool {unknown[0]!r}; known are {', '.join(TOOLS)}"
+            f"{source}: there is no tool {unknown[0]!r}; known are {', '.join(TOOL_NAMES)}"
         )
     return tuple(names)
 

@@ -74,6 +74,13 @@ class Plan:
     settings: Settings
 
 
+def chosen_mode(given: str | None) -> str:
+    """``use_sandbox`` of config.toml stands for --mode sandbox, where no mode is given."""
+    from ..sandbox_settings import SandboxSettings
+
+    return given or ("sandbox" if SandboxSettings.load().use_sandbox else "safe")
+
+
 def run_agent(order: Order) -> int:
     plan = make_plan(order)
     if order.dry_run:
@@ -235,7 +242,9 @@ def _make_agent(
 def _keep_tools(agent: SandboxAgent, wanted: Sequence[str]) -> None:
     """Only those that the agent's file names."""
     from ..agents.definitions import TOOL_NAMES
+    from ..tools import SandboxBrowserTool
 
+    agent.tools.add(SandboxBrowserTool(agent.client))
     for short, name in TOOL_NAMES.items():
         if short not in wanted:
             agent.tools.remove(name)

@@ -40,7 +40,9 @@ class ProviderName(StrEnum):
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An agent, or its file.")],
     task: Annotated[str, typer.Option("--task", "-t", help="What to do.")],
-    mode: Annotated[Mode, typer.Option(help="What it may do; see below.")] = Mode.safe,
+    mode: Annotated[
+        Mode | None, typer.Option(help="What it may do; see below. safe if left out.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model to ask.")] = None,
     provider: Annotated[ProviderName | None, typer.Option(help="Whose model it is.")] = None,
     base_url: Annotated[str | None, typer.Option(help="Address of a compatible endpoint.")] = None,
@@ -115,7 +117,7 @@ def run(
 
     return runs.run_agent(
         runs.Order(
-            name=name, task=task, mode=mode.value, model=model,
+            name=name, task=task, mode=runs.chosen_mode(mode and mode.value), model=model,
             provider=provider.value if provider else None, base_url=base_url,
             temperature=temperature, max_tokens=max_tokens, inputs=inputs or (),
             files=files or (), workspace=workspace, apply=apply, timeout=timeout,

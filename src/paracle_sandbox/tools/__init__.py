@@ -6,6 +6,7 @@ print((await tool.execute("print(42)"))["observation"])
 await tool.cleanup()
 """
 
+from .browser import SandboxBrowserTool
 from .files import SandboxFilesTool
 from .packages import PackageInstallTool
 from .python import NormalPythonExecute, PythonExecute
@@ -20,6 +21,7 @@ __all__ = [
     "NormalPythonExecute",
     "PackageInstallTool",
     "PythonExecute",
+    "SandboxBrowserTool",
     "SandboxFilesTool",
     "SandboxShellTool",
     "SandboxVisionTool",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cli.paracle_cli import Cli, wait_for
 
 pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
 pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
@@ -377,6 +381,62 @@ async def test_mcp_server_as_tools(tmp_path: Path, dialect: str) -> None:
         assert chat.tool_texts() == ["elsewhere\n"]
         await agent.disconnect_mcp_server("other place")
         assert agent.tools.find(name) is None
+
+
+@pytest.mark.parametrize("key", ["s3cret", "wrong"])
+async def test_mcp_server_over_http_with_a_key(tmp_path: Path, key: str) -> None:
+    cli = Cli(tmp_path, PARACLE_MCP_KEY="s3cret")
+    server = cli.start("mcp", "--http", "--port", "0")
+    try:
+        assert server.stderr is not None
+        url = server.stderr.readline().decode().split()[-1]
+        spec = {"far": {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {key}"}}}
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": spec}))
+        script = [Turn("", [("mcp_far_sandbox_shell", {"command": "echo far"})]), Turn("ok")]
+        async with agent_over(script, mcp_servers=tmp_path / "mcp.json") as (agent, chat):
+            if key == "s3cret":
+                assert (await agent.run("go")).success
+                assert chat.tool_texts() == ["far\n"]
+            else:
+                with pytest.raises(SandboxError, match="'far' cannot be used"):
+                    await agent.run("go")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
+    wait_for(lambda: not cli.remains())
+
+
+async def test_mcp_server_that_dies_is_told_to_the_model(tmp_path: Path) -> None:
+    name = "mcp_other_place_python_execute"
+    script = [
+        Turn("", [(name, {"code": "print(1)"})]),
+        Turn("", [("kill_it", {})]),
+        Turn("", [(name, {"code": "print(2)"})]),
+        Turn("", [("sandbox_shell", {"command": "echo own"})]),
+        Turn("ok"),
+    ]
+    file = server_file(tmp_path)
+
+    class KillIt(Adder):
+        name = "kill_it"
+        parameters = schema([])
+
+        async def run(self) -> ToolResult:  # type: ignore[override]
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    words = (process / "cmdline").read_bytes().split(b"\0")
+                    environment = (process / "environ").read_bytes()
+                    ours = str(tmp_path).encode() in environment
+                    if ours and words[1:4] == [b"-m", b"paracle_sandbox", b"mcp"]:
+                        os.kill(int(process.name), signal.SIGKILL)
+            return ToolResult("killed")
+
+    async with agent_over(script, mcp_servers=file) as (agent, chat):
+        agent.tools.add(KillIt())
+        result = await asyncio.wait_for(agent.run("go"), 90)
+        assert result.success, result
+        first, _, lost, own = chat.tool_texts()
+    assert first == "1\n" and "failed" in lost and own == "own\n"
 
 
 async def test_mcp_server_that_is_not_there(tmp_path: Path) -> None:

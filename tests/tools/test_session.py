@@ -72,6 +72,11 @@ async def test_input_is_refused_clearly(shared: Sandbox) -> None:
         result = await session.run("input('name? ')")
         assert result["error"] is not None and "nobody can answer" in result["error"]["message"]
         assert (await session.run("import sys\nsys.stdin.read()"))["text"] == "''"
+        stopped = await session.run("breakpoint()")
+        assert stopped["error"] is not None and "nobody can answer" in stopped["error"]["message"]
+        left = await session.run("exit()")
+        assert left["error"] is not None and left["error"]["name"] == "SystemExit"
+        assert "Return the number" in (await session.run("help(len)"))["stdout"]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,8 @@ class Session:
         sys.modules["__main__"] = self.module
         self.loop: Any = None
         self.features = 0
-        vars(builtins)["input"] = refuse_input
+        vars(builtins).update(input=refuse_input, exit=leave, quit=leave)
+        sys.breakpointhook = refuse_breakpoint
 
     def display(self, *values: Any) -> None:
         for value in values:
@@ -269,6 +270,15 @@ class Session:
 
 def refuse_input(prompt: object = "") -> str:
     raise EOFError("input() is not available here: nobody can answer. Write the value in the code.")
+
+
+def refuse_breakpoint(*_: Any, **__: Any) -> None:
+    raise EOFError("breakpoint() is not available here: nobody can answer. Print what you want.")
+
+
+def leave(code: Any = None) -> None:
+    """exit(), without closing stdin as the one of the interpreter does: the session goes on."""
+    raise SystemExit(code)
 
 
 def failure(error: BaseException) -> Dict[str, str]:

@@ -157,6 +157,30 @@ async def test_cost_limit() -> None:
     assert result.cost == pytest.approx(9.0)
 
 
+async def test_cost_of_an_endpoint_that_does_not_count() -> None:
+    notices: list[str] = []
+
+    def on_event(event: Event) -> None:
+        notices.extend([event.text] if event.kind == "notice" else [])
+
+    script = [
+        Turn(f"{n} " + "long " * 1000, [("sandbox_shell", {"command": f"echo {n}"})], tokens=(0, 0))
+        for n in range(20)
+    ]
+    limits = Limits(max_cost=0.1, price=(3.0, 15.0))
+    async with agent_over(script, limits=limits) as (agent, _):
+        result = await agent.run("dear", on_event=on_event)
+    assert result.status == "cost_limit" and 1 < result.steps < 8
+    assert notices == ["The endpoint does not count tokens; cost is estimated."]
+
+
+def test_limits_that_could_not_be_kept_are_refused() -> None:
+    with pytest.raises(ValueError, match="price"):
+        Limits(max_cost=1.0)
+    with pytest.raises(ValueError, match="max_steps"):
+        Limits(max_steps=0)
+
+
 async def test_model_that_loops(dialect: str) -> None:
     script = [Turn("Again.", [("sandbox_shell", {"command": "ls"})])]
     async with agent_over(script, dialect) as (agent, conversation):

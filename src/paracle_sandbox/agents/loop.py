@@ -26,6 +26,8 @@ STOP_AFTER = 6
 _MAX_EMPTY = 2
 # How often a model is asked that breaks off in the middle of its answer.
 ATTEMPTS = 3
+# Of a token, on a cautious average.
+LETTERS = 3
 
 # What a person is told of an end that says little by its name.
 WHY: dict[Status, str] = {
@@ -56,6 +58,12 @@ class Limits:
     max_cost: float | None = None
     price: tuple[float, float] | None = None
     max_breaches: int | None = 10
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1:
+            raise ValueError("max_steps must be at least 1")
+        if self.max_cost is not None and self.price is None:
+            raise ValueError("max_cost needs the price of the model: price=(3.0, 15.0)")
 
     def cost(self, usage: Usage) -> float | None:
         if self.price is None:
@@ -92,6 +100,7 @@ class Loop:
         self._repeated = 0
         self._empty = 0
         self._breaches = 0
+        self._guessing = False
 
     async def run(self, task: str) -> AgentResult:
         self.messages.append(Message("user", task))
@@ -127,9 +136,20 @@ class Loop:
                 if attempt == ATTEMPTS:
                     raise
                 self._emit(Event("notice", f"{error}. It is asked again."))
-        self.usage += reply.usage
+        self.usage += reply.usage if reply.usage != Usage() else self._estimated(reply)
         self._last_text = reply.text or self._last_text
         return reply
+
+    def _estimated(self, reply: Reply) -> Usage:
+        """For endpoints that do not say what was used: rather too much than too little."""
+        if self._limits.price is not None and not self._guessing:
+            self._guessing = True
+            self._emit(Event("notice", "The endpoint does not count tokens; cost is estimated."))
+        sent = len(self._system) + sum(
+            len(m.text) + sum(len(c.arguments) for c in m.calls) for m in self.messages
+        )
+        said = len(reply.text) + sum(len(call.arguments) for call in reply.calls)
+        return Usage(sent // LETTERS + 1, said // LETTERS + 1)
 
     async def _act(self, reply: Reply) -> Status | None:
         """What follows from a reply; how the task ends, if it does."""

@@ -487,6 +487,18 @@ async def test_own_tools_need_no_sandbox(dialect: str) -> None:
         assert agent.client.sandbox_id is None
 
 
+class Broken(Adder):
+    async def run(self, a: float, b: float) -> ToolResult:
+        raise RuntimeError("out of order")
+
+
+async def test_own_tool_that_raises_is_told_to_the_model(dialect: str) -> None:
+    script = [Turn("", [("add", {"a": 1, "b": 2})]), Turn("then not")]
+    async with agent_over(script, dialect, tools=[Broken()]) as (agent, conversation):
+        assert (await agent.run("go")).success
+        assert "out of order" in conversation.tool_texts()[0]
+
+
 @contextmanager
 def unset(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
     for name in names:

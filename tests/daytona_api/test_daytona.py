@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("daytona", reason="uses its SDK: pip install 'paracle-sandbox[daytona]'")
 from stand_in import KEY, StandIn, stand_in  # noqa: E402
 
-from paracle_sandbox import (
+from paracle_sandbox import (  # noqa: E402
     BackendUnavailableError,
     Sandbox,
     SandboxConfig,
     SandboxConflictError,
     SandboxCreationError,
-    SandboxManus,  # noqa: E402
+    SandboxManus,
     SandboxNotFoundError,
     SandboxTimeoutError,
     Settings,

@@ -96,6 +96,9 @@ async def every_tool(client: Client) -> None:
     gone = await client.call_tool("sandbox_shell", {"command": "ls", "sandbox": "other"})
     assert gone.is_error and "no sandbox 'other'" in text(gone)
     assert (await client.call_tool("no_such_tool", {})).is_error
+    for wrong in ({"sandbox": ["x"], "command": "ls"}, {"sandbox": 5, "command": "ls"}):
+        assert "must be text" in text(await client.call_tool("sandbox_shell", wrong))
+    assert "must be text" in text(await client.call_tool("create_sandbox", {"name": {}}))
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])

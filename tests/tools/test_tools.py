@@ -223,6 +223,45 @@ async def test_shell_background(client: LocalSandboxClient) -> None:
     )
 
 
+async def test_shell_background_tells_each_thing_once(client: LocalSandboxClient) -> None:
+    """Both streams grow between two looks."""
+    tool = SandboxShellTool(client)
+    script = (
+        "echo a; echo b >&2; touch one; while ! test -f go; do sleep 0.02; done; echo c; echo d >&2"
+    )
+    await tool.call({"command": script, "blocking": False, "session_name": "job"})
+    await tool.call({"command": "while ! test -f one; do sleep 0.02; done"})
+    seen = ""
+    for _ in range(200):
+        seen += (await tool.call({"action": "poll", "session_name": "job"})).data["output"]
+        if "b" in seen:
+            break
+    assert sorted(seen.replace("[stderr]: ", "").split()) == ["a", "b"]
+    await tool.call({"command": "touch go"})
+    await tool._background["job"].command.wait()
+    last = await tool.call({"action": "poll", "session_name": "job"})
+    assert last.data["output"] == "c\n[stderr]: d\n" and "exit code 0" in last.text
+
+
+async def test_normal_python_execute_may_remember(client: LocalSandboxClient) -> None:
+    tool = NormalPythonExecute(client, stateful=True)
+    await tool.call({"code": "x = 5", "code_type": "process"})
+    assert (await tool.call({"code": "x + 1"})).text == "6"
+    assert "NameError" in (await tool.call({"code": "x", "reset": True})).text
+    await tool.close()
+
+
+async def test_parts_of_a_file(client: LocalSandboxClient) -> None:
+    tool = SandboxFilesTool(client)
+    await client.write_file("long.txt", "".join(f"line {n}\n" for n in range(1, 10_001)))
+    whole = await tool.call({"action": "read_file", "path": "long.txt"})
+    assert "left out" in whole.text and "start_line" in whole.text
+    part = await tool.call({"action": "read", "path": "long.txt", "start_line": 5000, "end": 5001})
+    assert part.text == "line 5000\nline 5001\n"
+    beyond = await tool.call({"action": "read", "path": "long.txt", "offset": "20000"})
+    assert beyond.is_error and "has 10000 lines" in beyond.text
+
+
 async def test_shell_background_is_ended(client: LocalSandboxClient) -> None:
     tool = SandboxShellTool(client)
     await tool.call({"command": "sleep 1000", "blocking": "false", "name": "long"})

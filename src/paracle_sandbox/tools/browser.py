@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from ..client import LocalSandboxClient
 from ..sessions import CellResult, PythonSession
 from .arguments import ArgumentFault
 from .result import Image, ToolResult, failed, shortened
-from .tool import SandboxTool, boolean, schema, text
+from .tool import SandboxTool, boolean, number, schema, text
 
 ACTION_SECONDS = 90.0
 # What each action wants beside its name; those in brackets may be left out.
@@ -36,8 +36,7 @@ MISSING = (
 )
 
 
-def _number(description: str) -> dict[str, Any]:
-    return {"type": "number", "description": description, "minimum": 0, "maximum": 100_000}
+_number = partial(number, least=0, most=100_000)
 
 
 class SandboxBrowserTool(SandboxTool):

@@ -10,7 +10,7 @@ from ..errors import SandboxFileError
 from ..sandbox import Sandbox
 from .arguments import ArgumentFault
 from .result import MAX_TEXT, ToolResult, failed, shortened
-from .tool import SandboxTool, boolean, schema, text
+from .tool import SandboxTool, boolean, number, schema, text
 
 MAX_LISTED = 500
 EXTRACT_SECONDS = 300.0
@@ -68,6 +68,8 @@ class SandboxFilesTool(SandboxTool):
         target_path=text("Where to move it, or the directory to extract it to."),
         permissions=text("Such as 644 or 755; left alone if left out."),
         recursive=boolean("List or delete everything below as well."),
+        start_line=number("With read_file: the first line to read, counted from 1."),
+        end_line=number("With read_file: the last line to read."),
     )
     aliases: ClassVar = {
         "path": "file_path", "filename": "file_path", "file": "file_path",
@@ -77,6 +79,8 @@ class SandboxFilesTool(SandboxTool):
         "old": "old_str", "new_string": "new_str", "new": "new_str", "target": "target_path",
         "destination": "target_path", "dest": "target_path", "new_path": "target_path",
         "archive": "file_path", "archive_path": "file_path",
+        "start": "start_line", "offset": "start_line", "from_line": "start_line",
+        "end": "end_line", "to_line": "end_line",
         "mode": "permissions", "command": "action", "operation": "action",
     }  # fmt: skip
 
@@ -125,9 +129,25 @@ class SandboxFilesTool(SandboxTool):
             await _set_mode(sandbox, path, mode)
         return ToolResult(f"Written {len(file_contents.encode())} bytes to {path}.")
 
-    async def _read_file(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
+    async def _read_file(
+        self,
+        sandbox: Sandbox,
+        path: str,
+        start_line: float = 1,
+        end_line: float | None = None,
+        **rest: Any,
+    ) -> ToolResult:
         content = await sandbox.read_file(path)
-        return ToolResult(shortened(content) or "(the file is empty)", data={"content": content})
+        if start_line > 1 or end_line is not None:
+            lines = content.splitlines(keepends=True)
+            if start_line > len(lines):
+                raise ArgumentFault(f"{path} has {len(lines)} lines.")
+            last = len(lines) if end_line is None else int(end_line)
+            content = "".join(lines[int(start_line) - 1 : last])
+        shown = shortened(content)
+        if shown != content:
+            shown += "\n(Read parts of it with start_line and end_line.)"
+        return ToolResult(shown or "(nothing is there)", data={"content": content})
 
     async def _str_replace(
         self,

@@ -36,7 +36,23 @@ class Background:
 
     text: str
     command: Command
-    seen: int = 0
+    seen_out: int = 0
+    seen_err: int = 0
+
+    def news(self) -> str:
+        """What it has printed since the last look; errors after the rest."""
+        out, err = self.command.stdout_bytes, self.command.stderr_bytes
+        new_out, new_err = out[self.seen_out :], err[self.seen_err :]
+        self.seen_out, self.seen_err = len(out), len(err)
+        marked = b"[stderr]: " + new_err if new_err else b""
+        return joined(new_out.decode("utf-8", "replace"), marked.decode("utf-8", "replace"))
+
+    @property
+    def is_spent(self) -> bool:
+        """It has ended, and was looked at to its end."""
+        command = self.command
+        seen = (len(command.stdout_bytes), len(command.stderr_bytes))
+        return command.poll() is not None and seen == (self.seen_out, self.seen_err)
 
 
 class SandboxShellTool(SandboxTool):
@@ -179,10 +195,8 @@ class SandboxShellTool(SandboxTool):
     async def _check(self, name: str, kill: bool) -> ToolResult:
         background = self._named(name)
         command = background.command
-        printed = command.stdout_bytes + command.stderr_bytes
-        new = printed[background.seen :].decode("utf-8", "replace")
-        background.seen = len(printed)
         code = command.poll()
+        new = background.news()
         if code is None:
             state = "It still runs."
         else:
@@ -229,8 +243,7 @@ class SandboxShellTool(SandboxTool):
     def _forget_ended(self) -> None:
         """Room for more: what ended and was looked at to its end."""
         for name, entry in list(self._background.items()):
-            size = len(entry.command.stdout_bytes) + len(entry.command.stderr_bytes)
-            if entry.command.poll() is not None and entry.seen >= size:
+            if entry.is_spent:
                 del self._background[name]
 
 

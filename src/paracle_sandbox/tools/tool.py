@@ -110,7 +110,11 @@ def boolean(description: str) -> dict[str, Any]:
 
 
 def seconds(description: str) -> dict[str, Any]:
-    return {"type": "number", "description": description, "minimum": 0.1, "maximum": 3600}
+    return number(description, least=0.1, most=3600)
+
+
+def number(description: str, *, least: float = 1, most: float = 10_000_000) -> dict[str, Any]:
+    return {"type": "number", "description": description, "minimum": least, "maximum": most}
 
 
 def texts(description: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.model_server import Conversation, Turn
+from cli.paracle_cli import Done
 
-FIXED = "def add(a, b):\n    return a + b\n"
 _RUN_TESTS = ("sandbox_shell", {"command": "python3 -m unittest 2>&1"})
 
 
@@ -37,6 +37,17 @@ def fixing(request: dict[str, Any]) -> Turn:
                 "new_str": "a + b"}  # fmt: skip
         return Turn("The sign is wrong.", [("sandbox_files", mend)])
     return Turn("I run the tests.", [_RUN_TESTS])
+
+
+def check_mended(home: Path, project: Path, done: Done) -> None:
+    """It worked in a sandbox, said what it did, and its one change is in the user's file."""
+    assert done.code == 0, done
+    assert "I mended add()" in done.stdout
+    assert "-    return a - b\n+    return a + b\n" in done.stdout
+    assert (project / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    saved = json.loads((home / "result.json").read_text())
+    assert saved["success"] and saved["applied"] and saved["config"]["sandbox"] is True
+    assert [change["path"] for change in saved["changes"]] == ["calc.py"]
 
 
 def words(chat: Conversation, dialect: str = "openai", mode: str = "sandbox") -> list[str]:

@@ -69,12 +69,14 @@ class SandboxBrowserTool(SandboxTool):
         "command": "action",
     }  # fmt: skip
 
+    action_aliases = _ACTION_ALIASES
+
     def __init__(self, client: LocalSandboxClient | None = None) -> None:
         super().__init__(client)
         self._session: PythonSession | None = None
 
     def checked(self, arguments: Any) -> dict[str, Any]:
-        found = super().checked(_with_known_action(arguments))
+        found = super().checked(arguments)
         wanted = _ACTIONS[found["action"]]
         missing = [name for name in wanted if name not in found and not name.startswith("[")]
         if missing:
@@ -107,16 +109,6 @@ class SandboxBrowserTool(SandboxTool):
 @cache
 def _program() -> str:
     return files(__package__).joinpath("browser_program.py").read_text(encoding="utf-8")
-
-
-def _with_known_action(arguments: Any) -> Any:
-    if not isinstance(arguments, dict):
-        return arguments
-    key = next((k for k in ("action", "command") if k in arguments), None)
-    if key is None or not isinstance(arguments[key], str):
-        return arguments
-    asked = arguments[key].strip().lower()
-    return {**arguments, key: _ACTION_ALIASES.get(asked, asked)}
 
 
 def _outcome(cell: CellResult) -> ToolResult:

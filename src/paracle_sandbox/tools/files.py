@@ -84,18 +84,12 @@ class SandboxFilesTool(SandboxTool):
         "mode": "permissions", "command": "action", "operation": "action",
     }  # fmt: skip
 
+    action_aliases = _ACTION_ALIASES
+
     def __init__(self, client: LocalSandboxClient | None = None) -> None:
         super().__init__(client)
         # Two changes of one file at once must not lose one of them.
         self._turn = asyncio.Lock()
-
-    def checked(self, arguments: Any) -> dict[str, Any]:
-        if isinstance(arguments, dict):
-            key = next((k for k in ("action", "command", "operation") if k in arguments), None)
-            if key and isinstance(arguments[key], str):
-                asked = arguments[key].strip().lower()
-                arguments = {**arguments, key: _ACTION_ALIASES.get(asked, asked)}
-        return super().checked(arguments)
 
     async def run(self, action: str, file_path: str = "", **rest: Any) -> ToolResult:
         sandbox = await self.sandbox()

@@ -83,6 +83,7 @@ class SandboxShellTool(SandboxTool):
         "directory": "folder", "workdir": "folder", "session": "session_name",
         "name": "session_name", "timeout_seconds": "timeout", "wait": "blocking",
     }  # fmt: skip
+    action_aliases = _ACTION_ALIASES
     default_timeout = 60.0
     background_timeout = 3600.0
 
@@ -93,12 +94,6 @@ class SandboxShellTool(SandboxTool):
         self._policy = policy
         self._terminals: dict[str, tuple[Sandbox, Terminal]] = {}
         self._background: dict[str, Background] = {}
-
-    def checked(self, arguments: Any) -> dict[str, Any]:
-        if isinstance(arguments, dict) and isinstance(arguments.get("action"), str):
-            asked = arguments["action"].strip().lower()
-            arguments = {**arguments, "action": _ACTION_ALIASES.get(asked, asked)}
-        return super().checked(arguments)
 
     async def run(
         self, action: str = "execute_command", session_name: str = "", **rest: Any

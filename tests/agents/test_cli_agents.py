@@ -167,17 +167,22 @@ def test_yolo_is_in_a_sandbox_unless_the_host_is_named(cli: Cli) -> None:
     assert refused.code == 2
 
 
-def test_falls_back_to_safe_and_says_so(cli: Cli) -> None:
+@pytest.mark.parametrize("mode", ["sandbox", "review", "yolo"])
+@pytest.mark.parametrize("backend", ["native", "docker"])
+def test_falls_back_to_safe_and_says_so(cli: Cli, backend: str, mode: str) -> None:
     cli.env["PARACLE_PYTHON"] = "/no/such/python"
+    cli.env["DOCKER_HOST"] = f"unix://{cli.home}/none.sock"
     turns = [Turn("", [("python_execute", {"code": "print(1)"})]), Turn("ok")]
     with model_server(turns) as chat:
-        done = cli.run(*words(chat), "--backend", "native", "--json")
+        done = cli.run(*words(chat, mode=mode), "--backend", backend, "--json")
         assert done.code == 0 and FALLBACK in done.stderr
         assert done.json["config"] == {"mode": "safe", "sandbox": False, "auto_approve": False,
                                        "requires_approval": False, "on_host": False}  # fmt: skip
         assert "no tool" in chat.tool_texts()[0]
-        refused = cli.run(*words(chat), "--backend", "native", "--require-sandbox")
+        asked = len(chat.requests)
+        refused = cli.run(*words(chat, mode=mode), "--backend", backend, "--require-sandbox")
     assert refused.code == 3 and "nothing was run" in refused.stderr
+    assert len(chat.requests) == asked, "the model is not even asked"
 
 
 # Ends

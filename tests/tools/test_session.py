@@ -264,6 +264,10 @@ async def test_figures_and_tables(shared: Sandbox) -> None:
         [once] = (await session.run("fig, ax = plt.subplots()\nfig"))["shown"]
         assert "image/png" in once
         assert (await session.run("plt.get_fignums()"))["text"] == "[]"
+        failed = await session.run("plt.plot([3])\n1 / 0")
+        assert failed["error"] is not None and "image/png" in failed["shown"][0]
+        await session.run("plt.plot([1]);")
+        assert (await session.run("1"))["shown"] == [{"text/plain": "1"}], "shown once"
         [table] = (await session.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})"))["shown"]
         assert "<table" in table["text/html"] and "a" in table["text/plain"]
     await shared.remove("/tmp/site", recursive=True)

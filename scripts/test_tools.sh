@@ -10,6 +10,9 @@ missing=()
 for pair in nft:nftables ip:iproute2 strace:strace setpriv:util-linux; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
+# For the tests of the browser tool, which are skipped without it.
+command -v chromium-headless-shell >/dev/null || debian_install chromium-headless-shell 2>/dev/null ||
+    echo "There is no package chromium-headless-shell to be had: tests of the browser are skipped."
 if [ ${#missing[@]} -gt 0 ]; then
     echo "Installing ${missing[*]} ..."
     debian_install "${missing[@]}" 2>/dev/null

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .agents import SandboxAgent, SandboxManus
     from .client import (
         BaseSandboxClient,
         LocalSandboxClient,
@@ -44,8 +45,20 @@ if TYPE_CHECKING:
     from .results import CommandResult, ExecutionResult, FileInfo, Stats
     from .sandbox import Sandbox
     from .sandbox_settings import SandboxSettings
+    from .sessions import PythonSession
     from .settings import Settings, load_settings
     from .terminal import Terminal
+    from .tools import (
+        NormalPythonExecute,
+        PackageInstallTool,
+        PythonExecute,
+        SandboxBrowserTool,
+        SandboxFilesTool,
+        SandboxShellTool,
+        SandboxVisionTool,
+        Toolbox,
+        sandbox_tools,
+    )
 
 __version__ = "1.0.1"
 
@@ -59,8 +72,14 @@ __all__ = [
     "ExecutionResult",
     "FileInfo",
     "LocalSandboxClient",
+    "NormalPythonExecute",
+    "PackageInstallTool",
+    "PythonExecute",
+    "PythonSession",
     "ResourceLimitError",
     "Sandbox",
+    "SandboxAgent",
+    "SandboxBrowserTool",
     "SandboxCleanupError",
     "SandboxConfig",
     "SandboxConflictError",
@@ -71,21 +90,27 @@ __all__ = [
     "SandboxFileError",
     "SandboxFileNotFoundError",
     "SandboxFileOperations",
+    "SandboxFilesTool",
     "SandboxLimitError",
     "SandboxManager",
+    "SandboxManus",
     "SandboxMonitor",
     "SandboxNotFoundError",
     "SandboxPathError",
     "SandboxSettings",
+    "SandboxShellTool",
     "SandboxTimeoutError",
+    "SandboxVisionTool",
     "Settings",
     "Stats",
     "Terminal",
+    "Toolbox",
     "__version__",
     "create_sandbox_client",
     "load_settings",
     "run",
     "run_async",
+    "sandbox_tools",
 ]
 
 # Where a name lives, if not in errors.
@@ -97,20 +122,32 @@ _HOME = {
     "ExecutionResult": "results",
     "FileInfo": "results",
     "LocalSandboxClient": "client",
+    "NormalPythonExecute": "tools",
+    "PackageInstallTool": "tools",
+    "PythonExecute": "tools",
+    "PythonSession": "sessions",
     "Sandbox": "sandbox",
+    "SandboxAgent": "agents",
+    "SandboxBrowserTool": "tools",
     "SandboxConfig": "config",
     "SandboxExecutor": "executor",
     "SandboxFileOperations": "client",
+    "SandboxFilesTool": "tools",
     "SandboxManager": "manager",
+    "SandboxManus": "agents",
     "SandboxMonitor": "monitor",
     "SandboxSettings": "sandbox_settings",
+    "SandboxShellTool": "tools",
+    "SandboxVisionTool": "tools",
     "Settings": "settings",
     "Stats": "results",
     "Terminal": "terminal",
+    "Toolbox": "tools",
     "create_sandbox_client": "client",
     "load_settings": "settings",
     "run": "oneshot",
     "run_async": "oneshot",
+    "sandbox_tools": "tools",
 }
 
 

@@ -10,6 +10,9 @@ audit-000000012345.jsonl), and the next line begins a new one: numbers and hashe
 whoever reads takes all files for one log. Who waited for the lock meanwhile finds that the name
 leads elsewhere, and follows it.
 
+``prune`` removes old lines: the first line then says how many went, and which hash they ended
+with, so that the rest still fits.
+
 Keep a copy of the last hash elsewhere to notice when the end of the log is cut off.
 """
 
@@ -32,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 FIRST = "0" * 64
 MAX_BYTES = 64 << 20
+PRUNED = "pruned"
 _MAX_TEXT = 2000
 _TAIL = 64 << 10
 _PAUSE_SECONDS = 0.2
@@ -132,11 +136,67 @@ class AuditLog:
         if not last:
             last = _last_line_before(self.path)
         if last:
-            found = json.loads(last)
-            self._head, self._number = str(found["hash"]), int(found["n"])
+            self._head, self._number = _end_of(json.loads(last))
         if torn:
             os.ftruncate(self._fd, self._end)
             self._append("torn_line_removed", {"bytes": len(torn)})
+
+    def prune(self, before: float) -> int:
+        """Remove the lines that are older than ``before``, in seconds since 1970; how many. Those
+        that stay are not touched. Raises OSError."""
+        stamp, header, emptied = _stamp(before), _Header(), []
+        with self._turn():
+            for name in (*_set_aside(self.path), self.path):
+                lines = name.read_bytes().splitlines(keepends=True)
+                kept = header.stand_for(lines, stamp)
+                if kept or name == self.path:
+                    break
+                emptied.append(name)
+            if header.new:
+                _replace(name, header.raw() + b"".join(kept))
+                for name in emptied:
+                    name.unlink()
+        return header.new
+
+
+class _Header:
+    """The line that stands for those that are gone: ``new`` of them now, the others before."""
+
+    def __init__(self) -> None:
+        self.new = 0
+        self._before = 0
+        self._last: dict[str, Any] = {}
+
+    def stand_for(self, lines: list[bytes], stamp: str) -> list[bytes]:
+        """For those at the beginning that are older; the others."""
+        for place, raw in enumerate(lines):
+            line = _parsed(raw) or {}
+            if line.get("event") == PRUNED:
+                self._before = int(line["removed"])
+            elif str(line.get("time", "")) < stamp:
+                self.new += 1
+            else:
+                return lines[place:]
+            self._last = line
+        return []
+
+    def raw(self) -> bytes:
+        head, number = _end_of(self._last)
+        line = {"n": number, "time": _now(), "event": PRUNED, "previous": FIRST,
+                "removed": self._before + self.new, "head": head}  # fmt: skip
+        return (_canonical({**line, "hash": _hash(line)}) + "\n").encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(content)
+    beside.chmod(0o600)
+    beside.replace(path)
+
+
+def _end_of(line: dict[str, Any]) -> tuple[str, int]:
+    """The hash and the number that the next line goes on from."""
+    return str(line["head" if line.get("event") == PRUNED else "hash"]), int(line["n"])
 
 
 # Reading: all files of a log are one
@@ -159,13 +219,13 @@ def verify(path: Path, after: str = FIRST) -> Verdict:
     with ExitStack() as stack:
         for file in _files(path, stack):
             for raw in file:
-                if not count and after != FIRST:
+                if not count and (after != FIRST or (_parsed(raw) or {}).get("event") == PRUNED):
                     number = _number_before(raw)
                 count += 1
                 reason, line = _fault(raw, head, number)
                 if reason:
                     return Verdict(count - 1, head, count, reason, os.path.basename(file.name))
-                head, number = str(line["hash"]), int(line["n"])
+                head, number = _end_of(line)
     return Verdict(count, head)
 
 
@@ -305,5 +365,8 @@ def _bounded(value: object) -> object:
 
 
 def _now() -> str:
-    now = time.time()
+    return _stamp(time.time())
+
+
+def _stamp(now: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1e6) % 10**6:06d}Z"

@@ -44,7 +44,8 @@ class SandboxManager:
     """Creates, finds and removes sandboxes, at most ``max_concurrent`` at a time.
 
     A backend given as an object stays the caller's; one given by name is closed with the manager.
-    ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever.
+    ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever. ``labels`` go to each
+    sandbox, for whoever lists them.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class SandboxManager:
         cleanup_interval: float = 300,
         backend: Backend | str | None = None,
         settings: Settings | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._slots = Slots(one_limit(max_concurrent, max_sandboxes))
         self.cleanup_interval = cleanup_interval
         self.settings = settings or load_settings()
+        self.labels = dict(labels or {})
         self.idle_timeout = idle_timeout
         if idle_timeout is IDLE_SECONDS:
             kind = backend.name if isinstance(backend, Backend) else backend or self.settings.mode
@@ -130,7 +133,9 @@ class SandboxManager:
     async def _create(self, config: AnyConfig | None, sandbox_id: str | None) -> Sandbox:
         """The caller holds a slot for it; a failure gives the slot back."""
         try:
-            sandbox = Sandbox(self.backend, self._free_id(sandbox_id), self._config(config))
+            sandbox = Sandbox(
+                self.backend, self._free_id(sandbox_id), self._config(config), self.labels
+            )
             await self._start(sandbox)
         except BaseException:
             self._slots.free()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from typing import Any
 
 
@@ -24,6 +25,9 @@ class Turn:
     finish: str | None = None
     tokens: tuple[int, int] = (100, 10)
     before: Callable[[], None] = lambda: None
+    # In place of the events, or behind the first of them: what a broken endpoint sends.
+    raw: bytes | None = None
+    cut_after: int | None = None
 
 
 Script = Sequence[Turn] | Callable[[dict[str, Any]], Turn]
@@ -63,25 +67,34 @@ def model_server(script: Script) -> Iterator[Conversation]:
     conversation = Conversation(script)
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["content-length"])))
             turn = conversation.next(request)
             turn.before()
             if turn.status != 200:
                 self.answer(turn.status, "application/json", [b'{"error": {"message": "no"}}'])
-            elif self.path.endswith("/chat/completions"):
-                self.answer(200, "text/event-stream", as_openai(turn))
+            elif turn.raw is not None:
+                self.answer(200, "text/event-stream", [turn.raw])
             else:
-                self.answer(200, "text/event-stream", as_anthropic(turn))
+                is_openai = self.path.endswith("/chat/completions")
+                events = as_openai(turn) if is_openai else as_anthropic(turn)
+                self.answer(200, "text/event-stream", islice(events, turn.cut_after),
+                            cut=turn.cut_after is not None)  # fmt: skip
 
-        def answer(self, status: int, kind: str, pieces: Any) -> None:
+        def answer(self, status: int, kind: str, pieces: Any, *, cut: bool = False) -> None:
             try:
                 self.send_response(status)
                 self.send_header("content-type", kind)
+                self.send_header("transfer-encoding", "chunked")
+                self.send_header("connection", "close")
                 self.end_headers()
-                for piece in pieces:
-                    self.wfile.write(piece)
+                for piece in filter(None, pieces):
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                     self.wfile.flush()
+                if not cut:
+                    self.wfile.write(b"0\r\n\r\n")
             except OSError:
                 pass  # the client has gone: some tests are about that
 

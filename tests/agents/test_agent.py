@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.paracle_cli import Cli, wait_for
+
 pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
 pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
 
-from model_server import Conversation, Script, Turn, model_server  # noqa: E402
-
+from agents.model_server import Conversation, Script, Turn, model_server  # noqa: E402
 from paracle_sandbox import Sandbox, SandboxError  # noqa: E402
 from paracle_sandbox.agents import (  # noqa: E402
     Event,
@@ -56,7 +60,10 @@ async def test_computes_and_answers(dialect: str) -> None:
         assert agent.client.sandbox_id is not None
         first = conversation.requests[0]
         tools = [t.get("function", t)["name"] for t in first["tools"]]
-        assert tools == ["python_execute", "sandbox_shell", "sandbox_files", "install_packages"]
+        assert tools == [
+            "python_execute", "sandbox_shell", "sandbox_files", "install_packages",
+            "sandbox_vision",
+        ]  # fmt: skip
     assert agent.client.sandbox_id is None
 
 
@@ -150,6 +157,30 @@ async def test_cost_limit() -> None:
     assert result.cost == pytest.approx(9.0)
 
 
+async def test_cost_of_an_endpoint_that_does_not_count() -> None:
+    notices: list[str] = []
+
+    def on_event(event: Event) -> None:
+        notices.extend([event.text] if event.kind == "notice" else [])
+
+    script = [
+        Turn(f"{n} " + "long " * 1000, [("sandbox_shell", {"command": f"echo {n}"})], tokens=(0, 0))
+        for n in range(20)
+    ]
+    limits = Limits(max_cost=0.1, price=(3.0, 15.0))
+    async with agent_over(script, limits=limits) as (agent, _):
+        result = await agent.run("dear", on_event=on_event)
+    assert result.status == "cost_limit" and 1 < result.steps < 8
+    assert notices == ["The endpoint does not count tokens; cost is estimated."]
+
+
+def test_limits_that_could_not_be_kept_are_refused() -> None:
+    with pytest.raises(ValueError, match="price"):
+        Limits(max_cost=1.0)
+    with pytest.raises(ValueError, match="max_steps"):
+        Limits(max_steps=0)
+
+
 async def test_model_that_loops(dialect: str) -> None:
     script = [Turn("Again.", [("sandbox_shell", {"command": "ls"})])]
     async with agent_over(script, dialect) as (agent, conversation):
@@ -215,6 +246,78 @@ async def test_endpoint_that_recovers(dialect: str) -> None:
     async with agent_over(script, dialect, max_retries=2) as (agent, _):
         result = await agent.run("go")
     assert result.success and result.text == "back" and result.steps == 1
+
+
+BROKEN = {
+    "cut off in the middle": Turn("half an answer", cut_after=2),
+    "no JSON": Turn(raw=b"data: {nonsense\n\n"),
+    "no events": Turn(raw=b"<html>busy</html>"),
+    "nothing": Turn(raw=b""),
+    "an error as an event": Turn(
+        raw=b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error", '
+        b'"message": "busy"}}\n\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_endpoint_that_breaks_off(dialect: str, broken: str) -> None:
+    """However it fails, the task ends with a result, and the sandbox is removed."""
+    script = [Turn("", [("sandbox_shell", {"command": "true"})]), BROKEN[broken]]
+    async with agent_over(script, dialect) as (agent, conversation):
+        result = await asyncio.wait_for(agent.run("go"), 60)
+    assert result.status == "error" and result.error, result
+    assert len(conversation.requests) <= 4
+
+
+async def test_model_that_breaks_off_is_asked_again(dialect: str) -> None:
+    notices: list[str] = []
+
+    def on_event(event: Event) -> None:
+        notices.extend([event.text] if event.kind == "notice" else [])
+
+    script = [Turn("half an ans", cut_after=3), Turn("a whole answer")]
+    async with agent_over(script, dialect) as (agent, _):
+        result = await agent.run("go", on_event=on_event)
+    assert result.success and result.text == "a whole answer" and result.steps == 1
+    assert len(notices) == 1 and "asked again" in notices[0]
+
+
+async def test_endpoint_that_stalls(dialect: str) -> None:
+    """Cancelled while the model thinks, and a limit of the whole task meanwhile."""
+    go = threading.Event()
+    asked = threading.Event()
+
+    def stall() -> None:
+        asked.set()
+        go.wait(60)
+
+    try:
+        async with agent_over([Turn("late", before=stall)], dialect) as (agent, _):
+            work = asyncio.create_task(agent.run("go"))
+            await asyncio.to_thread(asked.wait, 30)
+            agent.cancel()
+            assert (await asyncio.wait_for(work, 10)).status == "cancelled"
+            assert (await agent.run("go", timeout=0.3)).status == "timeout"
+    finally:
+        go.set()
+
+
+async def test_one_task_at_a_time() -> None:
+    script = [Turn("", [("sandbox_shell", {"command": "echo on; sleep 1234"})])]
+    started = asyncio.Event()
+
+    def on_event(event: Event) -> None:
+        if event.kind == "tool_output":
+            started.set()
+
+    async with agent_over(script) as (agent, _):
+        work = asyncio.create_task(agent.run("go", on_event=on_event))
+        await asyncio.wait_for(started.wait(), 30)
+        with pytest.raises(SandboxError, match="at work"):
+            await agent.run("more", timeout=5)
+        agent.cancel()
+        assert (await work).status == "cancelled"
 
 
 async def test_review(dialect: str) -> None:
@@ -304,6 +407,62 @@ async def test_mcp_server_as_tools(tmp_path: Path, dialect: str) -> None:
         assert agent.tools.find(name) is None
 
 
+@pytest.mark.parametrize("key", ["s3cret", "wrong"])
+async def test_mcp_server_over_http_with_a_key(tmp_path: Path, key: str) -> None:
+    cli = Cli(tmp_path, PARACLE_MCP_KEY="s3cret")
+    server = cli.start("mcp", "--http", "--port", "0")
+    try:
+        assert server.stderr is not None
+        url = server.stderr.readline().decode().split()[-1]
+        spec = {"far": {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {key}"}}}
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": spec}))
+        script = [Turn("", [("mcp_far_sandbox_shell", {"command": "echo far"})]), Turn("ok")]
+        async with agent_over(script, mcp_servers=tmp_path / "mcp.json") as (agent, chat):
+            if key == "s3cret":
+                assert (await agent.run("go")).success
+                assert chat.tool_texts() == ["far\n"]
+            else:
+                with pytest.raises(SandboxError, match="'far' cannot be used"):
+                    await agent.run("go")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
+    wait_for(lambda: not cli.remains())
+
+
+async def test_mcp_server_that_dies_is_told_to_the_model(tmp_path: Path) -> None:
+    name = "mcp_other_place_python_execute"
+    script = [
+        Turn("", [(name, {"code": "print(1)"})]),
+        Turn("", [("kill_it", {})]),
+        Turn("", [(name, {"code": "print(2)"})]),
+        Turn("", [("sandbox_shell", {"command": "echo own"})]),
+        Turn("ok"),
+    ]
+    file = server_file(tmp_path)
+
+    class KillIt(Adder):
+        name = "kill_it"
+        parameters = schema([])
+
+        async def run(self) -> ToolResult:  # type: ignore[override]
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    words = (process / "cmdline").read_bytes().split(b"\0")
+                    environment = (process / "environ").read_bytes()
+                    ours = str(tmp_path).encode() in environment
+                    if ours and words[1:4] == [b"-m", b"paracle_sandbox", b"mcp"]:
+                        os.kill(int(process.name), signal.SIGKILL)
+            return ToolResult("killed")
+
+    async with agent_over(script, mcp_servers=file) as (agent, chat):
+        agent.tools.add(KillIt())
+        result = await asyncio.wait_for(agent.run("go"), 90)
+        assert result.success, result
+        first, _, lost, own = chat.tool_texts()
+    assert first == "1\n" and "failed" in lost and own == "own\n"
+
+
 async def test_mcp_server_that_is_not_there(tmp_path: Path) -> None:
     broken = {"x": {"command": str(tmp_path / "none")}}
     async with agent_over([Turn("ok")], mcp_servers=broken) as (agent, _):
@@ -326,6 +485,18 @@ async def test_own_tools_need_no_sandbox(dialect: str) -> None:
         assert (await agent.run("go")).success
         assert conversation.tool_texts() == ["3.0"]
         assert agent.client.sandbox_id is None
+
+
+class Broken(Adder):
+    async def run(self, a: float, b: float) -> ToolResult:
+        raise RuntimeError("out of order")
+
+
+async def test_own_tool_that_raises_is_told_to_the_model(dialect: str) -> None:
+    script = [Turn("", [("add", {"a": 1, "b": 2})]), Turn("then not")]
+    async with agent_over(script, dialect, tools=[Broken()]) as (agent, conversation):
+        assert (await agent.run("go")).success
+        assert "out of order" in conversation.tool_texts()[0]
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +17,8 @@ from cli.paracle_cli import Cli, end, wait_for
 pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
 pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
 
-from model_server import Conversation, Turn, model_server  # noqa: E402
+from agents.broken_project import broken_project, check_mended, fixing, words  # noqa: E402
+from agents.model_server import Turn, model_server  # noqa: E402
 
 FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
 MODES = ["safe", "sandbox", "review", "yolo"]
@@ -30,37 +33,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def project(cli: Cli) -> Path:
-    """A project with a bug, a test that shows it, and things that must not come back."""
-    folder = cli.home / "project"
-    (folder / ".git" / "hooks").mkdir(parents=True)
-    (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n")
-    (folder / "test_calc.py").write_text(
-        "import unittest\nfrom calc import add\n\n\nclass Test(unittest.TestCase):\n"
-        "    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n"
-    )
-    (folder / "run.sh").write_text("#!/bin/sh\n")
-    (folder / "run.sh").chmod(0o755)
-    return folder
-
-
-def fixing(request: dict[str, Any]) -> Turn:
-    """A model that looks, mends what it saw fail, and checks."""
-    said = json.dumps(request["messages"])
-    if "Replaced in calc.py" in said and "OK" in said.split("Replaced in calc.py")[1]:
-        return Turn("I mended add(); the test passes now.")
-    if "Replaced in calc.py" in said:
-        return Turn("", [("sandbox_shell", {"command": "python3 -m unittest 2>&1"})])
-    if "AssertionError" in said:
-        mend = {"action": "str_replace", "file_path": "calc.py", "old_str": "a - b",
-                "new_str": "a + b"}  # fmt: skip
-        return Turn("The sign is wrong.", [("sandbox_files", mend)])
-    return Turn("I run the tests.", [("sandbox_shell", {"command": "python3 -m unittest 2>&1"})])
-
-
-def words(chat: Conversation, dialect: str = "openai", mode: str = "sandbox") -> list[str]:
-    url = chat.url + ("/v1" if dialect == "openai" else "")
-    return ["agents", "run", "coder", "--task", "Fix bug", "--mode", mode, "--model", "m",
-            "--provider", dialect, "--base-url", url]  # fmt: skip
+    return broken_project(cli.home / "project")
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
@@ -68,13 +41,7 @@ def test_fixes_a_failing_test_and_the_diff_applies(cli: Cli, project: Path, dial
     with model_server(fixing) as chat:
         done = cli.run(*words(chat, dialect), "--workspace", str(project), "--apply", "--output",
                        "result.json")  # fmt: skip
-    assert done.code == 0, done
-    assert "I mended add()" in done.stdout
-    assert "-    return a - b\n+    return a + b\n" in done.stdout
-    assert (project / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
-    saved = json.loads((cli.home / "result.json").read_text())
-    assert saved["success"] and saved["applied"] and saved["config"]["sandbox"] is True
-    assert [change["path"] for change in saved["changes"]] == ["calc.py"]
+    check_mended(cli.home, project, done)
 
 
 def test_without_apply_nothing_is_written(cli: Cli, project: Path) -> None:
@@ -113,6 +80,30 @@ def test_what_may_not_come_back_does_not(cli: Cli, project: Path) -> None:
     assert not (project / "run.sh").exists()
 
 
+def test_diff_applies_elsewhere_and_modes_come_back(cli: Cli, project: Path) -> None:
+    """What is shown is a diff as other programs know it."""
+    (project / "end.txt").write_text("no newline")
+    (project / "page.txt").write_text("one\x0cstill one\x85line\ntwo\n")
+    script = (
+        "printf 'no newline here' > end.txt; sed -i s/two/2/ page.txt; echo hi > new.txt; "
+        "chmod +x calc.py; chmod -x run.sh"
+    )
+    turns = [Turn("", [("sandbox_shell", {"command": script})]), Turn("done")]
+    copy = cli.home / "copy"
+    shutil.copytree(project, copy)
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), "--workspace", str(project), "--apply", "--json")
+    assert done.code == 0 and done.json["applied"], done
+    changes = {change["path"]: change["diff"] for change in done.json["changes"]}
+    assert set(changes) == {"end.txt", "page.txt", "new.txt", "calc.py", "run.sh"}
+    assert "now executable" in changes["calc.py"] and "no longer" in changes["run.sh"]
+    patch = "".join(changes[name] for name in ("end.txt", "page.txt", "new.txt"))
+    subprocess.run(["git", "apply"], cwd=copy, input=patch.encode(), check=True)
+    for name in ("end.txt", "page.txt", "new.txt"):
+        assert (copy / name).read_bytes() == (project / name).read_bytes(), name
+    assert os.access(project / "calc.py", os.X_OK) and not os.access(project / "run.sh", os.X_OK)
+
+
 # Modes
 
 
@@ -122,6 +113,15 @@ def test_dry_run(cli: Cli, mode: str) -> None:
     assert done.code == 0 and "Execution Plan" in done.stdout and mode in done.stdout
     plan = cli.run("agents", "run", "coder", "--task", "x", "--mode", mode, "--dry-run", "--json")
     assert plan.json["config"]["sandbox"] is (mode != "safe")
+
+
+def test_use_sandbox_of_the_configuration(cli: Cli) -> None:
+    plan = ["agents", "run", "coder", "--task", "x", "--dry-run", "--json"]
+    assert cli.run(*plan).json["config"]["mode"] == "safe"
+    cli.env["PARACLE_CONFIG"] = str(cli.home / "config.toml")
+    (cli.home / "config.toml").write_text("[sandbox]\nuse_sandbox = true\n")
+    assert cli.run(*plan).json["config"]["mode"] == "sandbox"
+    assert cli.run(*plan, "--mode", "safe").json["config"]["sandbox"] is False
 
 
 def test_safe_reads_and_runs_nothing(cli: Cli, project: Path) -> None:
@@ -167,17 +167,22 @@ def test_yolo_is_in_a_sandbox_unless_the_host_is_named(cli: Cli) -> None:
     assert refused.code == 2
 
 
-def test_falls_back_to_safe_and_says_so(cli: Cli) -> None:
+@pytest.mark.parametrize("mode", ["sandbox", "review", "yolo"])
+@pytest.mark.parametrize("backend", ["native", "docker"])
+def test_falls_back_to_safe_and_says_so(cli: Cli, backend: str, mode: str) -> None:
     cli.env["PARACLE_PYTHON"] = "/no/such/python"
+    cli.env["DOCKER_HOST"] = f"unix://{cli.home}/none.sock"
     turns = [Turn("", [("python_execute", {"code": "print(1)"})]), Turn("ok")]
     with model_server(turns) as chat:
-        done = cli.run(*words(chat), "--backend", "native", "--json")
+        done = cli.run(*words(chat, mode=mode), "--backend", backend, "--json")
         assert done.code == 0 and FALLBACK in done.stderr
         assert done.json["config"] == {"mode": "safe", "sandbox": False, "auto_approve": False,
                                        "requires_approval": False, "on_host": False}  # fmt: skip
         assert "no tool" in chat.tool_texts()[0]
-        refused = cli.run(*words(chat), "--backend", "native", "--require-sandbox")
+        asked = len(chat.requests)
+        refused = cli.run(*words(chat, mode=mode), "--backend", backend, "--require-sandbox")
     assert refused.code == 3 and "nothing was run" in refused.stderr
+    assert len(chat.requests) == asked, "the model is not even asked"
 
 
 # Ends
@@ -296,9 +301,15 @@ def test_wrong_agent_files_say_what_is_wrong(cli: Cli, text: str, message: str) 
         (["--price", "cheap"], "3/15"),
         (["--memory", "1"], "--memory"),
         (["--mode", "wild"], "wild"),
+        (["--timeout", "0"], "--timeout"),
+        (["--max-steps", "0"], "--max-steps"),
+        (["--file", "a/same.txt", "--file", "b/same.txt"], "same name"),
     ],
 )
 def test_wrong_usage(cli: Cli, flags: list[str], message: str) -> None:
+    for folder in ("a", "b"):
+        (cli.home / folder).mkdir()
+        (cli.home / folder / "same.txt").write_text(folder)
     done = cli.run("agents", "run", "coder", "--task", "x", *flags)
     assert done.code == 2 and message in done.stderr
 

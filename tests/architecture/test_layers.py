@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from imports import ROOT, Import, files, foreign_imports, own_imports, tree
+from imports import PACKAGE, ROOT, Import, files, foreign_imports, own_imports, tree
 
 from paracle_sandbox import errors
 
@@ -50,6 +50,7 @@ WRITES_UNSAFE_FORMATS = {"channel.boot"}
 # Where the environment is read: settings by their job; the others run inside, or in tests.
 # What starts ahead of all imports cannot wait for the settings.
 READS_ENVIRONMENT = ("settings", "setting_rows", "guest", "jail", "testing")
+RUNS_INSIDE = ("tools.browser_program",)
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -185,7 +186,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     wrong = [
         f"{name}:{line}"
         for name in files()
-        if top(name) not in READS_ENVIRONMENT and name != "backends.ahead"
+        if top(name) not in READS_ENVIRONMENT and name not in ("backends.ahead", *RUNS_INSIDE)
         for line in environment_reads(tree(name))
     ]
     assert not wrong, f"make it a setting: {wrong}"
@@ -235,11 +236,16 @@ def test_the_guest_is_written_for_python_3_8() -> None:
             ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 8))
 
 
-def test_the_driver_of_sessions_runs_inside() -> None:
-    """It is read and sent, never imported, and has to do with any Python that the guest has."""
-    name = "sessions.driver"
+@pytest.mark.parametrize(
+    "name",
+    ["sessions.layout", "sessions.printers", "sessions.notebook", "sessions.driver",
+     "tools.browser_program"],
+)  # fmt: skip
+def test_programs_for_the_inside_are_not_imported(name: str) -> None:
+    """They are read and sent, and have to do with any Python that the guest has."""
     assert foreign_imports(name) <= set(sys.stdlib_module_names)
-    assert not [entry for entry in own_imports() if name in (entry.importer, entry.imported)]
+    used = [entry for entry in own_imports() if name in (entry.importer, entry.imported)]
+    assert all(entry.types_only for entry in used), complaints(used)
     ast.parse(files()[name].read_text(encoding="utf-8"), feature_version=(3, 8))
 
 
@@ -262,15 +268,36 @@ def test_functions_are_short() -> None:
     assert set(LONG_FUNCTIONS) <= set(long), "an exception that is no longer needed"
 
 
-def test_importing_the_package_costs_nothing() -> None:
-    program = "import sys, paracle_sandbox; print(*sys.modules)"
-    path = str(ROOT.parent)
+def loaded_by(program: str) -> set[str]:
+    """The modules that a fresh interpreter has after a program of one line."""
+    start = f"import sys; sys.path.insert(0, {str(ROOT.parent)!r}); {program}"
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {path!r}); {program}"],
+        [sys.executable, "-I", "-c", f"{start}; print(*sys.modules)"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    heavy = {"pydantic", "asyncio", "typer", "rich", "subprocess", "socket", "fastapi", "httpx2"}
-    assert not heavy & set(done.stdout.split())
+    return set(done.stdout.split())
+
+
+SDKS = {"anthropic", "daytona", "fastapi", "mcp", "openai", "uvicorn"}
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    loaded = loaded_by("import paracle_sandbox")
+    heavy = {"pydantic", "asyncio", "typer", "rich", "subprocess", "socket", "httpx2", *SDKS}
+    assert not heavy & loaded
+    assert {name for name in loaded if is_below(name, PACKAGE)} == {PACKAGE}, "only its own names"
+
+
+def test_names_of_agents_and_tools_do_not_load_the_sdks() -> None:
+    """A model, an MCP server or a cloud costs a second of imports: who asks one, pays."""
+    names = "SandboxAgent, SandboxManus, PythonExecute, SandboxShellTool, PythonSession"
+    loaded = loaded_by(f"from paracle_sandbox import {names}")
+    assert is_loaded("agents", loaded) and is_loaded("tools", loaded)
+    assert not SDKS & loaded
+
+
+def is_loaded(name: str, loaded: set[str]) -> bool:
+    return f"{PACKAGE}.{name}" in loaded
 
 
 def test_all_is_complete() -> None:

@@ -18,6 +18,7 @@ from paracle_sandbox import (  # noqa: E402
     SandboxConfig,
     SandboxConflictError,
     SandboxCreationError,
+    SandboxManus,
     SandboxNotFoundError,
     SandboxTimeoutError,
     Settings,
@@ -132,6 +133,17 @@ async def test_desktops(api: StandIn) -> None:
             await desktops.get_or_start_sandbox("none")
     finally:
         await desktops.close()
+
+
+async def test_an_agent_deletes_its_sandbox_there(api: StandIn, backend: DaytonaBackend) -> None:
+    agent = await SandboxManus.create(backend=backend, name="far")
+    try:
+        assert (await agent.execute_code("print(42)"))["stdout"] == "42\n"
+        [there] = api.sandboxes.values()
+        assert there["labels"]["agent"] == "far" and there["public"] is False
+    finally:
+        await agent.cleanup()
+    assert not api.sandboxes
 
 
 def test_the_sdk_is_not_needed_to_start() -> None:

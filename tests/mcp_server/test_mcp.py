@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -68,7 +71,7 @@ async def every_tool(client: Client) -> None:
     names = {tool.name for tool in (await client.list_tools()).tools}
     assert names == {
         "python_execute", "python_session", "sandbox_shell", "sandbox_files", "install_packages",
-        "list_sandboxes", "create_sandbox", "destroy_sandbox",
+        "sandbox_vision", "list_sandboxes", "create_sandbox", "destroy_sandbox",
     }  # fmt: skip
     result = await client.call_tool("python_execute", {"code": "print(6 * 7)"})
     assert text(result) == "42\n" and not result.is_error
@@ -93,6 +96,9 @@ async def every_tool(client: Client) -> None:
     gone = await client.call_tool("sandbox_shell", {"command": "ls", "sandbox": "other"})
     assert gone.is_error and "no sandbox 'other'" in text(gone)
     assert (await client.call_tool("no_such_tool", {})).is_error
+    for wrong in ({"sandbox": ["x"], "command": "ls"}, {"sandbox": 5, "command": "ls"}):
+        assert "must be text" in text(await client.call_tool("sandbox_shell", wrong))
+    assert "must be text" in text(await client.call_tool("create_sandbox", {"name": {}}))
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -220,10 +226,94 @@ async def test_http_client_that_vanishes(url: str, cli: Cli) -> None:
     wait_for(lambda: not sandboxes(cli), 60)
 
 
-def test_http_key(cli: Cli) -> None:
-    import urllib.error
-    import urllib.request
+async def test_http_client_killed_in_the_middle_of_a_call(url: str, cli: Cli) -> None:
+    client = f"""
+import asyncio
+from mcp import Client
+async def on_progress(*_): print("running", flush=True)
+async def main():
+    async with Client({url!r}, mode="legacy") as client:
+        await client.call_tool("sandbox_shell", {{"command": "echo on; exec sleep 4321"}},
+                               progress_callback=on_progress)
+asyncio.run(main())
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", client], env=cli.env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "running\n"
+        assert sandboxes(cli)
+        os.kill(process.pid, signal.SIGKILL)
+        await asyncio.to_thread(wait_for, lambda: not sandboxes(cli), 60)
+    finally:
+        process.kill()
+        process.communicate()
 
+
+def asked(url: str, **headers: str) -> int:
+    """The status of an initialisation with these headers."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
+            "params": {"protocolVersion": "2025-06-18", "capabilities": {},
+                       "clientInfo": {"name": "t", "version": "1"}}}  # fmt: skip
+    sent = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), {**sent, **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_pages_of_others_are_turned_away(url: str) -> None:
+    """A browser on this machine must not be a way in: neither by its page's origin, nor by a name
+    that somebody points here."""
+    assert asked(url) == 200
+    port = url.split(":")[2].split("/")[0]
+    assert asked(url, Origin=f"http://127.0.0.1:{port}") == 200
+    assert asked(url, Origin="https://evil.example") == 403
+    assert asked(url, Origin="null") == 403
+    assert asked(url, Host="evil.example") == 421
+    assert asked(url, Host=f"evil.example:{port}") == 421
+
+
+PNG_FILE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+)
+
+
+async def test_pictures_of_the_sandbox_are_images(cli: Cli) -> None:
+    code = f"import base64; open('p.png', 'wb').write(base64.b64decode('{PNG_FILE}'))"
+    picture = (
+        f"import base64\ndata = base64.b64decode('{PNG_FILE}')\n"
+        "class P:\n    def _repr_png_(self): return data\ndisplay(P(), P())"
+    )
+    async with over_stdio(cli) as client:
+        await client.call_tool("python_execute", {"code": code})
+        seen = await client.call_tool("sandbox_vision", {"file_path": "p.png"})
+        assert seen.content[1].type == "image" and seen.content[1].data == PNG_FILE
+        shown = await client.call_tool("python_session", {"code": picture})
+        assert [part.type for part in shown.content] == ["text", "image", "image"]
+
+
+async def test_stateful_python_over_the_protocol(cli: Cli) -> None:
+    """Interrupted by its time, it keeps its variables; told to, it forgets them."""
+    async with over_stdio(cli) as client:
+
+        async def cell(code: str, **more: Any) -> Any:
+            return await client.call_tool("python_session", {"code": code, **more})
+
+        await cell("x = 5")
+        late = await cell("while True: pass", timeout=1)
+        assert late.is_error and "still there" in text(late)
+        assert text(await cell("x")) == "5"
+        refused = await cell("input('who? ')")
+        assert refused.is_error and "nobody can answer" in text(refused)
+        assert len(text(await cell("list(range(10**6))"))) < 50_000
+        assert "NameError" in text(await cell("x", reset=True))
+
+
+def test_http_key(cli: Cli) -> None:
     cli.env["PARACLE_MCP_KEY"] = "s3cret"
     process = cli.start("mcp", "--http", "--port", "0")
     try:

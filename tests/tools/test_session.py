@@ -72,6 +72,11 @@ async def test_input_is_refused_clearly(shared: Sandbox) -> None:
         result = await session.run("input('name? ')")
         assert result["error"] is not None and "nobody can answer" in result["error"]["message"]
         assert (await session.run("import sys\nsys.stdin.read()"))["text"] == "''"
+        stopped = await session.run("breakpoint()")
+        assert stopped["error"] is not None and "nobody can answer" in stopped["error"]["message"]
+        left = await session.run("exit()")
+        assert left["error"] is not None and left["error"]["name"] == "SystemExit"
+        assert "Return the number" in (await session.run("help(len)"))["stdout"]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,17 @@ async def test_huge_repr_is_bounded(shared: Sandbox, value: str) -> None:
     assert text is not None and len(text) < 100_000 and "..." in text
 
 
+@pytest.mark.parametrize(
+    "value", ["type('H', (), {'__repr__': lambda self: 'r' * 10**8})()", "bytearray(10**8)",
+              "[['x' * 900] * 900] * 900"]
+)  # fmt: skip
+async def test_huge_text_of_one_value_is_bounded(shared: Sandbox, value: str) -> None:
+    async with PythonSession(shared) as session:
+        text = (await session.run(value))["text"]
+        assert text is not None and len(text) < 100_000
+        assert (await session.run("'still here'"))["text"] == "'still here'"
+
+
 async def test_json_and_html(shared: Sandbox) -> None:
     async with PythonSession(shared) as session:
         [shown] = (await session.run("{'a': [1, None]}"))["shown"]
@@ -91,6 +107,34 @@ async def test_json_and_html(shared: Sandbox) -> None:
         await session.run("class T:\n    def _repr_html_(self): return '<b>t</b>'")
         first, second = (await session.run("display(T(), 1)"))["shown"]
         assert first["text/html"] == "<b>t</b>" and second["text/plain"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("cell", "out"),
+    [
+        ("%%bash\nfor i in 1 2; do echo $i; done", "1\n2\n"),
+        ("%%writefile note.txt\nhello", "Writing note.txt\n"),
+        ("%matplotlib inline\nprint('drawn')", "drawn\n"),
+        ("print('a')\n!echo b\nprint('c')", "a\nb\nc\n"),
+        ("for i in range(2):\n    !echo {i} $i $HOME", "0 0 /tmp\n1 1 /tmp\n"),
+    ],
+)
+async def test_lines_of_notebooks(shared: Sandbox, cell: str, out: str) -> None:
+    async with PythonSession(shared) as session:
+        result = await session.run(cell)
+    assert result["error"] is None, result["error"]
+    assert result["stdout"] == out
+
+
+async def test_magic_that_is_not_there_is_said(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        for cell in ("%%html\n<b>", "%load_everything"):
+            error = (await session.run(cell))["error"]
+            assert error is not None and "not available here" in error["message"]
+        timed = await session.run("%%time\nx = 41\nx + 1")
+        assert timed["text"] == "42" and "Wall time" in timed["stdout"]
+        assert "Wall time" in (await session.run("%time x += 1"))["stdout"]
+        assert (await session.run("x"))["text"] == "42"
 
 
 async def test_timeout_interrupts_and_keeps_the_variables(shared: Sandbox) -> None:
@@ -220,6 +264,10 @@ async def test_figures_and_tables(shared: Sandbox) -> None:
         [once] = (await session.run("fig, ax = plt.subplots()\nfig"))["shown"]
         assert "image/png" in once
         assert (await session.run("plt.get_fignums()"))["text"] == "[]"
+        failed = await session.run("plt.plot([3])\n1 / 0")
+        assert failed["error"] is not None and "image/png" in failed["shown"][0]
+        await session.run("plt.plot([1]);")
+        assert (await session.run("1"))["shown"] == [{"text/plain": "1"}], "shown once"
         [table] = (await session.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})"))["shown"]
         assert "<table" in table["text/html"] and "a" in table["text/plain"]
     await shared.remove("/tmp/site", recursive=True)

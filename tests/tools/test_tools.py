@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from paracle_sandbox import (
@@ -15,13 +18,16 @@ from paracle_sandbox.tools import (
     NormalPythonExecute,
     PackageInstallTool,
     PythonExecute,
+    SandboxBrowserTool,
     SandboxFilesTool,
     SandboxShellTool,
+    SandboxVisionTool,
     Tool,
     Toolbox,
     sandbox_tools,
 )
 from paracle_sandbox.tools.arguments import code_of
+from service.index_server import IndexServer, wheel
 
 # Python
 
@@ -113,37 +119,57 @@ async def test_normal_python_execute(client: LocalSandboxClient) -> None:
 # Packages
 
 
-class WithInstall:
-    """A sandbox that can install, as far as the seam is concerned."""
-
-    config = SandboxConfig()
-
-    async def install(self, *requirements: str, timeout: float) -> dict[str, object]:
-        return {"exit_code": int("broken" in requirements), "stdout": str(requirements),
-                "stderr": "no such package", "timed_out": False, "truncated": False}  # fmt: skip
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
+    server = IndexServer(wheel("simple", "1.0"), wheel("other", "2.0"))
+    monkeypatch.setenv("SANDBOX_PACKAGE_INDEX", server.url)
+    yield server
+    server.close()
 
 
-class ClientWithInstall(LocalSandboxClient):
-    async def sandbox(self) -> WithInstall:  # type: ignore[override]
-        return WithInstall()
-
-
-async def test_several_packages_in_one_request() -> None:
-    tool = PackageInstallTool(ClientWithInstall())
-    for request in ({"packages": ["numpy", "pandas"]}, {"package": "numpy and pandas"}):
-        answer = await tool.call(request)
-        assert answer.text == "Installed numpy, pandas." and not answer.is_error
-    assert "no such package" in (await tool.call({"packages": "broken"})).text
+async def test_several_packages_in_one_request(
+    client: LocalSandboxClient, index: IndexServer
+) -> None:
+    """The sandbox has no network: the packages come over its channel."""
+    tool = PackageInstallTool(client)
+    answer = await tool.call({"package": "simple and other"})
+    assert answer.text == "Installed simple, other." and not answer.is_error, answer.text
+    code = "import simple, other; print(simple.VERSION, other.VERSION)"
+    assert (await PythonExecute(client).call({"code": code})).text == "1.0 2.0\n"
     assert (await tool.call({"packages": ["--index-url", "x"]})).is_error
+    missing = await tool.call({"packages": ["simple", "no-such-thing"]})
+    assert missing.is_error and "no-such-thing" in missing.text
 
 
-async def test_packages_without_a_network_fail_clearly(client: LocalSandboxClient) -> None:
-    if hasattr(await client.sandbox(), "install"):
-        pytest.skip("this sandbox installs without a network")
-    answer = await PackageInstallTool(client).call({"packages": "numpy"})
-    assert answer.is_error and "no network" in answer.text
-    needs = await NormalPythonExecute(client).call({"code": "1", "packages": ["numpy"]})
-    assert needs.is_error and "no network" in needs.text
+async def test_code_may_name_the_packages_it_needs(
+    client: LocalSandboxClient, index: IndexServer
+) -> None:
+    tool = NormalPythonExecute(client)
+    code = "import simple; print(simple.VERSION)"
+    assert (await tool.call({"code": code, "packages": ["simple"]})).text == "1.0\n"
+    failed = await tool.call({"code": "print('ran')", "packages": ["no-such-thing"]})
+    assert failed.is_error and "Could not install" in failed.text and "ran" not in failed.text
+
+
+async def test_a_session_sees_what_was_installed(
+    client: LocalSandboxClient, index: IndexServer
+) -> None:
+    tool = PythonExecute(client, stateful=True)
+    assert "ModuleNotFoundError" in (await tool.call({"code": "import simple"})).text
+    await PackageInstallTool(client).call({"packages": "simple"})
+    assert (await tool.call({"code": "import simple\nsimple.VERSION"})).text == "'1.0'"
+    await tool.close()
+
+
+async def test_packages_fail_clearly(
+    client: LocalSandboxClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = PackageInstallTool(client)
+    monkeypatch.setenv("SANDBOX_PACKAGES", "0")
+    off = await tool.call({"packages": "numpy"})
+    assert off.is_error and "switched off by the operator" in off.text
+    pip = await SandboxShellTool(client).call({"command": "python3 -m pip install numpy"})
+    assert pip.is_error and pip.data["exit_code"] != 0 and pip.data["stderr"]
 
 
 # Shell
@@ -195,6 +221,45 @@ async def test_shell_background(client: LocalSandboxClient) -> None:
         "no background command"
         in (await tool.call({"action": "kill", "session_name": "none"})).text.lower()
     )
+
+
+async def test_shell_background_tells_each_thing_once(client: LocalSandboxClient) -> None:
+    """Both streams grow between two looks."""
+    tool = SandboxShellTool(client)
+    script = (
+        "echo a; echo b >&2; touch one; while ! test -f go; do sleep 0.02; done; echo c; echo d >&2"
+    )
+    await tool.call({"command": script, "blocking": False, "session_name": "job"})
+    await tool.call({"command": "while ! test -f one; do sleep 0.02; done"})
+    seen = ""
+    for _ in range(200):
+        seen += (await tool.call({"action": "poll", "session_name": "job"})).data["output"]
+        if "b" in seen:
+            break
+    assert sorted(seen.replace("[stderr]: ", "").split()) == ["a", "b"]
+    await tool.call({"command": "touch go"})
+    await tool._background["job"].command.wait()
+    last = await tool.call({"action": "poll", "session_name": "job"})
+    assert last.data["output"] == "c\n[stderr]: d\n" and "exit code 0" in last.text
+
+
+async def test_normal_python_execute_may_remember(client: LocalSandboxClient) -> None:
+    tool = NormalPythonExecute(client, stateful=True)
+    await tool.call({"code": "x = 5", "code_type": "process"})
+    assert (await tool.call({"code": "x + 1"})).text == "6"
+    assert "NameError" in (await tool.call({"code": "x", "reset": True})).text
+    await tool.close()
+
+
+async def test_parts_of_a_file(client: LocalSandboxClient) -> None:
+    tool = SandboxFilesTool(client)
+    await client.write_file("long.txt", "".join(f"line {n}\n" for n in range(1, 10_001)))
+    whole = await tool.call({"action": "read_file", "path": "long.txt"})
+    assert "left out" in whole.text and "start_line" in whole.text
+    part = await tool.call({"action": "read", "path": "long.txt", "start_line": 5000, "end": 5001})
+    assert part.text == "line 5000\nline 5001\n"
+    beyond = await tool.call({"action": "read", "path": "long.txt", "offset": "20000"})
+    assert beyond.is_error and "has 10000 lines" in beyond.text
 
 
 async def test_shell_background_is_ended(client: LocalSandboxClient) -> None:
@@ -256,6 +321,67 @@ async def test_files_errors_say_what_to_do(
     assert answer.is_error and words in answer.text
 
 
+async def test_directories_and_names(client: LocalSandboxClient) -> None:
+    """B60."""
+    tool = SandboxFilesTool(client)
+
+    async def ok(**request: object) -> bool:
+        return not (await tool.call(request)).is_error
+
+    assert await ok(action="mkdir", path="made/deep")
+    assert await ok(action="create", path="no/such/parent/file.txt", content="x")
+    assert await ok(action="rename", path="no/such/parent/file.txt", target="made/file.txt")
+    assert not await ok(action="delete", path="made"), "there is something in it"
+    assert not await ok(action="delete", path="made/file"), "not its whole name"
+    assert not await ok(action="delete", path="made/file.tx*")
+    assert not await ok(action="delete", path="Made/file.txt")
+    assert await ok(action="delete", path="made/deep")
+    assert await ok(action="DELETE", path="made", recursive=True)
+    listed = await tool.call({"action": "list_files", "recursive": True})
+    assert listed.data["files"] == ["no", "no/such", "no/such/parent"]
+
+
+async def test_archives(client: LocalSandboxClient) -> None:
+    box = Toolbox(sandbox_tools(client))
+    make = (
+        "import shutil, gzip, os, tarfile, zipfile\nos.mkdir('d')\nopen('d/f', 'w').write('x')\n"
+        "for kind in ('zip', 'tar', 'gztar', 'bztar'): shutil.make_archive(kind, kind, '.', 'd')\n"
+        "gzip.open('plain.txt.gz', 'w').write(b'y')\nopen('none.zip', 'w').write('no archive')\n"
+        "with zipfile.ZipFile('evil.zip', 'w') as z: z.writestr('../../tmp/out', 'z')"
+    )
+    assert (await box.call("python", {"code": make})).text == "(no output)"
+    for name in ("zip.zip", "tar.tar", "gztar.tar.gz", "bztar.tar.bz2"):
+        answer = await box.call("unzip_file", {"archive": name, "dest": f"out/{name}"})
+        assert not answer.is_error, answer.text
+        assert await client.read_file(f"out/{name}/d/f") == "x"
+    await box.call("unzip_file", {"path": "plain.txt.gz"})
+    assert await client.read_file("plain.txt") == "y"
+    no = await box.call("unzip_file", {"path": "none.zip"})
+    assert no.is_error and "no zip, tar or gzip" in no.text
+    assert "not found" in (await box.call("unzip_file", {"path": "missing.zip"})).text
+    await box.call("unzip_file", {"path": "evil.zip"})
+    assert not await (await client.sandbox()).exists("/tmp/out")
+    await box.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"code": "print(1)", "description": "shows one"},
+        {"arguments": {"code": "print(1)"}},
+        '"{\\"code\\": \\"print(1)\\"}"',
+        '```json\n{"code": "print(1)"}\n```',
+        '{"code": "print(1)\n"}',
+        {"code": ["x = 1", "print(x)"]},
+        {"code": "```py\nprint(1)\n```", "timeout": "5"},
+    ],
+    ids=["remark", "wrapped", "twice", "fenced", "raw newline", "lines", "fenced code"],
+)
+async def test_arguments_as_models_write_them(client: LocalSandboxClient, arguments: Any) -> None:
+    answer = await PythonExecute(client).call(arguments)
+    assert answer.text == "1\n", answer
+
+
 # All of them
 
 
@@ -287,7 +413,8 @@ async def test_without_isolation_the_model_is_told() -> None:
 
 def test_formats() -> None:
     tools: list[Tool] = [PythonExecute(), NormalPythonExecute(), SandboxShellTool(),
-                         SandboxFilesTool(), PackageInstallTool()]  # fmt: skip
+                         SandboxFilesTool(), PackageInstallTool(), SandboxVisionTool(),
+                         SandboxBrowserTool()]  # fmt: skip
     for tool in tools:
         openai, anthropic = tool.to_openai(), tool.to_anthropic()
         assert openai["function"]["name"] == anthropic["name"] == tool.name

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ..audit_log import AuditLog
 from ..backends.base import Backend
 from ..client import LocalSandboxClient
 from ..config import SandboxConfig
+from ..errors import SandboxError
 from ..manager import AnyConfig, SandboxManager
 from ..results import CommandResult
 from ..tools import PythonExecute, Tool, Toolbox, sandbox_tools
 from .events import AgentResult, Event
 from .hands import Furnish, SandboxHands
+from .journal import AgentJournal
 from .loop import Approve, Emit, Limits, Loop
 from .mcp_tools import McpConnection, ServerSpec, read_servers
 from .model import Model
@@ -30,6 +34,8 @@ INSTRUCTIONS = (
 
 # Files change within a second here; compiled files of the old text would be taken for the new.
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
+# On the sandboxes of an agent: its name.
+AGENT_LABEL = "agent"
 
 
 class SandboxAgent:
@@ -38,6 +44,7 @@ class SandboxAgent:
     ``model`` is a name (with ``provider`` if the name does not tell) or a Model. The sandbox is
     made when the first tool needs it, and cleanup() or ``async with`` removes it in any case.
     ``approve`` is asked before each tool call. ``furnish`` puts files into a new sandbox.
+    ``name`` labels its sandboxes, and is what ``audit``, a log, knows it by.
     """
 
     def __init__(
@@ -56,6 +63,9 @@ class SandboxAgent:
         mcp_servers: Mapping[str, ServerSpec] | str | Path | None = None,
         approve: Approve | None = None,
         furnish: Furnish | None = None,
+        name: str = "agent",
+        audit: AuditLog | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._model = model if model is not None and not isinstance(model, str) else None
         self._model_name = model if isinstance(model, str) else None
@@ -64,7 +74,9 @@ class SandboxAgent:
         self._owns_model = self._model is None
         self.instructions = instructions
         self.limits = limits or Limits()
-        self._manager = None if client is not None else SandboxManager(1, backend=backend)
+        self.name = name
+        own = {**(labels or {}), AGENT_LABEL: name}
+        self._manager = None if client else SandboxManager(1, backend=backend, labels=own)
         default = SandboxConfig(env_vars=AGENT_ENV)
         self.client = client or LocalSandboxClient(self._manager, config or default)
         given = sandbox_tools(self.client, stateful=stateful) if tools is None else tools
@@ -72,6 +84,7 @@ class SandboxAgent:
         in_sandbox = tools is None or any(hasattr(tool, "client") for tool in tools)
         self._hands = SandboxHands(self.tools, self.client if in_sandbox else None, furnish)
         self._approve = approve
+        self._journal = audit and AgentJournal(audit, name, lambda: self.client.sandbox_id)
         self._servers = read_servers(mcp_servers)
         self._connections: dict[str, McpConnection] = {}
         self._running: asyncio.Task[AgentResult] | None = None
@@ -102,23 +115,39 @@ class SandboxAgent:
         task: str,
         *,
         timeout: float | None = None,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Emit | None = None,
     ) -> AgentResult:
         """Work on a task to its end. What goes wrong is in the result. Cancelled, it stops what
         runs in the sandbox. Raises SandboxError when it cannot even begin."""
-        emit = on_event or (lambda event: None)
+        if self._running is not None:
+            raise SandboxError("The agent is at work on another task; make a second one")
+        emit = self._teller(on_event)
         await self.connect()
         loop = Loop(
             self.model, self.instructions, self.tools, self._hands, self.limits, emit, self._approve
         )
         self._cancel_asked = False
-        self._running = asyncio.create_task(loop.run(task))
-        try:
-            result = await self._finish(self._running, timeout, loop)
-        finally:
-            self._running = None
+        with self._journal.task(task) if self._journal else nullcontext():
+            self._running = asyncio.create_task(loop.run(task))
+            try:
+                result = await self._finish(self._running, timeout, loop)
+            finally:
+                self._running = None
+            if result.status == "killed":
+                await self.client.cleanup()
         emit(Event("end", result.text, result.as_dict()))
         return result
+
+    def _teller(self, on_event: Emit | None) -> Emit:
+        """Who hears of events."""
+        listeners: list[Emit] = [self._journal.take] if self._journal else []
+        listeners += [on_event] if on_event else []
+
+        def emit(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
+
+        return emit
 
     async def _finish(
         self, running: asyncio.Task[AgentResult], timeout: float | None, loop: Loop

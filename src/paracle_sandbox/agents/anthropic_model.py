@@ -2,84 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..tools import Tool
-from .conversation import Message, Reply, ToolCall, Usage
-from .model import ModelError, OnText, missing_sdk
+from .conversation import Message, Reply, Usage
+from .model import OnText
+from .sdk_model import Heard, SdkModel
 
 # The API wants a number; agents that write files need a large one.
 MAX_TOKENS = 16_384
 
 
-class AnthropicModel:
+class AnthropicModel(SdkModel):
+    sdk, client, error = "anthropic", "AsyncAnthropic", "AnthropicError"
+
     def __init__(
         self,
         name: str,
+        connection: dict[str, Any],
         *,
-        base_url: str | None = None,
-        api_key: str | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
-        timeout_seconds: float = 300.0,
-        max_retries: int = 3,
     ) -> None:
-        try:
-            import anthropic
-        except ImportError as error:
-            raise missing_sdk(error) from None
-        self.name = name
-        self._options: dict[str, Any] = {"max_tokens": max_tokens or MAX_TOKENS}
+        options: dict[str, Any] = {"max_tokens": max_tokens or MAX_TOKENS}
         if temperature is not None:
             # Not every model takes it, and the SDK has no word for it any more.
-            self._options["extra_body"] = {"temperature": temperature}
-        self._error = anthropic.AnthropicError
-        try:
-            self._client = anthropic.AsyncAnthropic(
-                base_url=base_url, api_key=api_key, timeout=timeout_seconds,
-                max_retries=max_retries,
-            )  # fmt: skip
-        except anthropic.AnthropicError as error:
-            raise ModelError(f"The model cannot be asked: {error}") from None
+            options["extra_body"] = {"temperature": temperature}
+        super().__init__(name, connection, options)
 
-    async def reply(
-        self, system: str, messages: Sequence[Message], tools: Sequence[Tool], on_text: OnText
-    ) -> Reply:
-        request: dict[str, Any] = {
-            "model": self.name,
-            "system": system,
-            "messages": translated(messages),
-            "stream": True,
-            **self._options,
-        }
-        if tools:
-            request["tools"] = [tool.to_anthropic() for tool in tools]
-        heard = _Heard()
-        try:
-            async for event in await self._client.messages.create(**request):
-                heard.take(event, on_text)
-        except self._error as error:
-            raise ModelError(f"The model {self.name} did not answer: {error}") from error
-        except TypeError as error:  # how the SDK says that it has no key
-            raise ModelError(f"The model {self.name} cannot be asked: {error}") from error
-        return heard.reply()
+    def request(
+        self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> dict[str, Any]:
+        given = {"tools": [tool.to_anthropic() for tool in tools]} if tools else {}
+        said = {"model": self.name, "system": system, "messages": translated(messages)}
+        return {**said, "stream": True, **self._options, **given}
 
-    async def close(self) -> None:
-        await self._client.close()
+    async def open_stream(self, request: dict[str, Any]) -> Any:
+        return await self._client.messages.create(**request)
+
+    def heard(self) -> Heard:
+        return _Heard()
 
 
 @dataclass
-class _Heard:
-    """A reply as it comes in pieces."""
-
-    text: str = ""
-    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+class _Heard(Heard):
     input_tokens: int = 0
     output_tokens: int = 0
-    finish: str = ""
 
     def take(self, event: Any, on_text: OnText) -> None:
         if event.type == "message_start":
@@ -91,8 +61,7 @@ class _Heard:
             self.calls[event.index] = {"id": block.id, "name": block.name, "arguments": ""}
         elif event.type == "content_block_delta":
             if event.delta.type == "text_delta":
-                self.text += event.delta.text
-                on_text(event.delta.text)
+                self.say(event.delta.text, on_text)
             elif event.delta.type == "input_json_delta" and event.index in self.calls:
                 self.calls[event.index]["arguments"] += event.delta.partial_json
         elif event.type == "message_delta":
@@ -100,9 +69,8 @@ class _Heard:
             self.output_tokens = event.usage.output_tokens or self.output_tokens
 
     def reply(self) -> Reply:
-        calls = tuple(ToolCall(**call) for _, call in sorted(self.calls.items()))
         usage = Usage(self.input_tokens, self.output_tokens)
-        return Reply(self.text, calls, usage, cut_off=self.finish == "max_tokens")
+        return Reply(self.text, self.tool_calls(), usage, cut_off=self.finish == "max_tokens")
 
 
 def translated(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -132,16 +100,7 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     if message.text.strip():
         blocks.append({"type": "text", "text": message.text})
     blocks += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)}
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": call.as_object()}
         for call in message.calls
     ]
     return blocks
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """The API takes objects only; what was broken is explained in the tool's answer."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

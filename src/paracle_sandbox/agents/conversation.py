@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..tools import Image
 
@@ -15,6 +16,15 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+    def as_object(self) -> dict[str, Any]:
+        """The arguments as endpoints take them back: what was broken is explained in the tool's
+        answer, and not every endpoint would bear to see it again."""
+        try:
+            value = json.loads(self.arguments or "{}", strict=False)
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True)

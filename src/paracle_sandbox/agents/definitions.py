@@ -13,7 +13,17 @@ from .front_matter import Value, read_markdown, read_yaml
 
 N = TypeVar("N", int, float)
 SUFFIXES = (".md", ".yaml", ".yml")
-TOOLS = ("python", "shell", "files", "packages")
+# The names that files of agents use, and those that models see.
+TOOL_NAMES = {
+    "python": "python_execute",
+    "shell": "sandbox_shell",
+    "files": "sandbox_files",
+    "packages": "install_packages",
+    "vision": "sandbox_vision",
+    "browser": "sandbox_browser",
+}
+# Few sandboxes have a browser: an agent has it only if its file says so.
+TOOLS = tuple(name for name in TOOL_NAMES if name != "browser")
 
 
 @dataclass(frozen=True)
@@ -127,10 +137,10 @@ def _tools(value: Value | None, source: str) -> tuple[str, ...]:
     if value is None:
         return TOOLS
     names = [value] if isinstance(value, str) else value
-    unknown = [name for name in names if name not in TOOLS]
+    unknown = [name for name in names if name not in TOOL_NAMES]
     if unknown:
         raise SandboxError(
-            f"{source}: there is no tool {unknown[0]!r}; known are {', '.join(TOOLS)}"
+            f"{source}: there is no tool {unknown[0]!r}; known are {', '.join(TOOL_NAMES)}"
         )
     return tuple(names)
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 from .conversation import Usage
 
 Kind = Literal["step", "text", "tool_call", "tool_output", "tool_result", "notice", "end"]
-Status = Literal["done", "step_limit", "cost_limit", "loop", "timeout", "cancelled", "error"]
+Status = Literal[
+    "done", "step_limit", "cost_limit", "loop", "killed", "timeout", "cancelled", "error"
+]
 
 
 @dataclass(frozen=True)

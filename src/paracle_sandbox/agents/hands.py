@@ -16,6 +16,7 @@ from ..errors import SandboxError
 from ..sandbox import Sandbox
 from ..tools import Toolbox, ToolResult
 from ..tools.explain import classify, explained
+from ..tools.result import failed
 from .conversation import ToolCall
 from .events import Event
 from .loop import Emit
@@ -55,11 +56,7 @@ class SandboxHands:
                 logger.warning("No sandbox (%s): %s", classify(error), error)
                 result, broken = explained(error), classify(error) == "container"
             else:
-                result = await self._tools.call(
-                    call.name,
-                    call.arguments,
-                    on_output=lambda text: emit(Event("tool_output", text)),
-                )
+                result = await self._called(call, emit)
                 self._log(call, result)
                 broken = _is_broken(result, sandbox)
             if not broken or attempt == self._attempts:
@@ -68,6 +65,17 @@ class SandboxHands:
             await self._clear_away()
         lost, self._lost = lost or self._lost, False
         return dataclasses.replace(result, text=result.text + LOST) if lost else result
+
+    async def _called(self, call: ToolCall, emit: Emit) -> ToolResult:
+        try:
+            return await self._tools.call(
+                call.name,
+                call.arguments,
+                on_output=lambda text: emit(Event("tool_output", text)),
+            )
+        except Exception as error:  # a tool of the user's own may raise anything
+            logger.exception("The tool %s failed", call.name)
+            return failed(f"The tool failed: {error!r}", error_type=type(error).__name__)
 
     async def ready(self) -> Sandbox | None:
         """The sandbox, with what belongs in it. Raises SandboxError."""

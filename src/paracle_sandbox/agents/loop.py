@@ -1,7 +1,8 @@
 """The loop of an agent: ask the model, do what it asks for, tell it, until it is done.
 
-It also ends when the steps or the money are used up, or when the model does the same thing over
-and over. Nothing that a tool does ends it: that is told to the model.
+It also ends when the steps or the money are used up, when the model does the same thing over and
+over, or when its programs run into the limits of the sandbox again and again. Nothing else that a
+tool does ends it: that is told to the model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..tools import Toolbox, ToolResult
 from ..tools.result import failed
 from .conversation import Message, Reply, ToolCall, Usage
 from .events import AgentResult, Event, Status
-from .model import Model, ModelError
+from .model import Model, ModelBrokeOff, ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,18 @@ logger = logging.getLogger(__name__)
 HINT_AFTER = 3
 STOP_AFTER = 6
 _MAX_EMPTY = 2
+# How often a model is asked that breaks off in the middle of its answer.
+ATTEMPTS = 3
+# Of a token, on a cautious average.
+LETTERS = 3
+
+# What a person is told of an end that says little by its name.
+WHY: dict[Status, str] = {
+    "cost_limit": "The money is used up",
+    "loop": "The model did the same thing over and over",
+    "killed": "Its programs ran into the limits of the sandbox again and again",
+    "error": "The model had no answer",
+}
 
 Emit = Callable[[Event], None]
 # True allows a call, False does not; a text does not either, and says why.
@@ -37,11 +50,20 @@ class Hands(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """``price`` is dollars per million tokens, in and out; without it cost is not known."""
+    """``price`` is dollars per million tokens, in and out; without it cost is not known.
+    ``max_breaches`` is how many programs may be stopped at a limit of the sandbox (memory, disk,
+    processes, output) before the agent is stopped, and its sandbox removed."""
 
     max_steps: int = 20
     max_cost: float | None = None
     price: tuple[float, float] | None = None
+    max_breaches: int | None = 10
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1:
+            raise ValueError("max_steps must be at least 1")
+        if self.max_cost is not None and self.price is None:
+            raise ValueError("max_cost needs the price of the model: price=(3.0, 15.0)")
 
     def cost(self, usage: Usage) -> float | None:
         if self.price is None:
@@ -77,6 +99,8 @@ class Loop:
         self._last_round: object = None
         self._repeated = 0
         self._empty = 0
+        self._breaches = 0
+        self._guessing = False
 
     async def run(self, task: str) -> AgentResult:
         self.messages.append(Message("user", task))
@@ -90,7 +114,7 @@ class Loop:
                 return self.result("error", str(error))
             end = await self._act(reply)
             if end is not None:
-                return self.result(end)
+                return self.result(end, WHY.get(end))
         return self.result("step_limit", f"It is not done after {self.steps} steps")
 
     def result(self, status: Status, error: str | None = None) -> AgentResult:
@@ -99,15 +123,33 @@ class Loop:
         )
 
     async def _ask(self) -> Reply:
-        reply = await self._model.reply(
-            self._system,
-            self.messages,
-            list(self._tools),
-            lambda text: self._emit(Event("text", text)),
-        )
-        self.usage += reply.usage
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                reply = await self._model.reply(
+                    self._system,
+                    self.messages,
+                    list(self._tools),
+                    lambda text: self._emit(Event("text", text)),
+                )
+                break
+            except ModelBrokeOff as error:
+                if attempt == ATTEMPTS:
+                    raise
+                self._emit(Event("notice", f"{error}. It is asked again."))
+        self.usage += reply.usage if reply.usage != Usage() else self._estimated(reply)
         self._last_text = reply.text or self._last_text
         return reply
+
+    def _estimated(self, reply: Reply) -> Usage:
+        """For endpoints that do not say what was used: rather too much than too little."""
+        if self._limits.price is not None and not self._guessing:
+            self._guessing = True
+            self._emit(Event("notice", "The endpoint does not count tokens; cost is estimated."))
+        sent = len(self._system) + sum(
+            len(m.text) + sum(len(c.arguments) for c in m.calls) for m in self.messages
+        )
+        said = len(reply.text) + sum(len(call.arguments) for call in reply.calls)
+        return Usage(sent // LETTERS + 1, said // LETTERS + 1)
 
     async def _act(self, reply: Reply) -> Status | None:
         """What follows from a reply; how the task ends, if it does."""
@@ -116,7 +158,7 @@ class Loop:
             return "cost_limit"
         self.messages.append(Message("assistant", reply.text, reply.calls))
         if reply.calls:
-            return self._judge(reply.calls, [await self._do(call) for call in reply.calls])
+            return await self._do_all(reply.calls)
         if reply.cut_off:
             self.messages.append(Message("user", "You were cut off. Go on, in smaller parts."))
             return None
@@ -129,6 +171,15 @@ class Loop:
             ]
             return None
         return "done"
+
+    async def _do_all(self, calls: Sequence[ToolCall]) -> Status | None:
+        results = []
+        for call in calls:
+            results.append(await self._do(call))
+            self._breaches += results[-1].data.get("kind") == "limit"
+            if self._breaches == self._limits.max_breaches:
+                return "killed"
+        return self._judge(calls, results)
 
     async def _do(self, call: ToolCall) -> ToolResult:
         self._emit(
@@ -148,6 +199,7 @@ class Loop:
             Event(
                 "tool_result", result.text,
                 {"id": call.id, "name": call.name, "is_error": result.is_error,
+                 "failure": result.data.get("kind") or result.data.get("error_type"),
                  "images": len(result.images)},
             )
         )  # fmt: skip

@@ -12,6 +12,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,13 +28,14 @@ _CALL_SECONDS = 300.0
 
 
 class ServerSpec(TypedDict, total=False):
-    """One entry of ``mcpServers``: a command with its arguments, or an address."""
+    """One entry of ``mcpServers``: a command with its arguments, or an address with headers."""
 
     type: str
     url: str
     command: str
     args: list[str]
     env: dict[str, str]
+    headers: dict[str, str]
 
 
 def read_servers(source: Mapping[str, ServerSpec] | str | Path | None) -> dict[str, ServerSpec]:
@@ -89,7 +91,9 @@ class McpConnection:
         try:
             from mcp import Client
 
-            async with Client(_target(self._spec)) as client:
+            async with AsyncExitStack() as stack:
+                target = await _target(self._spec, stack)
+                client = await stack.enter_async_context(Client(target))
                 listed = (await client.list_tools()).tools
                 self.tools = [McpTool(self.name, tool, client) for tool in listed]
                 if not ready.done():
@@ -107,7 +111,9 @@ def _fail(ready: asyncio.Future[None], problem: str) -> None:
         ready.set_exception(SandboxError(problem))
 
 
-def _target(spec: ServerSpec) -> Any:
+async def _target(spec: ServerSpec, stack: AsyncExitStack) -> Any:
+    """What the SDK's client connects to; what has to be closed afterwards goes on the stack."""
+    headers = spec.get("headers")
     if "command" in spec:
         from mcp import StdioServerParameters
 
@@ -117,8 +123,15 @@ def _target(spec: ServerSpec) -> Any:
     if spec.get("type") == "sse":
         from mcp.client.sse import sse_client
 
-        return sse_client(spec["url"])
-    return spec["url"]
+        return sse_client(spec["url"], headers=headers)
+    if not headers:
+        return spec["url"]
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    timeout = httpx2.Timeout(_CONNECT_SECONDS, read=_CALL_SECONDS)
+    http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout))
+    return streamable_http_client(spec["url"], http_client=http)
 
 
 def _reason(error: BaseException) -> str:

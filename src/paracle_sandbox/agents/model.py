@@ -17,6 +17,10 @@ class ModelError(SandboxError):
     """The model could not be asked; the message says why and what to do."""
 
 
+class ModelBrokeOff(ModelError):
+    """It had begun to answer; asked again, it may answer to the end."""
+
+
 class Model(Protocol):
     """Something that answers. Implement it to use a model that no SDK here speaks to."""
 

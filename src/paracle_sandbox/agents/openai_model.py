@@ -2,81 +2,53 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..tools import Tool
-from .conversation import Message, Reply, ToolCall, Usage
-from .model import ModelError, OnText, missing_sdk
+from .conversation import Message, Reply, Usage
+from .model import OnText
+from .sdk_model import Heard, SdkModel
 
 
-class OpenAIModel:
+class OpenAIModel(SdkModel):
+    sdk, client, error = "openai", "AsyncOpenAI", "OpenAIError"
+
     def __init__(
         self,
         name: str,
+        connection: dict[str, Any],
         *,
-        base_url: str | None = None,
-        api_key: str | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
-        timeout_seconds: float = 300.0,
-        max_retries: int = 3,
         new_token_name: bool = False,
     ) -> None:
-        try:
-            import openai
-        except ImportError as error:
-            raise missing_sdk(error) from None
-        self.name = name
-        self._options: dict[str, Any] = {}
-        if temperature is not None:
-            self._options["temperature"] = temperature
-        if max_tokens is not None:
-            # OpenAI has renamed it; the others have not.
-            key = "max_completion_tokens" if new_token_name else "max_tokens"
-            self._options[key] = max_tokens
-        self._error = openai.OpenAIError
-        try:
-            self._client = openai.AsyncOpenAI(
-                base_url=base_url, api_key=api_key, timeout=timeout_seconds,
-                max_retries=max_retries,
-            )  # fmt: skip
-        except openai.OpenAIError as error:
-            raise ModelError(f"The model cannot be asked: {error}") from None
+        # OpenAI has renamed it; the others have not.
+        tokens = "max_completion_tokens" if new_token_name else "max_tokens"
+        given = {"temperature": temperature, tokens: max_tokens}
+        options = {key: value for key, value in given.items() if value is not None}
+        super().__init__(name, connection, options)
 
-    async def reply(
-        self, system: str, messages: Sequence[Message], tools: Sequence[Tool], on_text: OnText
-    ) -> Reply:
-        request: dict[str, Any] = {
-            "model": self.name,
-            "messages": [{"role": "system", "content": system}, *translated(messages)],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self._options,
-        }
-        if tools:
-            request["tools"] = [tool.to_openai() for tool in tools]
-        heard = _Heard()
-        try:
-            async for chunk in await self._client.chat.completions.create(**request):
-                heard.take(chunk, on_text)
-        except self._error as error:
-            raise ModelError(f"The model {self.name} did not answer: {error}") from error
-        return heard.reply()
+    def request(
+        self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> dict[str, Any]:
+        said = [{"role": "system", "content": system}, *translated(messages)]
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        given = {"tools": [tool.to_openai() for tool in tools]} if tools else {}
+        return {"model": self.name, "messages": said, **stream, **self._options, **given}
 
-    async def close(self) -> None:
-        await self._client.close()
+    async def open_stream(self, request: dict[str, Any]) -> Any:
+        return await self._client.chat.completions.create(**request)
+
+    def heard(self) -> Heard:
+        return _Heard()
 
 
 @dataclass
-class _Heard:
-    """A reply as it comes in pieces."""
-
-    text: str = ""
-    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+class _Heard(Heard):
     usage: Usage = field(default_factory=Usage)
-    finish: str = ""
 
     def take(self, chunk: Any, on_text: OnText) -> None:
         if chunk.usage is not None:
@@ -86,8 +58,7 @@ class _Heard:
             if choice.delta is None:
                 continue
             if choice.delta.content:
-                self.text += choice.delta.content
-                on_text(choice.delta.content)
+                self.say(choice.delta.content, on_text)
             for piece in choice.delta.tool_calls or ():
                 self._take_call(piece)
 
@@ -101,11 +72,7 @@ class _Heard:
             call["arguments"] += piece.function.arguments or ""
 
     def reply(self) -> Reply:
-        calls = tuple(
-            ToolCall(call["id"] or f"call_{index}", call["name"], call["arguments"])
-            for index, call in sorted(self.calls.items())
-        )
-        return Reply(self.text, calls, self.usage, cut_off=self.finish == "length")
+        return Reply(self.text, self.tool_calls(), self.usage, cut_off=self.finish == "length")
 
 
 def translated(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -138,7 +105,7 @@ def _assistant(message: Message) -> dict[str, Any]:
     if message.calls:
         said["tool_calls"] = [
             {"id": call.id, "type": "function",
-             "function": {"name": call.name, "arguments": call.arguments or "{}"}}
+             "function": {"name": call.name, "arguments": json.dumps(call.as_object())}}
             for call in message.calls
         ]  # fmt: skip
     return said

@@ -41,20 +41,33 @@ class Change:
     after: bytes | None
     executable: bool = False
     problem: str = ""
+    mode_changed: bool = False
 
     def diff(self) -> str:
+        """As ``patch`` and ``git apply`` take it, where it is text."""
         title = f"{self.kind} {self.path}" + (f" ({self.problem})" if self.problem else "")
         old, new = self.before or b"", self.after or b""
         if b"\0" in old + new or len(old) + len(new) > _MAX_DIFF:
             return f"{title}: {len(old)} -> {len(new)} bytes\n"
         lines = difflib.unified_diff(
-            old.decode("utf-8", "replace").splitlines(keepends=True),
-            new.decode("utf-8", "replace").splitlines(keepends=True),
+            _lines(old),
+            _lines(new),
             "/dev/null" if self.before is None else f"a/{self.path}",
             "/dev/null" if self.after is None else f"b/{self.path}",
         )
-        shown = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+        shown = "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
+        )
+        if self.mode_changed:
+            shown = f"{self.path}: {'now' if self.executable else 'no longer'} executable\n{shown}"
         return shown if not self.problem else f"# {title}\n{shown}"
+
+
+def _lines(content: bytes) -> list[str]:
+    """Cut at line feeds only, as programs that read diffs do."""
+    *whole, rest = content.decode("utf-8", "replace").split("\n")
+    return [f"{line}\n" for line in whole] + ([rest] if rest else [])
 
 
 class Project:
@@ -79,6 +92,10 @@ class Project:
         for file in files:
             if not file.is_file():
                 raise SandboxError(f"There is no file {file}")
+            if sources.get(file.name, file.resolve()) != file.resolve():
+                raise SandboxError(
+                    f"{file} and {sources[file.name]} have the same name; give their folder"
+                )
             sources[file.name] = file.resolve()
         size = sum(path.stat().st_size for path in sources.values())
         if len(sources) > MAX_FILES or size > MAX_BYTES:
@@ -132,13 +149,16 @@ class Project:
         old = (self._aside / inside).read_bytes() if inside in self.sources else None
         new = None if after is None else after.read_bytes()
         executable = after is not None and bool(after.stat().st_mode & 0o100)
-        if old == new:
+        mode_changed = False
+        if old is not None and new is not None:
+            mode_changed = executable != bool((self._aside / inside).stat().st_mode & 0o100)
+        if old == new and not mode_changed:
             return None
         kind: Literal["added", "changed", "removed"] = (
             "added" if old is None else "removed" if new is None else "changed"
         )
         problem = self._problem(inside)
-        return Change(inside, kind, old, new, executable, problem)
+        return Change(inside, kind, old, new, executable, problem, mode_changed)
 
     def target(self, inside: str) -> Path | None:
         """Where a file goes on the host; None for a new one without a folder."""
@@ -188,8 +208,8 @@ def _write(target: Path, change: Change) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name}.paracle-{os.getpid()}")
         mode = target.stat().st_mode & 0o777 if now is not None else 0o644
-        if change.executable and now is None:
-            mode |= 0o111
+        if now is None or change.mode_changed:
+            mode = mode | 0o111 if change.executable else mode & ~0o111
         beside.write_bytes(change.after)
         beside.chmod(mode)
         beside.replace(target)

@@ -79,15 +79,15 @@ def make_model(
         key = setting
     if key is None and chosen == "ollama":
         key = "ollama"  # it wants none, but the SDK does
-    arguments: dict[str, Any] = {
-        "name": name, "base_url": base_url, "api_key": key,
+    connection = {"base_url": base_url, "api_key": key, "timeout": options.timeout_seconds,
+                  "max_retries": options.max_retries}  # fmt: skip
+    wishes: dict[str, Any] = {
         "temperature": options.temperature, "max_tokens": options.max_tokens,
-        "timeout_seconds": options.timeout_seconds, "max_retries": options.max_retries,
     }  # fmt: skip
     if entry.sdk == "anthropic":
         from .anthropic_model import AnthropicModel
 
-        return AnthropicModel(**arguments)
+        return AnthropicModel(name, connection, **wishes)
     from .openai_model import OpenAIModel
 
-    return OpenAIModel(**arguments, new_token_name=chosen == "openai")
+    return OpenAIModel(name, connection, **wishes, new_token_name=chosen == "openai")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SandboxError
 from ..settings import Settings
 from . import endings, output
+from .agent_audit import opened_log, process_label
 from .agent_screen import Screen, ask
 from .endings import UsageFault
 from .execute import Order as ExecuteOrder
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..agents.loop import Limits
     from ..agents.modes import RunConfig
     from ..agents.project import Change, Project
+    from ..audit_log import AuditLog
     from ..config import SandboxConfig
 
 
@@ -70,6 +72,13 @@ class Plan:
     sandbox: SandboxConfig
     limits: Limits
     settings: Settings
+
+
+def chosen_mode(given: str | None) -> str:
+    """``use_sandbox`` of config.toml stands for --mode sandbox, where no mode is given."""
+    from ..sandbox_settings import SandboxSettings
+
+    return given or ("sandbox" if SandboxSettings.load().use_sandbox else "safe")
 
 
 def run_agent(order: Order) -> int:
@@ -144,17 +153,16 @@ def _show_plan(plan: Plan) -> None:
         output.table("Execution Plan", ["", ""], rows)
 
 
-async def check_sandbox_available(plan: Plan) -> bool:
-    """Whether there is a sandbox; what is missing goes to stderr."""
+async def _check_sandbox_available(
+    backend: str | None = None, settings: Settings | None = None
+) -> bool:
+    """Whether there is a sandbox, proved by using one; what is missing goes to stderr."""
     from ..agents.modes import sandbox_problem
 
-    problem = await sandbox_problem(plan.order.backend, plan.settings)
+    problem = await sandbox_problem(backend, settings or settings_or_fault())
     if problem is not None:
         output.note(f"No sandbox: {problem}")
     return problem is None
-
-
-_check_sandbox_available = check_sandbox_available
 
 
 async def _choose(plan: Plan) -> RunConfig:
@@ -162,7 +170,7 @@ async def _choose(plan: Plan) -> RunConfig:
     from ..agents.modes import FALLBACK, run_config
 
     config = run_config(plan.order.mode, on_host=plan.order.on_host)
-    if not config["sandbox"] or await _check_sandbox_available(plan):
+    if not config["sandbox"] or await _check_sandbox_available(plan.order.backend, plan.settings):
         return config
     if plan.order.require_sandbox:
         raise SandboxError("There is no sandbox, and --require-sandbox was given: nothing was run.")
@@ -175,10 +183,12 @@ async def _run(plan: Plan) -> int:
     config = await _choose(plan)
     screen = Screen(stream=order.stream and not order.as_json, verbose=order.verbose)
     changes: list[Change] = []
-    async with _make_agent(plan, config, screen) as agent:
-        result = await agent.run(_prompt(plan, config), timeout=order.timeout, on_event=screen.show)
-        if config["sandbox"] or config["on_host"]:
-            changes = await _changes(agent, plan)
+    with opened_log(plan.settings) as log:
+        async with _make_agent(plan, config, screen, log) as agent:
+            prompt = _prompt(plan, config)
+            result = await agent.run(prompt, timeout=order.timeout, on_event=screen.show)
+            if config["sandbox"] or config["on_host"]:
+                changes = await _changes(agent, plan)
     screen.end(result, answer_shown=order.stream)
     applied = await _offer(plan, changes, screen)
     document = {
@@ -193,7 +203,9 @@ async def _run(plan: Plan) -> int:
     return _code(result)
 
 
-def _make_agent(plan: Plan, config: RunConfig, screen: Screen) -> SandboxAgent:
+def _make_agent(
+    plan: Plan, config: RunConfig, screen: Screen, log: AuditLog | None
+) -> SandboxAgent:
     from ..agents.agent import SandboxAgent
     from ..agents.host_files import HostFilesTool, given_files
     from ..agents.providers import Options
@@ -218,6 +230,9 @@ def _make_agent(plan: Plan, config: RunConfig, screen: Screen) -> SandboxAgent:
         mcp_servers=order.mcp if runs else None,
         approve=screen.approve if config["requires_approval"] else None,
         furnish=_furnisher(plan) if runs else None,
+        name=agent.name,
+        audit=log,
+        labels=process_label(),
     )
     if runs:
         _keep_tools(made, agent.tools)
@@ -226,9 +241,11 @@ def _make_agent(plan: Plan, config: RunConfig, screen: Screen) -> SandboxAgent:
 
 def _keep_tools(agent: SandboxAgent, wanted: Sequence[str]) -> None:
     """Only those that the agent's file names."""
-    names = {"python": "python_execute", "shell": "sandbox_shell", "files": "sandbox_files",
-             "packages": "install_packages"}  # fmt: skip
-    for short, name in names.items():
+    from ..agents.definitions import TOOL_NAMES
+    from ..tools import SandboxBrowserTool
+
+    agent.tools.add(SandboxBrowserTool(agent.client))
+    for short, name in TOOL_NAMES.items():
         if short not in wanted:
             agent.tools.remove(name)
 

@@ -40,12 +40,16 @@ class ProviderName(StrEnum):
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An agent, or its file.")],
     task: Annotated[str, typer.Option("--task", "-t", help="What to do.")],
-    mode: Annotated[Mode, typer.Option(help="What it may do; see below.")] = Mode.safe,
+    mode: Annotated[
+        Mode | None, typer.Option(help="What it may do; see below. safe if left out.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model to ask.")] = None,
     provider: Annotated[ProviderName | None, typer.Option(help="Whose model it is.")] = None,
     base_url: Annotated[str | None, typer.Option(help="Address of a compatible endpoint.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is steady, 1 is lively.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of one answer.")
+    ] = None,
     inputs: Annotated[
         list[str] | None, typer.Option("--input", metavar="KEY=VALUE", help="Repeatable.")
     ] = None,
@@ -58,9 +62,11 @@ def run(
     apply: Annotated[
         bool, typer.Option("--apply", help="Write the changes back without asking.")
     ] = False,
-    timeout: Annotated[int, typer.Option(help="Seconds for the whole task.")] = 300,
-    max_steps: Annotated[int | None, typer.Option(help="Most turns of the model.")] = None,
-    cost_limit: Annotated[float | None, typer.Option(help="Most dollars; needs a price.")] = None,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds for the whole task.")] = 300,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Most turns of the model.")] = None,
+    cost_limit: Annotated[
+        float | None, typer.Option(min=0, help="Most dollars; needs a price.")
+    ] = None,
     price: Annotated[
         str | None, typer.Option(metavar="IN/OUT", help="Dollars per million tokens, as 3/15.")
     ] = None,
@@ -111,7 +117,7 @@ def run(
 
     return runs.run_agent(
         runs.Order(
-            name=name, task=task, mode=mode.value, model=model,
+            name=name, task=task, mode=runs.chosen_mode(mode and mode.value), model=model,
             provider=provider.value if provider else None, base_url=base_url,
             temperature=temperature, max_tokens=max_tokens, inputs=inputs or (),
             files=files or (), workspace=workspace, apply=apply, timeout=timeout,
@@ -143,3 +149,40 @@ def show(
     from .agent_show import show_agent
 
     return show_agent(name, as_json)
+
+
+@app.command()
+@ends_with_a_code
+def audit(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this agent.")] = None,
+    event: Annotated[str | None, typer.Option(help="Only events of this kind.")] = None,
+    last: Annotated[int, typer.Option(help="So many lines at most.")] = 100,
+    summary: Annotated[bool, typer.Option("--summary", help="One line for each agent.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check that it is unbroken.")] = False,
+    prune: Annotated[
+        float | None, typer.Option(metavar="DAYS", min=0, help="Remove what is older.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what agents did: tasks, tool calls and their outcome, what was blocked."""
+    from . import agent_audit
+
+    if prune is not None:
+        return agent_audit.prune(prune, as_json)
+    if verify:
+        return agent_audit.verify(as_json)
+    if summary:
+        return agent_audit.summary(name, as_json)
+    return agent_audit.show(name, event, last, as_json)
+
+
+@app.command()
+@ends_with_a_code
+def stop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The agent to stop.")],
+    as_json: Json = False,
+) -> int:
+    """Stop every run of an agent, and remove all its sandboxes."""
+    from .agent_audit import stop
+
+    return stop(name, as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -218,9 +218,20 @@ def _confirmed(count: int) -> bool:
 async def _destroy_all(settings: Settings) -> tuple[int, list[SandboxError]]:
     from ..backends.catalog import sweep
 
-    removed, failures = await sweep(settings), []
+    swept = await sweep(settings)
+    removed, failures = await destroy_those(settings, lambda info: True)
+    return swept + removed, failures
+
+
+async def destroy_those(
+    settings: Settings, wanted: Callable[[SandboxInfo], bool]
+) -> tuple[int, list[SandboxError]]:
+    """Remove the sandboxes of any process that are wanted gone; how many, and what went wrong."""
+    removed, failures = 0, []
     async with AsyncExitStack() as stack:
         for backend, info in await _find(settings, stack):
+            if not wanted(info):
+                continue
             try:
                 await backend.destroy(info.sandbox_id)
                 removed += 1

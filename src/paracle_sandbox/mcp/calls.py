@@ -66,6 +66,7 @@ async def call(
 ) -> ToolResult:
     """Do what a client asked for. Never raises SandboxError."""
     try:
+        _check_names(arguments)
         if name == "list_sandboxes":
             return _listing(places.names(client))
         if name == "create_sandbox":
@@ -80,6 +81,12 @@ async def call(
         return failed(str(fault), error_type="arguments")
     except SandboxError as error:
         return explained(error)
+
+
+def _check_names(arguments: Mapping[str, Any]) -> None:
+    for key in ("sandbox", "name"):
+        if not isinstance(arguments.get(key, ""), str | None):
+            raise ArgumentFault(f"{key} must be text.")
 
 
 def _listing(names: Mapping[str, str | None]) -> ToolResult:

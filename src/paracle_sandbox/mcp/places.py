@@ -18,7 +18,7 @@ from ..client import LocalSandboxClient
 from ..config import SandboxConfig
 from ..errors import SandboxError
 from ..manager import SandboxManager
-from ..tools import PackageInstallTool, PythonExecute, SandboxFilesTool, SandboxShellTool, Toolbox
+from ..tools import PythonExecute, Tool, Toolbox, sandbox_tools
 from ..tools.arguments import ArgumentFault
 
 logger = logging.getLogger(__name__)
@@ -46,16 +46,9 @@ class Place:
             await self.client.cleanup()
 
 
-def place_tools(
-    client: LocalSandboxClient,
-) -> list[PythonExecute | SandboxShellTool | SandboxFilesTool | PackageInstallTool]:
-    return [
-        PythonExecute(client),
-        PythonSessionTool(client, stateful=True),
-        SandboxShellTool(client),
-        SandboxFilesTool(client),
-        PackageInstallTool(client),
-    ]
+def place_tools(client: LocalSandboxClient) -> list[Tool]:
+    python, *others = sandbox_tools(client)
+    return [python, PythonSessionTool(client, stateful=True), *others]
 
 
 class Holder:

@@ -1,13 +1,15 @@
 """The interpreter of a session: it runs inside the sandbox, one cell after the other.
 
-The host starts this text as a program and never imports it. Requests come over stdin as a length
-in a line of its own and that many bytes of JSON. What cells print goes straight to stdout and
-stderr, as from any program; answers travel on the same streams, each behind a mark that the host
-chose, so that text and answers keep their order and no thread is needed. A cell that forges an
-answer deceives only the one who sent it.
+The host starts this text, behind that of notebook.py, as a program and never imports it. Requests
+come over stdin as a length in a line of its own and that many bytes of JSON. What cells print goes
+straight to stdout and stderr, as from any program; answers travel on the same streams, each behind
+a mark that the host chose, so that text and answers keep their order and no thread is needed. A
+cell that forges an answer deceives only the one who sent it.
 
 While no cell runs, SIGINT is ignored; while one runs, it raises KeyboardInterrupt in it.
 """
+
+import __future__
 
 import ast
 import base64
@@ -17,13 +19,19 @@ import io
 import json
 import linecache
 import os
-import reprlib
 import signal
 import site
 import sys
 import traceback
 import types
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+if TYPE_CHECKING:
+    # The text of it is put before this one: together they are the program.
+    from .notebook import TOOL, Notebook, is_quiet, translated
+
+    # And the texts of layout.py and printers.py, which only some values need.
+    LAYOUT = ""
 
 MAX_TEXT = 20000
 MAX_ITEMS = 1000
@@ -31,6 +39,9 @@ MAX_PNG = 8 << 20
 MAX_JSON = 1 << 20
 AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # inspect.CO_COROUTINE
+FEATURES = 0
+for feature in __future__.all_feature_names:
+    FEATURES |= getattr(__future__, feature).compiler_flag
 
 
 class Wire:
@@ -76,6 +87,8 @@ def flush() -> None:
 
 # Values as a reader wants them
 
+SHOWING: Dict[str, Any] = {}
+
 
 def count(value: Any, room: int) -> int:
     """How many items a container holds, itself included; more than ``room`` is not counted."""
@@ -90,16 +103,13 @@ def count(value: Any, room: int) -> int:
 
 
 def plain(value: Any) -> str:
-    if type(value) in (str, bytes) and len(value) > MAX_TEXT:
-        text = repr(value[:MAX_TEXT])
-    elif count(value, MAX_ITEMS) > MAX_ITEMS:
-        short = reprlib.Repr()
-        short.maxlist = short.maxtuple = short.maxset = short.maxfrozenset = short.maxdict = 100
-        short.maxstring = short.maxother = short.maxlong = 1000
-        text = short.repr(value)
-    else:
-        text = repr(value)
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "... (%d characters)" % len(text)
+    if type(value) in (str, bytes, bytearray) and len(value) > MAX_TEXT:
+        return repr(value[:MAX_TEXT]) + "... (%d in all)" % len(value)
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return repr(value)
+    if not SHOWING:
+        exec(compile(LAYOUT, "<layout>", "exec"), SHOWING)  # noqa: S102 - our own text
+    return str(SHOWING["laid_out"](value, MAX_TEXT))
 
 
 def described(value: Any) -> Dict[str, str]:
@@ -148,46 +158,88 @@ class Session:
         self.number = 0
         self.module = types.ModuleType("__main__")
         self.scope = vars(self.module)
-        self.scope.update(__builtins__=builtins, display=self.display)
+        self.sources: List[str] = [""]
+        self.values: Dict[int, Any] = {}
+        self.last: List[Any] = ["", "", ""]
+        self.notebook = Notebook(self.run_text, self.scope)
+        self.scope.update({
+            "__builtins__": builtins, "display": self.display, TOOL: self.notebook,
+            "In": self.sources, "Out": self.values, "_ih": self.sources, "_oh": self.values,
+            "_": "", "__": "", "___": "", "_i": "", "_ii": "", "_iii": "",
+        })  # fmt: skip
         sys.modules["__main__"] = self.module
         self.loop: Any = None
-        vars(builtins)["input"] = refuse_input
+        self.features = 0
+        vars(builtins).update(input=refuse_input, exit=leave, quit=leave)
+        sys.breakpointhook = refuse_breakpoint
 
     def display(self, *values: Any) -> None:
         for value in values:
             self.wire.send({"type": "display", "data": described(value)})
 
     def cell(self, source: str) -> None:
+        if not source.strip():
+            return
         self.number += 1
+        self.remember_source(source)
+        try:
+            self.run_text(source)
+        finally:
+            self.notebook.end_clock()
+            self.figures()
+
+    def remember_source(self, source: str) -> None:
+        self.sources.append(source)
+        recent = [*self.sources[-2::-1], "", "", ""]
+        self.scope.update(_i=recent[0], _ii=recent[1], _iii=recent[2])
+        self.scope["_i%d" % self.number] = source
+
+    def run_text(self, source: str) -> None:
+        """The text of a cell, and the value of its last expression."""
         name = "<cell %d>" % self.number
-        source = translated(source)
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        tree = ast.parse(source, name)
+        text = translated(source)
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+        tree = ast.parse(text, name)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
-        if tree.body:
-            self.execute(compile(tree, name, "exec", flags=AWAIT, dont_inherit=True))
-        if not isinstance(last, ast.Expr):
-            self.figures(None)
-            return
-        wrapped = ast.Expression(last.value)
-        value = self.execute(compile(wrapped, name, "eval", flags=AWAIT, dont_inherit=True))
-        if value is not None and not source.rstrip().endswith(";"):
-            scope = self.scope
-            scope["___"], scope["__"], scope["_"] = scope.get("__"), scope.get("_"), value
+        codes = [self.compiled(tree, name, "exec")] if tree.body else []
+        if isinstance(last, ast.Expr):
+            codes.append(self.compiled(ast.Expression(last.value), name, "eval"))
+        value = self.execute(codes)
+        if isinstance(last, ast.Expr) and value is not None and not is_quiet(text):
+            self.remember_value(value)
             self.wire.send({"type": "result", "data": described(value)})
-        self.figures(value)
 
-    def execute(self, code: types.CodeType) -> Any:
-        if not code.co_flags & COROUTINE:
-            return eval(code, self.scope)  # noqa: S307 - that is what it is for
+    def compiled(self, tree: Any, name: str, mode: str) -> types.CodeType:
+        """``from __future__`` holds for the cells that follow, too."""
+        flags = AWAIT | self.features
+        code: types.CodeType = compile(tree, name, mode, flags=flags, dont_inherit=True)
+        self.features |= code.co_flags & FEATURES
+        return code
+
+    def remember_value(self, value: Any) -> None:
+        """As _, _1 and Out[1]; a _ that cells use for something else is theirs."""
+        names = ("_", "__", "___")
+        if all(self.scope.get(name) is kept for name, kept in zip(names, self.last)):
+            self.last = [value, *self.last[:2]]
+            self.scope.update(zip(names, self.last))
+        if value is not self.values:
+            self.values[self.number] = self.scope["_%d" % self.number] = value
+
+    def execute(self, codes: List[types.CodeType]) -> Any:
+        """One after the other; the value of the last. If one awaits, all run in the loop."""
+        value = None
+        if not any(code.co_flags & COROUTINE for code in codes):
+            for code in codes:
+                value = eval(code, self.scope)  # noqa: S307 - that is what it is for
+            return value
         import asyncio
 
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
-        task = self.loop.create_task(eval(code, self.scope))  # noqa: S307
+        task = self.loop.create_task(self.execute_in_loop(codes))
         try:
             return self.loop.run_until_complete(task)
         except BaseException:
@@ -196,14 +248,22 @@ class Session:
                 self.loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
             raise
 
-    def figures(self, shown: Any) -> None:
+    async def execute_in_loop(self, codes: List[types.CodeType]) -> Any:
+        value = None
+        for code in codes:
+            value = eval(code, self.scope)  # noqa: S307
+            if code.co_flags & COROUTINE:
+                value = await value
+        return value
+
+    def figures(self) -> None:
         """Open figures are part of what a cell shows, and then closed."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None:
             return
         for number in pyplot.get_fignums():
             figure = pyplot.figure(number)
-            if figure is not shown:
+            if figure is not self.last[0]:
                 self.display(figure)
         pyplot.close("all")
 
@@ -212,23 +272,13 @@ def refuse_input(prompt: object = "") -> str:
     raise EOFError("input() is not available here: nobody can answer. Write the value in the code.")
 
 
-def translated(source: str) -> str:
-    """Lines as notebooks know them: !command and %pip; other %magic is left out."""
-    try:
-        ast.parse(source)
-        return source
-    except SyntaxError:
-        pass
-    lines = source.split("\n")
-    for number, line in enumerate(lines):
-        bare = line.lstrip()
-        indent = line[: len(line) - len(bare)]
-        if bare.startswith(("!", "%pip ")):
-            call = "__import__('subprocess').run(%r, shell=True)" % bare[1:]
-            lines[number] = indent + "_exit_code = " + call + ".returncode"
-        elif bare.startswith("%") and not bare.startswith("%%"):
-            lines[number] = indent + "pass"
-    return "\n".join(lines)
+def refuse_breakpoint(*_: Any, **__: Any) -> None:
+    raise EOFError("breakpoint() is not available here: nobody can answer. Print what you want.")
+
+
+def leave(code: Any = None) -> None:
+    """exit(), without closing stdin as the one of the interpreter does: the session goes on."""
+    raise SystemExit(code)
 
 
 def failure(error: BaseException) -> Dict[str, str]:

@@ -42,7 +42,13 @@ KEPT = "Its variables are still there."
 
 @cache
 def _driver() -> str:
-    return files(__package__).joinpath("driver.py").read_text(encoding="utf-8")
+    """One program out of several texts; the places of errors in it are of no use to anybody."""
+    layout = _text("layout.py") + "\n" + _text("printers.py")
+    return f"LAYOUT = {layout!r}\n" + _text("notebook.py") + "\n" + _text("driver.py")
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 class PythonSession:

@@ -1,4 +1,4 @@
-"""Tools for agents: Python, shell, files and packages of a sandbox, as functions of a model.
+"""Tools for agents: Python, shell, files, packages and pictures of a sandbox, for a model to call.
 
 from paracle_sandbox.tools import PythonExecute
 tool = PythonExecute()
@@ -6,6 +6,7 @@ print((await tool.execute("print(42)"))["observation"])
 await tool.cleanup()
 """
 
+from .browser import SandboxBrowserTool
 from .files import SandboxFilesTool
 from .packages import PackageInstallTool
 from .python import NormalPythonExecute, PythonExecute
@@ -13,14 +14,17 @@ from .result import Image, ToolResult
 from .shell import SandboxShellTool
 from .tool import Tool
 from .toolbox import Toolbox, sandbox_tools
+from .vision import SandboxVisionTool
 
 __all__ = [
     "Image",
     "NormalPythonExecute",
     "PackageInstallTool",
     "PythonExecute",
+    "SandboxBrowserTool",
     "SandboxFilesTool",
     "SandboxShellTool",
+    "SandboxVisionTool",
     "Tool",
     "ToolResult",
     "Toolbox",

@@ -9,6 +9,22 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
+# What models add to say what they are about, whether there is such an argument or not.
+_REMARKS = frozenset(
+    [
+        "description",
+        "explanation",
+        "reason",
+        "reasoning",
+        "thought",
+        "thoughts",
+        "comment",
+        "purpose",
+    ]
+)
+# One of these around all arguments is a wrapper.
+_WRAPPERS = frozenset(["arguments", "parameters", "params", "args", "kwargs", "input"])
+
 _FENCE = re.compile(r"\A\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 _INNER_FENCE = re.compile(r"^```(?:python3?|py)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -22,9 +38,11 @@ def parse_arguments(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if raw is None or raw == "":
         return {}
     if isinstance(raw, Mapping):
-        return dict(raw)
+        return _unwrapped(dict(raw))
     try:
-        value = json.loads(raw, strict=False)
+        value = json.loads(_without_fence(raw), strict=False)
+        if isinstance(value, str):  # encoded twice
+            value = json.loads(value, strict=False)
     except (ValueError, RecursionError) as error:
         raise ArgumentFault(
             f"The arguments are not valid JSON ({error}). Call the tool again with one JSON object."
@@ -34,7 +52,18 @@ def parse_arguments(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
             f"The arguments must be one JSON object, not {type(value).__name__}. Call the tool "
             "again with an object."
         )
+    return _unwrapped(value)
+
+
+def _unwrapped(value: dict[str, Any]) -> dict[str, Any]:
+    if len(value) == 1 and (key := next(iter(value))) in _WRAPPERS and isinstance(value[key], dict):
+        return dict(value[key])
     return value
+
+
+def _without_fence(text: str) -> str:
+    fenced = _FENCE.match(text)
+    return fenced[1] if fenced else text
 
 
 def regular(
@@ -45,6 +74,8 @@ def regular(
     found: dict[str, Any] = {}
     for name, value in arguments.items():
         known = name if name in properties else aliases.get(name.lower())
+        if known is None and name.lower() in _REMARKS:
+            continue
         if known is None:
             raise ArgumentFault(
                 f"There is no argument {name!r}; there are {', '.join(properties)}."

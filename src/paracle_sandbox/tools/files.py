@@ -9,19 +9,43 @@ from ..client import LocalSandboxClient
 from ..errors import SandboxFileError
 from ..sandbox import Sandbox
 from .arguments import ArgumentFault
-from .result import MAX_TEXT, ToolResult, shortened
-from .tool import SandboxTool, boolean, schema, text
+from .result import MAX_TEXT, ToolResult, failed, shortened
+from .tool import SandboxTool, boolean, number, schema, text
 
 MAX_LISTED = 500
+EXTRACT_SECONDS = 300.0
+_EXTRACT = """
+import gzip, os, shutil, sys, tarfile, zipfile
+source, target = sys.argv[1:]
+os.makedirs(target, exist_ok=True)
+if zipfile.is_zipfile(source):
+    with zipfile.ZipFile(source) as archive:
+        archive.extractall(target)
+        print(len(archive.namelist()), "entries")
+elif tarfile.is_tarfile(source):
+    with tarfile.open(source) as archive:
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(target, **safely)
+        print(len(archive.getnames()), "entries")
+elif open(source, "rb").read(2) == b"\\x1f\\x8b":
+    name = os.path.basename(source)
+    name = name[:-3] if name.endswith(".gz") else name + ".out"
+    with gzip.open(source) as packed, open(os.path.join(target, name), "wb") as file:
+        shutil.copyfileobj(packed, file)
+    print(name)
+else:
+    sys.exit("it is no zip, tar or gzip archive")
+"""
 _ACTIONS = ["create_file", "read_file", "str_replace", "full_file_rewrite", "delete_file",
-            "list_files", "move_file", "make_directory"]  # fmt: skip
+            "list_files", "move_file", "make_directory", "extract_archive"]  # fmt: skip
 _ACTION_ALIASES = {
     "create": "create_file", "write": "full_file_rewrite", "write_file": "full_file_rewrite",
     "rewrite": "full_file_rewrite", "read": "read_file", "view": "read_file", "cat": "read_file",
     "replace": "str_replace", "edit": "str_replace", "edit_file": "str_replace",
     "delete": "delete_file", "remove": "delete_file", "list": "list_files", "ls": "list_files",
     "move": "move_file", "rename": "move_file", "rename_file": "move_file",
-    "mkdir": "make_directory", "create_directory": "make_directory",
+    "mkdir": "make_directory", "create_directory": "make_directory", "unzip": "extract_archive",
+    "extract": "extract_archive", "unpack": "extract_archive", "unzip_file": "extract_archive",
 }  # fmt: skip
 
 
@@ -32,7 +56,7 @@ class SandboxFilesTool(SandboxTool):
     description = (
         "Work on the files of the sandbox: create_file makes a new one, full_file_rewrite makes or "
         "replaces one, str_replace replaces one exact piece of text, read_file, delete_file, "
-        "list_files, move_file, make_directory."
+        "list_files, move_file, make_directory, extract_archive (zip, tar, gz)."
     )
     parameters = schema(
         ["action"],
@@ -41,9 +65,11 @@ class SandboxFilesTool(SandboxTool):
         file_contents=text("The whole text, for create_file and full_file_rewrite."),
         old_str=text("The exact text to replace; it must occur once."),
         new_str=text("The text to put in its place."),
-        target_path=text("Where to move it."),
+        target_path=text("Where to move it, or the directory to extract it to."),
         permissions=text("Such as 644 or 755; left alone if left out."),
         recursive=boolean("List or delete everything below as well."),
+        start_line=number("With read_file: the first line to read, counted from 1."),
+        end_line=number("With read_file: the last line to read."),
     )
     aliases: ClassVar = {
         "path": "file_path", "filename": "file_path", "file": "file_path",
@@ -52,20 +78,18 @@ class SandboxFilesTool(SandboxTool):
         "text": "file_contents", "file_text": "file_contents", "old_string": "old_str",
         "old": "old_str", "new_string": "new_str", "new": "new_str", "target": "target_path",
         "destination": "target_path", "dest": "target_path", "new_path": "target_path",
+        "archive": "file_path", "archive_path": "file_path",
+        "start": "start_line", "offset": "start_line", "from_line": "start_line",
+        "end": "end_line", "to_line": "end_line",
         "mode": "permissions", "command": "action", "operation": "action",
     }  # fmt: skip
+
+    action_aliases = _ACTION_ALIASES
 
     def __init__(self, client: LocalSandboxClient | None = None) -> None:
         super().__init__(client)
         # Two changes of one file at once must not lose one of them.
         self._turn = asyncio.Lock()
-
-    def checked(self, arguments: Any) -> dict[str, Any]:
-        if isinstance(arguments, dict):
-            key = next((k for k in ("action", "command", "operation") if k in arguments), None)
-            if key and arguments[key] in _ACTION_ALIASES:
-                arguments = {**arguments, key: _ACTION_ALIASES[arguments[key]]}
-        return super().checked(arguments)
 
     async def run(self, action: str, file_path: str = "", **rest: Any) -> ToolResult:
         sandbox = await self.sandbox()
@@ -99,9 +123,25 @@ class SandboxFilesTool(SandboxTool):
             await _set_mode(sandbox, path, mode)
         return ToolResult(f"Written {len(file_contents.encode())} bytes to {path}.")
 
-    async def _read_file(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
+    async def _read_file(
+        self,
+        sandbox: Sandbox,
+        path: str,
+        start_line: float = 1,
+        end_line: float | None = None,
+        **rest: Any,
+    ) -> ToolResult:
         content = await sandbox.read_file(path)
-        return ToolResult(shortened(content) or "(the file is empty)", data={"content": content})
+        if start_line > 1 or end_line is not None:
+            lines = content.splitlines(keepends=True)
+            if start_line > len(lines):
+                raise ArgumentFault(f"{path} has {len(lines)} lines.")
+            last = len(lines) if end_line is None else int(end_line)
+            content = "".join(lines[int(start_line) - 1 : last])
+        shown = shortened(content)
+        if shown != content:
+            shown += "\n(Read parts of it with start_line and end_line.)"
+        return ToolResult(shown or "(nothing is there)", data={"content": content})
 
     async def _str_replace(
         self,
@@ -141,6 +181,17 @@ class SandboxFilesTool(SandboxTool):
     async def _make_directory(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
         await sandbox.mkdir(path)
         return ToolResult(f"Made {path}.")
+
+    async def _extract_archive(
+        self, sandbox: Sandbox, path: str, target_path: str = "", **rest: Any
+    ) -> ToolResult:
+        """Inside, where the archive's own tricks meet the walls of the sandbox."""
+        await sandbox.stat(path)
+        argv = ["python3", "-c", _EXTRACT, path, target_path or "."]
+        done = await sandbox.execute(argv, EXTRACT_SECONDS)
+        if done["exit_code"]:
+            return failed(f"{path} was not extracted: {shortened(done['stderr'], 1000)}", **done)
+        return ToolResult(f"Extracted {path} to {target_path or '.'}: {done['stdout'].strip()}.")
 
     async def _list(self, sandbox: Sandbox, path: str, recursive: bool) -> ToolResult:
         entries = sorted(await sandbox.list_files(path, recursive), key=lambda e: e["path"])

@@ -144,6 +144,9 @@ class NormalPythonExecute(PythonExecute):
         timeout=seconds("Seconds it may take; 300 if left out."),
     )
     aliases: ClassVar = {**PythonExecute.aliases, "requirements": "packages", "type": "code_type"}
+    stateful_parameters = schema(
+        ["code"], **parameters["properties"], reset=boolean("Forget all variables first.")
+    )
 
     async def run(  # type: ignore[override]  # fewer arguments would not fit its schema
         self,
@@ -151,8 +154,11 @@ class NormalPythonExecute(PythonExecute):
         timeout: float | None = None,
         code_type: Literal["process", "report", "others"] = "process",
         packages: Sequence[str] = (),
+        reset: bool = False,
         on_output: TextCallback | None = None,
     ) -> ToolResult:
+        if reset:
+            await self.reset()
         if packages:
             installed = await install(await self.sandbox(), packages)
             if installed.is_error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .. import audit
 from ..client import LocalSandboxClient
 from ..command import Command
 from ..consumers import TextCallback
@@ -13,9 +14,10 @@ from ..results import CommandResult
 from ..sandbox import Sandbox
 from ..terminal import Terminal
 from .arguments import ArgumentFault
+from .dangerous import CommandPolicy, danger
 from .explain import explained
 from .python import joined
-from .result import ToolResult, shortened
+from .result import ToolResult, failed, shortened
 from .tool import SandboxTool, boolean, schema, seconds, text
 
 MAX_BACKGROUND = 20
@@ -34,12 +36,29 @@ class Background:
 
     text: str
     command: Command
-    seen: int = 0
+    seen_out: int = 0
+    seen_err: int = 0
+
+    def news(self) -> str:
+        """What it has printed since the last look; errors after the rest."""
+        out, err = self.command.stdout_bytes, self.command.stderr_bytes
+        new_out, new_err = out[self.seen_out :], err[self.seen_err :]
+        self.seen_out, self.seen_err = len(out), len(err)
+        marked = b"[stderr]: " + new_err if new_err else b""
+        return joined(new_out.decode("utf-8", "replace"), marked.decode("utf-8", "replace"))
+
+    @property
+    def is_spent(self) -> bool:
+        """It has ended, and was looked at to its end."""
+        command = self.command
+        seen = (len(command.stdout_bytes), len(command.stderr_bytes))
+        return command.poll() is not None and seen == (self.seen_out, self.seen_err)
 
 
 class SandboxShellTool(SandboxTool):
     """Foreground commands answer with their output. Background ones have a name, under which they
-    are looked at and ended. A terminal keeps directory and variables between commands."""
+    are looked at and ended. A terminal keeps directory and variables between commands. What
+    ``policy`` has a reason against is not run; None lets everything run."""
 
     name = "sandbox_shell"
     streams = True
@@ -64,18 +83,17 @@ class SandboxShellTool(SandboxTool):
         "directory": "folder", "workdir": "folder", "session": "session_name",
         "name": "session_name", "timeout_seconds": "timeout", "wait": "blocking",
     }  # fmt: skip
+    action_aliases = _ACTION_ALIASES
     default_timeout = 60.0
     background_timeout = 3600.0
 
-    def __init__(self, client: LocalSandboxClient | None = None) -> None:
+    def __init__(
+        self, client: LocalSandboxClient | None = None, *, policy: CommandPolicy | None = danger
+    ) -> None:
         super().__init__(client)
+        self._policy = policy
         self._terminals: dict[str, tuple[Sandbox, Terminal]] = {}
         self._background: dict[str, Background] = {}
-
-    def checked(self, arguments: Any) -> dict[str, Any]:
-        if isinstance(arguments, dict) and arguments.get("action") in _ACTION_ALIASES:
-            arguments = {**arguments, "action": _ACTION_ALIASES[arguments["action"]]}
-        return super().checked(arguments)
 
     async def run(
         self, action: str = "execute_command", session_name: str = "", **rest: Any
@@ -116,6 +134,8 @@ class SandboxShellTool(SandboxTool):
     ) -> ToolResult:
         if not command.strip():
             raise ArgumentFault("The argument 'command' is missing.")
+        if self._policy is not None and (reason := self._policy(command)):
+            return self._refuse(command, reason)
         sandbox = await self.sandbox()
         if not blocking:
             return await self._start(sandbox, session_name, command, folder, timeout)
@@ -128,6 +148,15 @@ class SandboxShellTool(SandboxTool):
                 command, limit, cwd=folder, on_stdout=on_output, on_stderr=on_output
             )
         )
+
+    def _refuse(self, command: str, reason: str) -> ToolResult:
+        audit.security_event(
+            "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
+        )
+        return failed(
+            f"Refused, nothing was run: {reason}. Name exactly what you want to change.",
+            error_type="blocked", kind="blocked",
+        )  # fmt: skip
 
     async def _terminal(self, sandbox: Sandbox, name: str, folder: str | None) -> Terminal:
         place, terminal = self._terminals.get(name, (None, None))
@@ -161,10 +190,8 @@ class SandboxShellTool(SandboxTool):
     async def _check(self, name: str, kill: bool) -> ToolResult:
         background = self._named(name)
         command = background.command
-        printed = command.stdout_bytes + command.stderr_bytes
-        new = printed[background.seen :].decode("utf-8", "replace")
-        background.seen = len(printed)
         code = command.poll()
+        new = background.news()
         if code is None:
             state = "It still runs."
         else:
@@ -211,8 +238,7 @@ class SandboxShellTool(SandboxTool):
     def _forget_ended(self) -> None:
         """Room for more: what ended and was looked at to its end."""
         for name, entry in list(self._background.items()):
-            size = len(entry.command.stdout_bytes) + len(entry.command.stderr_bytes)
-            if entry.command.poll() is not None and entry.seen >= size:
+            if entry.is_spent:
                 del self._background[name]
 
 

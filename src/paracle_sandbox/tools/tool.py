@@ -17,12 +17,14 @@ from .result import ToolResult, failed
 
 
 class Tool(ABC):
-    """What a model may call. Subclasses say what it is and do it in run()."""
+    """What a model may call. Subclasses say what it is and do it in run(). ``aliases`` are other
+    names of arguments, ``action_aliases`` other values of the one called action."""
 
     name: str
     description: str
     parameters: Schema
     aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    action_aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     streams: bool = False
 
     @abstractmethod
@@ -48,7 +50,16 @@ class Tool(ABC):
 
     def checked(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """The arguments under their proper names. Raises ArgumentFault."""
-        return regular(parse_arguments(arguments), self.parameters, self.aliases)
+        given = parse_arguments(arguments)
+        if self.action_aliases:
+            given = {name: self._known_action(name, value) for name, value in given.items()}
+        return regular(given, self.parameters, self.aliases)
+
+    def _known_action(self, name: str, value: Any) -> Any:
+        if "action" not in (name, self.aliases.get(name)) or not isinstance(value, str):
+            return value
+        asked = value.strip().lower()
+        return self.action_aliases.get(asked, asked)
 
     async def close(self) -> None:  # noqa: B027  many hold nothing
         """Let go of what it holds; the sandbox stays."""
@@ -110,7 +121,11 @@ def boolean(description: str) -> dict[str, Any]:
 
 
 def seconds(description: str) -> dict[str, Any]:
-    return {"type": "number", "description": description, "minimum": 0.1, "maximum": 3600}
+    return number(description, least=0.1, most=3600)
+
+
+def number(description: str, *, least: float = 1, most: float = 10_000_000) -> dict[str, Any]:
+    return {"type": "number", "description": description, "minimum": least, "maximum": most}
 
 
 def texts(description: str) -> dict[str, Any]:

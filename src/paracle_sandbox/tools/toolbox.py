@@ -14,6 +14,7 @@ from .python import PythonExecute
 from .result import ToolResult, failed
 from .shell import SandboxShellTool
 from .tool import Tool
+from .vision import SandboxVisionTool
 
 # Names that models know from elsewhere: the tool behind each, and what it stands for.
 _OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,6 +30,9 @@ _OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "write_file": ("sandbox_files", {"action": "full_file_rewrite"}),
     "list_files": ("sandbox_files", {"action": "list_files"}),
     "delete_file": ("sandbox_files", {"action": "delete_file"}),
+    "unzip_file": ("sandbox_files", {"action": "extract_archive"}),
+    "see_image": ("sandbox_vision", {}),
+    "view_image": ("sandbox_vision", {}),
 }
 
 
@@ -39,6 +43,7 @@ def sandbox_tools(client: LocalSandboxClient, *, stateful: bool = False) -> list
         SandboxShellTool(client),
         SandboxFilesTool(client),
         PackageInstallTool(client),
+        SandboxVisionTool(client),
     ]
 
 

@@ -21,11 +21,14 @@ _STOPPED = ("stopped", "archived")
 
 
 class DaytonaWorkspaces:
-    """``image`` must have supervisord with the services to run. ``password`` of the screen is a
-    random one unless given; ``passwords`` holds it by sandbox id."""
+    """``image`` must have supervisord with the services to run; ``command`` starts it. The password
+    of the screen is a random one unless given; ``passwords`` holds it by sandbox id."""
 
-    def __init__(self, image: str, settings: Settings | None = None) -> None:
+    def __init__(
+        self, image: str, settings: Settings | None = None, *, command: str = SUPERVISORD
+    ) -> None:
         self._image = image
+        self._command = command
         self._client = daytona_client(settings or load_settings())
         self.passwords: dict[str, str] = {}
 
@@ -78,7 +81,7 @@ class DaytonaWorkspaces:
 
         try:
             await sandbox.process.create_session(SESSION)
-            request = daytona.SessionExecuteRequest(command=SUPERVISORD, run_async=True)
+            request = daytona.SessionExecuteRequest(command=self._command, run_async=True)
             await sandbox.process.execute_session_command(SESSION, request)
         except daytona.DaytonaError as error:
             raise BackendUnavailableError(f"Daytona: {error}", sandbox.id) from error

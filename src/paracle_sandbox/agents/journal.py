@@ -1,0 +1,113 @@
+"""What an agent did, in the audit log: its tasks, every tool call with its outcome, and what its
+sandbox tried that it may not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import audit
+from ..audit_log import AuditLog
+from ..settings import Settings
+from .events import Event
+
+_MAX_ARGUMENTS = 1000
+
+
+def log_path(settings: Settings) -> Path:
+    """The log of the agents that ``paracle agents run`` runs."""
+    return Path(settings.data_dir) / "agents" / "audit.jsonl"
+
+
+class AgentJournal:
+    """Writes down the events of one agent. ``sandbox_id`` tells its sandbox of the moment."""
+
+    def __init__(self, log: AuditLog, agent: str, sandbox_id: Callable[[], str | None]) -> None:
+        self._log = log
+        self._agent = agent
+        self._sandbox_id = sandbox_id
+        self._arguments: dict[str, str] = {}
+
+    @contextmanager
+    def task(self, text: str) -> Iterator[None]:
+        """While a task runs, what its sandbox tries is written down as well."""
+        self._record("task", text=text)
+        handler = _Handler(self._security_event)
+        audit.LOGGER.addHandler(handler)
+        try:
+            yield
+        finally:
+            audit.LOGGER.removeHandler(handler)
+
+    def take(self, event: Event) -> None:
+        if event.kind == "tool_call":
+            self._arguments[event.data["id"]] = event.data["arguments"][:_MAX_ARGUMENTS]
+        elif event.kind == "tool_result":
+            failure = event.data["failure"] or "failed"
+            self._record(
+                "tool_call", tool=event.data["name"],
+                arguments=self._arguments.pop(event.data["id"], None),
+                outcome=failure if event.data["is_error"] else "ok",
+            )  # fmt: skip
+        elif event.kind == "notice":
+            self._record("notice", text=event.text)
+        elif event.kind == "end":
+            kept = ("status", "steps", "input_tokens", "output_tokens", "cost", "error")
+            self._record("end", **{key: event.data[key] for key in kept})
+
+    def _record(self, event: str, **fields: object) -> None:
+        self._log.record(event, agent=self._agent, sandbox_id=self._sandbox_id(), **fields)
+
+    def _security_event(self, record: logging.LogRecord) -> None:
+        found = vars(record)
+        if found.get("sandbox_id") == self._sandbox_id():
+            self._record("security", kind=found.get("event"), details=found.get("details"))
+
+
+class _Handler(logging.Handler):
+    def __init__(self, take: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._take(record)
+
+
+@dataclass
+class Summary:
+    """One agent in figures."""
+
+    tasks: int = 0
+    tool_calls: int = 0
+    failed: int = 0
+    blocked: int = 0
+    security_events: int = 0
+    ends: dict[str, int] = field(default_factory=dict)
+    cost: float = 0.0
+    last: str = ""
+
+    def add(self, line: dict[str, Any]) -> None:
+        event, outcome = line.get("event"), line.get("outcome")
+        self.tasks += event == "task"
+        self.tool_calls += event == "tool_call"
+        self.failed += event == "tool_call" and outcome not in ("ok", "blocked")
+        self.blocked += outcome == "blocked"
+        self.security_events += event == "security"
+        if event == "end":
+            status = str(line.get("status"))
+            self.ends[status] = self.ends.get(status, 0) + 1
+            self.cost += float(line.get("cost") or 0)
+        self.last = max(self.last, str(line.get("time", "")))
+
+
+def summarised(lines: Iterable[dict[str, Any]]) -> dict[str, Summary]:
+    """By agent."""
+    found: dict[str, Summary] = {}
+    for line in lines:
+        if "agent" in line:
+            found.setdefault(str(line["agent"]), Summary()).add(line)
+    return found

@@ -1,0 +1,97 @@
+"""What models behind vendors' SDKs share: how they are asked for a stream, and how that fails."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..tools import Tool
+from .conversation import Message, Reply, ToolCall
+from .model import ModelBrokeOff, ModelError, OnText, missing_sdk
+
+
+@dataclass
+class Heard(ABC):
+    """A reply as it comes in pieces."""
+
+    text: str = ""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    finish: str = ""
+
+    @abstractmethod
+    def take(self, piece: Any, on_text: OnText) -> None:
+        """One piece of the stream; text goes on at once."""
+
+    @abstractmethod
+    def reply(self) -> Reply: ...
+
+    def say(self, text: str, on_text: OnText) -> None:
+        self.text += text
+        on_text(text)
+
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(
+            ToolCall(call["id"] or f"call_{index}", call["name"], call["arguments"])
+            for index, call in sorted(self.calls.items())
+        )
+
+
+class SdkModel(ABC):
+    """``sdk`` is the module of a vendor, ``client`` and ``error`` are classes in it. ``connection``
+    is what its client is made with, ``options`` what goes into each request."""
+
+    sdk: ClassVar[str]
+    client: ClassVar[str]
+    error: ClassVar[str]
+
+    def __init__(self, name: str, connection: dict[str, Any], options: dict[str, Any]) -> None:
+        try:
+            module = importlib.import_module(self.sdk)
+        except ImportError as error:
+            raise missing_sdk(error) from None
+        self.name = name
+        self._options = options
+        self._error: type[Exception] = getattr(module, self.error)
+        try:
+            self._client = getattr(module, self.client)(**connection)
+        except self._error as error:
+            raise ModelError(f"The model cannot be asked: {error}") from None
+
+    @abstractmethod
+    def request(
+        self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> dict[str, Any]:
+        """What the endpoint is sent, in its own words."""
+
+    @abstractmethod
+    async def open_stream(self, request: dict[str, Any]) -> Any:
+        """The stream of an answer."""
+
+    @abstractmethod
+    def heard(self) -> Heard:
+        """Takes the stream in."""
+
+    async def reply(
+        self, system: str, messages: Sequence[Message], tools: Sequence[Tool], on_text: OnText
+    ) -> Reply:
+        heard = self.heard()
+        try:
+            stream = await self.open_stream(self.request(system, messages, tools))
+        except self._error as error:
+            raise ModelError(f"The model {self.name} did not answer: {error}") from error
+        except TypeError as error:  # how an SDK says that it has no key
+            raise ModelError(f"The model {self.name} cannot be asked: {error}") from error
+        try:
+            async for piece in stream:
+                heard.take(piece, on_text)
+        except Exception as error:  # the SDKs pass on whatever their transport raises
+            raise ModelBrokeOff(
+                f"The model {self.name} broke off in the middle: {error or type(error).__name__}"
+            ) from error
+        return heard.reply()
+
+    async def close(self) -> None:
+        await self._client.close()

@@ -1,0 +1,212 @@
+"""Lines that break as those of IPython do. Part of the program of a session, as driver.py.
+
+Text goes out until a place where a line may break; from there on it waits. When what waits does not
+fit into the line, the outermost group that can is broken: at all its places, and at those that are
+still to come. What a value says is bounded: in items of a container, and in characters.
+"""
+
+import collections
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Deque, Iterable, Iterator, List, Optional
+
+if TYPE_CHECKING:
+    from .printers import printer_of
+
+WIDTH = 79
+MAX_IN_ONE = 1000
+MAX_IN_ALL = 20000
+
+
+class Enough(Exception):
+    """There is more text than anybody reads."""
+
+
+class Group:
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.places: Deque["Waiting"] = collections.deque()
+        self.broken = False
+
+
+class Waiting:
+    """Text that waits, or a place to break: that has a group."""
+
+    def __init__(self, text: str, group: Optional[Group] = None, indentation: int = 0) -> None:
+        self.text = text
+        self.group = group
+        self.indentation = indentation
+
+
+class Layout:
+    """The methods without an underscore are what ``_repr_pretty_`` of a value may use."""
+
+    def __init__(self, limit: int) -> None:
+        self.indentation = 0
+        self._limit = limit
+        self._written: List[str] = []
+        self._length = 0
+        self._column = 0
+        self._waiting: Deque[Waiting] = collections.deque()
+        self._waiting_width = 0
+        self._stack = [Group(0)]
+        self._unbroken: List[List[Group]] = [[self._stack[0]]]
+        self._inside: List[int] = []
+        self._items = 0
+
+    def whole(self) -> str:
+        self._flush()
+        return "".join(self._written)
+
+    # Text and places
+
+    def text(self, text: str) -> None:
+        if not self._waiting:
+            self._write(text)
+            self._column += len(text)
+            return
+        if self._waiting[-1].group is not None:
+            self._waiting.append(Waiting(""))
+        self._waiting[-1].text += text
+        self._waiting_width += len(text)
+        self._make_fit()
+
+    def breakable(self, separator: str = " ") -> None:
+        group = self._stack[-1]
+        if group.broken:
+            self._flush()
+            self._new_line(self.indentation)
+            return
+        place = Waiting(separator, group, self.indentation)
+        group.places.append(place)
+        self._waiting.append(place)
+        self._waiting_width += len(separator)
+        self._make_fit()
+
+    def break_(self) -> None:
+        group = self._outermost()
+        if group is not None:
+            self._break(group)
+        self._flush()
+        self._new_line(self.indentation)
+
+    def begin_group(self, indent: int = 0, text: str = "") -> None:
+        if text:
+            self.text(text)
+        group = Group(self._stack[-1].depth + 1)
+        self._stack.append(group)
+        while len(self._unbroken) <= group.depth:
+            self._unbroken.append([])
+        self._unbroken[group.depth].append(group)
+        self.indentation += indent
+
+    def end_group(self, dedent: int = 0, text: str = "") -> None:
+        self.indentation -= dedent
+        group = self._stack.pop()
+        if not group.places and group in self._unbroken[group.depth]:
+            self._unbroken[group.depth].remove(group)
+        if text:
+            self.text(text)
+
+    @contextmanager
+    def group(self, indent: int = 0, begin: str = "", end: str = "") -> Iterator[None]:
+        self.begin_group(indent, begin)
+        try:
+            yield
+        finally:
+            self.end_group(indent, end)
+
+    # Lines
+
+    def _make_fit(self) -> None:
+        while self._column + self._waiting_width > WIDTH:
+            group = self._outermost()
+            if group is None:
+                return
+            self._break(group)
+
+    def _outermost(self) -> Optional[Group]:
+        """The next group to break. Those beside it that have no place yet break from now on."""
+        for groups in self._unbroken:
+            for number, group in enumerate(reversed(groups)):
+                if group.places:
+                    del groups[number]
+                    group.broken = True
+                    return group
+            for group in groups:
+                group.broken = True
+            del groups[:]
+        return None
+
+    def _break(self, group: Group) -> None:
+        while group.places:
+            self._let_go(self._waiting.popleft())
+        while self._waiting and self._waiting[0].group is None:
+            self._let_go(self._waiting.popleft())
+
+    def _let_go(self, waiting: Waiting) -> None:
+        self._waiting_width -= len(waiting.text)
+        group = waiting.group
+        if group is not None:
+            group.places.popleft()
+            if group.broken:
+                self._flush_column(waiting.indentation)
+                return
+            if not group.places and group in self._unbroken[group.depth]:
+                self._unbroken[group.depth].remove(group)
+        self._write(waiting.text)
+        self._column += len(waiting.text)
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._let_go(self._waiting.popleft())
+
+    def _new_line(self, indentation: int) -> None:
+        self._flush_column(indentation)
+        self._waiting_width = 0
+
+    def _flush_column(self, indentation: int) -> None:
+        self._write("\n" + " " * indentation)
+        self._column = indentation
+
+    def _write(self, text: str) -> None:
+        self._length += len(text)
+        self._written.append(text)
+        if self._length > self._limit:
+            raise Enough
+
+    # Values
+
+    def pretty(self, value: Any) -> None:
+        cycle = id(value) in self._inside
+        self._inside.append(id(value))
+        self.begin_group()
+        try:
+            printer_of(value)(value, self, cycle)
+        finally:
+            self.end_group()
+            self._inside.pop()
+
+    def items(self, values: Iterable[Any]) -> Iterator[Any]:
+        """The items of a container with commas between them, and dots for those that are left."""
+        for number, value in enumerate(values):
+            if number:
+                self.text(",")
+                self.breakable()
+            if number == MAX_IN_ONE or self._items >= MAX_IN_ALL:
+                self.text("...")
+                return
+            self._items += 1
+            yield value
+
+    def call(self, name: str, *values: Any, **named: Any) -> None:
+        """``name(value, name=value)``"""
+        with self.group(len(name) + 1, name + "(", ")"):
+            for number, (key, value) in enumerate([*((None, v) for v in values), *named.items()]):
+                if number:
+                    self.text(",")
+                    self.breakable()
+                if key is None:
+                    self.pretty(value)
+                else:
+                    with self.group(len(key) + 1, key + "="):
+                        self.pretty(value)

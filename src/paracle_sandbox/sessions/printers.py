@@ -1,0 +1,207 @@
+"""How each kind of value is shown, as IPython shows it. Part of the program of a session, as
+driver.py."""
+
+import collections
+import inspect
+import os
+import re
+import types
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+
+if TYPE_CHECKING:
+    from .layout import MAX_IN_ONE, Enough, Layout
+
+BUILTIN_MODULES = (None, "builtins", "exceptions")
+Printer = Callable[[Any, "Layout", bool], None]
+
+
+def laid_out(value: Any, limit: int) -> str:
+    layout = Layout(limit)
+    try:
+        layout.pretty(value)
+        return layout.whole()
+    except Enough:
+        return "".join(layout._written)[:limit] + "... (cut off)"
+
+
+def printer_of(value: Any) -> Printer:
+    kind = getattr(value, "__class__", None) or type(value)
+    for base in type.__dict__["__mro__"].__get__(kind):
+        if base in PRINTERS:
+            return PRINTERS[base]
+        if callable(vars(base).get("_repr_pretty_")):
+            return lambda value, layout, cycle: base._repr_pretty_(value, layout, cycle)
+        if base is not object and "__repr__" in vars(base):
+            return as_repr
+    return as_object
+
+
+def as_repr(value: Any, layout: Layout, cycle: bool) -> None:
+    with layout.group():
+        for number, line in enumerate(repr(value).splitlines()):
+            if number:
+                layout.break_()
+            layout.text(line)
+
+
+def as_object(value: Any, layout: Layout, cycle: bool) -> None:
+    with layout.group(1, "<", ">"):
+        layout.pretty(type(value))
+        layout.text(" at 0x%x%s" % (id(value), " ..." if cycle else ""))
+
+
+def in_brackets(begin: str, end: str) -> Printer:
+    def show(value: Any, layout: Layout, cycle: bool) -> None:
+        if cycle:
+            layout.text(begin + "..." + end)
+            return
+        layout.begin_group(len(begin), begin)
+        for item in layout.items(value):
+            layout.pretty(item)
+        if isinstance(value, tuple) and len(value) == 1:
+            layout.text(",")
+        layout.end_group(len(begin), end)
+
+    return show
+
+
+def as_set(begin: str, end: str) -> Printer:
+    def show(value: Any, layout: Layout, cycle: bool) -> None:
+        if not value and not cycle:
+            layout.text(type(value).__name__ + "()")
+        else:
+            in_brackets(begin, end)(in_order(value), layout, cycle)
+
+    return show
+
+
+def in_order(values: Any) -> List[Any]:
+    found = list(values)
+    if len(found) >= MAX_IN_ONE:
+        return found
+    for key in (None, str):
+        try:
+            return sorted(found, key=key)
+        except Exception:  # noqa: BLE001, S112 - what compares them is the cell's own
+            continue
+    return found
+
+
+def as_dict(begin: str, end: str) -> Printer:
+    def show(value: Any, layout: Layout, cycle: bool) -> None:
+        if cycle:
+            layout.text("{...}")
+            return
+        layout.begin_group(len(begin), begin)
+        for key in layout.items(value.keys()):
+            layout.pretty(key)
+            layout.text(": ")
+            layout.pretty(value[key])
+        layout.end_group(len(begin), end)
+
+    return show
+
+
+def as_mappingproxy(value: Any, layout: Layout, cycle: bool) -> None:
+    as_dict("mappingproxy({", "})")(value, layout, cycle)
+
+
+def as_class(value: Any, layout: Layout, cycle: bool) -> None:
+    if next(base for base in type(value).__mro__ if "__repr__" in vars(base)) is not type:
+        as_repr(value, layout, cycle)
+    else:
+        layout.text(full_name(value, getattr(value, "__module__", None)))
+
+
+def as_function(value: Any, layout: Layout, cycle: bool) -> None:
+    name = full_name(value, value.__module__)
+    try:
+        name += str(inspect.signature(value))
+    except ValueError:
+        pass
+    layout.text("<function %s>" % name)
+
+
+def full_name(value: Any, module: Optional[str]) -> str:
+    name = getattr(value, "__qualname__", value.__name__)
+    return name if module in BUILTIN_MODULES else "%s.%s" % (module, name)
+
+
+def as_exception(value: Any, layout: Layout, cycle: bool) -> None:
+    layout.call(full_name(type(value), type(value).__module__), *value.args)
+
+
+FLAGS = ("IGNORECASE", "LOCALE", "MULTILINE", "DOTALL", "UNICODE", "VERBOSE", "DEBUG")
+
+
+def as_pattern(value: Any, layout: Layout, cycle: bool) -> None:
+    layout.text("re.compile(r" + repr(value.pattern).replace("\\\\", "\\"))
+    flags = ["re." + name for name in FLAGS if value.flags & getattr(re, name)]
+    if flags:
+        layout.text(",")
+        layout.breakable()
+        layout.text("|".join(flags))
+    layout.text(")")
+
+
+def as_super(value: Any, layout: Layout, cycle: bool) -> None:
+    with layout.group(8, "<super: ", ">"):
+        layout.pretty(value.__thisclass__)
+        layout.text(",")
+        layout.breakable()
+        layout.pretty(value.__self__)
+
+
+def as_call(arguments: Callable[[Any], List[Any]]) -> Printer:
+    """``Name(argument, argument)``"""
+
+    def show(value: Any, layout: Layout, cycle: bool) -> None:
+        name = type(value).__name__
+        if cycle:
+            layout.text(name + "(...)")
+        else:
+            layout.call(name, *arguments(value))
+
+    return show
+
+
+def as_deque(value: Any, layout: Layout, cycle: bool) -> None:
+    name = type(value).__name__
+    more: Dict[str, Any] = {} if value.maxlen is None else {"maxlen": value.maxlen}
+    if cycle:
+        layout.text(name + "(...)")
+    else:
+        layout.call(name, list(value), **more)
+
+
+def as_namespace(value: Any, layout: Layout, cycle: bool) -> None:
+    kind = type(value)
+    name = "namespace" if kind is types.SimpleNamespace else kind.__name__
+    if cycle:
+        layout.text(name + "(...)")
+    else:
+        layout.call(name, **vars(value))
+
+
+PRINTERS: Dict[type, Printer] = {
+    tuple: in_brackets("(", ")"),
+    list: in_brackets("[", "]"),
+    dict: as_dict("{", "}"),
+    set: as_set("{", "}"),
+    frozenset: as_set("frozenset({", "})"),
+    type: as_class,
+    os._Environ: as_dict("environ{", "}"),
+    types.MappingProxyType: as_mappingproxy,
+    types.FunctionType: as_function,
+    types.BuiltinFunctionType: as_function,
+    types.SimpleNamespace: as_namespace,
+    BaseException: as_exception,
+    re.Pattern: as_pattern,
+    super: as_super,
+    collections.OrderedDict: as_call(lambda value: [list(value.items())] if value else []),
+    collections.defaultdict: as_call(lambda value: [value.default_factory, dict(value)]),
+    collections.deque: as_deque,
+    collections.Counter: as_call(lambda value: [dict(value.most_common())] if value else []),
+    collections.UserList: as_call(lambda value: [value.data]),
+}
+PRINTERS.update(dict.fromkeys((int, float, str, bytes, range, slice), as_repr))

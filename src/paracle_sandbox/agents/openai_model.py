@@ -69,7 +69,9 @@ class _Heard(Heard):
         call["id"] = piece.id or call["id"]
         if piece.function is not None:
             call["name"] += piece.function.name or ""
-            call["arguments"] += piece.function.arguments or ""
+            given = piece.function.arguments or ""
+            # Some endpoints send an object where the API has its text.
+            call["arguments"] += given if isinstance(given, str) else json.dumps(given)
 
     def reply(self) -> Reply:
         return Reply(self.text, self.tool_calls(), self.usage, cut_off=self.finish == "length")

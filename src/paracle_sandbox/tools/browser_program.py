@@ -27,7 +27,7 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage
          "--no-first-run", "--disable-extensions", "--disable-sync", "--mute-audio",
          "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
          "--window-size=1280,800", "--remote-debugging-pipe")  # fmt: skip
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 60.0
 LOAD_SECONDS = 15.0
 MAX_ELEMENTS = 150
 MAX_TEXT = 20000

@@ -205,6 +205,44 @@ async def test_broken_arguments_are_explained(dialect: str, broken: str) -> None
     )
 
 
+async def test_call_that_was_cut_off(dialect: str) -> None:
+    length = "length" if dialect == "openai" else "max_tokens"
+    half = '{"action": "create_file", "file_path": "f", "file_contents": "aaa'
+    script = [Turn("", [("sandbox_files", half)], finish=length), Turn("ok")]
+    async with agent_over(script, dialect) as (agent, conversation):
+        assert (await agent.run("go")).success
+        assert "not valid JSON" in conversation.tool_texts()[0]
+    assert "in smaller parts" in json.dumps(conversation.requests[-1]["messages"][-1])
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
+    body = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m",
+            "choices": choices}  # fmt: skip
+    return f"data: {json.dumps(body)}\n\n".encode()
+
+
+CALL = {"name": "sandbox_shell", "arguments": '{"command": "echo hi"}'}
+PECULIAR = {
+    "no index": {"id": "a", "type": "function", "function": CALL},
+    "an object": {"index": 0, "id": "a",
+                  "function": {"name": "sandbox_shell", "arguments": {"command": "echo hi"}}},
+    "no id": {"index": 0, "function": CALL},
+    "a far index": {"index": 10**9, "id": "a", "function": CALL},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", PECULIAR)
+async def test_peculiar_endpoints(call: str) -> None:
+    """Those that speak OpenAI's API with an accent, and send neither usage nor the last mark."""
+    asks = chunk({"role": "assistant", "content": None, "tool_calls": [PECULIAR[call]]})
+    done = chunk({"reasoning_content": "hm"}) + chunk({"content": "done"})
+    async with agent_over([Turn(raw=asks), Turn(raw=done)]) as (agent, conversation):
+        result = await agent.run("go")
+        assert result.success and result.text == "done", result
+        assert conversation.tool_texts() == ["hi\n"]
+
+
 async def test_unknown_tool_and_failing_program(dialect: str) -> None:
     script = [
         Turn("", [("fly", {}), ("sandbox_shell", {"command": "exit 7"})]),

@@ -173,6 +173,7 @@ def test_one_agent_is_stopped_and_no_other(cli: Cli) -> None:
             stopped = cli.run("agents", "stop", "clerk", "--json").json
             assert stopped["interrupted"] == [clerk.pid]
             assert clerk.wait(30) == 130
+            assert audited(cli, "clerk")[-1]["status"] == "cancelled"
             assert agents_at_work(cli) == ["coder"] and coder.poll() is None
             assert cli.run("agents", "stop", "coder").code == 0
             assert coder.wait(30) == 130

@@ -222,6 +222,22 @@ def test_interrupted(cli: Cli) -> None:
     assert reached
 
 
+def test_nobody_reads_on(cli: Cli) -> None:
+    """``| head -1``: it ends quietly, and leaves nothing."""
+    turns = [Turn("words " * 100, [("sandbox_shell", {"command": f"echo {n}"})]) for n in range(9)]
+    with model_server(turns) as chat:
+        process = cli.start(*words(chat))
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.read(3)
+            process.stdout.close()
+            said = process.stderr.read().decode()
+            assert process.wait(60) == 128 + signal.SIGPIPE and "Traceback" not in said
+        finally:
+            process.stdout = None
+            end(process)
+
+
 def test_stream_and_inputs(cli: Cli) -> None:
     inside = {"code": "import json; print(json.load(open('/tmp/inputs.json'))['who'])"}
     turns = [Turn("", [("python_execute", inside)]), Turn("Hello there.")]

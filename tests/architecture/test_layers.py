@@ -50,7 +50,6 @@ WRITES_UNSAFE_FORMATS = {"channel.boot"}
 # Where the environment is read: settings by their job; the others run inside, or in tests.
 # What starts ahead of all imports cannot wait for the settings.
 READS_ENVIRONMENT = ("settings", "setting_rows", "guest", "jail", "testing")
-RUNS_INSIDE = ("tools.browser_program",)
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -186,7 +185,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     wrong = [
         f"{name}:{line}"
         for name in files()
-        if top(name) not in READS_ENVIRONMENT and name not in ("backends.ahead", *RUNS_INSIDE)
+        if top(name) not in READS_ENVIRONMENT and name != "backends.ahead"
         for line in environment_reads(tree(name))
     ]
     assert not wrong, f"make it a setting: {wrong}"

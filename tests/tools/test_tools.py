@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,10 +233,10 @@ async def test_shell_background_tells_each_thing_once(client: LocalSandboxClient
     await tool.call({"command": script, "blocking": False, "session_name": "job"})
     await tool.call({"command": "while ! test -f one; do sleep 0.02; done"})
     seen = ""
-    for _ in range(200):
-        seen += (await tool.call({"action": "poll", "session_name": "job"})).data["output"]
-        if "b" in seen:
-            break
+    async with asyncio.timeout(30):
+        while not ("a" in seen and "b" in seen):
+            seen += (await tool.call({"action": "poll", "session_name": "job"})).data["output"]
+            await asyncio.sleep(0.02)
     assert sorted(seen.replace("[stderr]: ", "").split()) == ["a", "b"]
     await tool.call({"command": "touch go"})
     await tool._background["job"].command.wait()

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..tools import Tool
 from .conversation import Message, Reply, Usage
-from .model import OnText
 from .sdk_model import Heard, SdkModel
 
 # The API wants a number; agents that write files need a large one.
@@ -51,7 +50,7 @@ class _Heard(Heard):
     input_tokens: int = 0
     output_tokens: int = 0
 
-    def take(self, event: Any, on_text: OnText) -> None:
+    def take(self, event: Any) -> str:
         if event.type == "message_start":
             usage = event.message.usage
             self.input_tokens = usage.input_tokens or 0
@@ -61,12 +60,13 @@ class _Heard(Heard):
             self.calls[event.index] = {"id": block.id, "name": block.name, "arguments": ""}
         elif event.type == "content_block_delta":
             if event.delta.type == "text_delta":
-                self.say(event.delta.text, on_text)
-            elif event.delta.type == "input_json_delta" and event.index in self.calls:
+                return str(event.delta.text)
+            if event.delta.type == "input_json_delta" and event.index in self.calls:
                 self.calls[event.index]["arguments"] += event.delta.partial_json
         elif event.type == "message_delta":
             self.finish = event.delta.stop_reason or self.finish
             self.output_tokens = event.usage.output_tokens or self.output_tokens
+        return ""
 
     def reply(self) -> Reply:
         usage = Usage(self.input_tokens, self.output_tokens)

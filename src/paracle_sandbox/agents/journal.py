@@ -3,6 +3,7 @@ sandbox tried that it may not."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,11 @@ class AgentJournal:
         audit.LOGGER.addHandler(handler)
         try:
             yield
+        except BaseException as error:
+            # No event says so any more.
+            cancelled = isinstance(error, asyncio.CancelledError)
+            self._record("end", status="cancelled" if cancelled else "error", error=repr(error))
+            raise
         finally:
             audit.LOGGER.removeHandler(handler)
 

@@ -157,11 +157,11 @@ class Loop:
         if cost is not None and most is not None and cost > most:
             return "cost_limit"
         self.messages.append(Message("assistant", reply.text, reply.calls))
-        if reply.calls:
-            return await self._do_all(reply.calls)
-        if reply.cut_off:
+        end = await self._do_all(reply.calls) if reply.calls else None
+        if reply.cut_off and end is None:
             self.messages.append(Message("user", "You were cut off. Go on, in smaller parts."))
-            return None
+        if reply.cut_off or reply.calls:
+            return end
         if not reply.text.strip():
             self._empty += 1
             if self._empty >= _MAX_EMPTY:

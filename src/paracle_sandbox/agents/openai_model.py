@@ -9,7 +9,6 @@ from typing import Any
 
 from ..tools import Tool
 from .conversation import Message, Reply, Usage
-from .model import OnText
 from .sdk_model import Heard, SdkModel
 
 
@@ -50,17 +49,18 @@ class OpenAIModel(SdkModel):
 class _Heard(Heard):
     usage: Usage = field(default_factory=Usage)
 
-    def take(self, chunk: Any, on_text: OnText) -> None:
+    def take(self, chunk: Any) -> str:
+        said = ""
         if chunk.usage is not None:
             self.usage = Usage(chunk.usage.prompt_tokens or 0, chunk.usage.completion_tokens or 0)
         for choice in chunk.choices or ():
             self.finish = choice.finish_reason or self.finish
             if choice.delta is None:
                 continue
-            if choice.delta.content:
-                self.say(choice.delta.content, on_text)
+            said += choice.delta.content or ""
             for piece in choice.delta.tool_calls or ():
                 self._take_call(piece)
+        return said
 
     def _take_call(self, piece: Any) -> None:
         # Some endpoints leave the index out, and send each call whole.
@@ -69,7 +69,9 @@ class _Heard(Heard):
         call["id"] = piece.id or call["id"]
         if piece.function is not None:
             call["name"] += piece.function.name or ""
-            call["arguments"] += piece.function.arguments or ""
+            given = piece.function.arguments or ""
+            # Some endpoints send an object where the API has its text.
+            call["arguments"] += given if isinstance(given, str) else json.dumps(given)
 
     def reply(self) -> Reply:
         return Reply(self.text, self.tool_calls(), self.usage, cut_off=self.finish == "length")

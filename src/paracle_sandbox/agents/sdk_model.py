@@ -22,15 +22,11 @@ class Heard(ABC):
     finish: str = ""
 
     @abstractmethod
-    def take(self, piece: Any, on_text: OnText) -> None:
-        """One piece of the stream; text goes on at once."""
+    def take(self, piece: Any) -> str:
+        """One piece of the stream; the text in it, for whoever listens."""
 
     @abstractmethod
     def reply(self) -> Reply: ...
-
-    def say(self, text: str, on_text: OnText) -> None:
-        self.text += text
-        on_text(text)
 
     def tool_calls(self) -> tuple[ToolCall, ...]:
         return tuple(
@@ -85,13 +81,26 @@ class SdkModel(ABC):
         except TypeError as error:  # how an SDK says that it has no key
             raise ModelError(f"The model {self.name} cannot be asked: {error}") from error
         try:
-            async for piece in stream:
-                heard.take(piece, on_text)
-        except Exception as error:  # the SDKs pass on whatever their transport raises
-            raise ModelBrokeOff(
-                f"The model {self.name} broke off in the middle: {error or type(error).__name__}"
-            ) from error
+            await self._listen(stream, heard, on_text)
+        finally:
+            await stream.close()
         return heard.reply()
+
+    async def _listen(self, stream: Any, heard: Heard, on_text: OnText) -> None:
+        pieces = aiter(stream)
+        while True:
+            try:
+                said = heard.take(await anext(pieces))
+            except StopAsyncIteration:
+                return
+            except Exception as error:  # the SDKs pass on whatever their transport raises
+                reason = str(error) or type(error).__name__
+                raise ModelBrokeOff(
+                    f"The model {self.name} broke off in the middle: {reason}"
+                ) from error
+            heard.text += said
+            if said:
+                on_text(said)
 
     async def close(self) -> None:
         await self._client.close()

@@ -17,12 +17,17 @@ from typing import Any, Callable, Dict, List, Optional
 
 NAMES = ("chromium-headless-shell", "headless_shell", "chromium", "chromium-browser",
          "google-chrome", "google-chrome-stable", "chrome")  # fmt: skip
-FOLDERS = ("~/.cache/ms-playwright", "/ms-playwright", "/root/.cache/ms-playwright")
+FOLDERS = (
+    "$PLAYWRIGHT_BROWSERS_PATH",
+    "~/.cache/ms-playwright",
+    "/ms-playwright",
+    "/root/.cache/ms-playwright",
+)
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-zygote",
          "--no-first-run", "--disable-extensions", "--disable-sync", "--mute-audio",
          "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
          "--window-size=1280,800", "--remote-debugging-pipe")  # fmt: skip
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 60.0
 LOAD_SECONDS = 15.0
 MAX_ELEMENTS = 150
 MAX_TEXT = 20000
@@ -69,8 +74,7 @@ def find_browser() -> str:
         path = shutil.which(name)
         if path is not None:
             return path
-    given = os.environ.get("PLAYWRIGHT_BROWSERS_PATH")
-    for folder in ([given] if given else []) + [os.path.expanduser(f) for f in FOLDERS]:
+    for folder in (os.path.expandvars(os.path.expanduser(folder)) for folder in FOLDERS):
         for name in ("chrome", "headless_shell", "chrome-headless-shell"):
             found = sorted(glob.glob(os.path.join(folder, "chromium*", "*", name)))
             if found:
@@ -85,13 +89,12 @@ class Wire:
         theirs_in, self.out = os.pipe()
         self.into, theirs_out = os.pipe()
         self.profile = tempfile.mkdtemp(prefix="browser-")
-        start = 'exec "$@" 3<&%d 4>&%d' % (theirs_in, theirs_out)
+        start = 'HOME=$1; export HOME; shift; exec "$@" 3<&%d 4>&%d' % (theirs_in, theirs_out)
         arguments = [path, *FLAGS, "--user-data-dir=" + self.profile, "about:blank"]
         self.log = open(os.path.join(self.profile, "log"), "w+b")
         self.process = subprocess.Popen(
-            ["sh", "-c", start, "sh", *arguments], pass_fds=(theirs_in, theirs_out),
+            ["sh", "-c", start, "sh", self.profile, *arguments], pass_fds=(theirs_in, theirs_out),
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
-            env=dict(os.environ, HOME=self.profile),
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)

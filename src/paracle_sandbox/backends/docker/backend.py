@@ -156,10 +156,13 @@ class DockerBackend(Backend):
         if handle is None or owned is None:
             return False
         rename = self.engine.rename(owned.container, container_name(sandbox_id))
-        image, renamed = await asyncio.gather(
-            self.engine.image_id(wish.config.base_image), rename, return_exceptions=True
+        image, renamed, lives = await asyncio.gather(
+            self.engine.image_id(wish.config.base_image),
+            rename,
+            self._meter.sees_alive(owned),
+            return_exceptions=True,
         )
-        if image != owned.image or renamed is not None or self._watch.has_ended(owned.container):
+        if image != owned.image or renamed is not None or lives is not True:
             logger.info("a container that was kept ready is not used: %s", renamed or image)
             with suppress(SandboxError):
                 await self.destroy(handle)
@@ -173,8 +176,7 @@ class DockerBackend(Backend):
         try:
             async with self._network(wish.config) as network:
                 await self._make_in(network, title, wish, [])
-            owned = self._owned[title.handle]
-            owned.image = str((await self.engine.inspect(owned.container))["Image"])
+            await self._meter.learn(self._owned[title.handle])
         except BaseException as error:
             with suppress(SandboxError):
                 await self.destroy(title.handle)

@@ -31,12 +31,14 @@ _SECONDS = 6.0
 
 @dataclass(frozen=True)
 class Figures:
-    """``fresh`` is create, hello, destroy, ``cold`` the same with no container kept ready; those
-    called ``at_once`` are per second, eight at a time."""
+    """``fresh`` is create, hello, destroy, ``cold`` the same with no container kept ready;
+    ``run_rm`` is the client's run with its defaults, ``run_rm_alone`` without a network, as ours
+    are; those called ``at_once`` are per second, eight at a time."""
 
     fresh: Times
     cold: Times
     run_rm: Times
+    run_rm_alone: Times
     command: Times
     exec_command: Times
     at_once: float
@@ -91,20 +93,23 @@ async def figures(name: str, count: int) -> Figures:
         runtime = backend.runtime or "runc"
         client = ["docker", "--host", str(_settings().docker_host or "")]
         chosen = ["--runtime", runtime] if backend.runtime else []
-        plain = [*client, "run", "--rm", "--network", "none", *chosen, config.base_image]
-        run_rm = [*plain, "python3", "-I", "-c", _HELLO]
+        hello = [*chosen, config.base_image, "python3", "-c", _HELLO]
+        run_rm = [*client, "run", "--rm", *hello]
+        run_rm_alone = [*client, "run", "--rm", "--network", "none", *hello]
 
-        async def client_runs() -> None:
-            run_command(run_rm)
+        async def in_turn(command: list[str]) -> None:
+            run_command(command)
 
         fresh = f"{name}: create + hello + destroy"
         no_stock = f"{name}: create + hello + destroy, no stock"
-        theirs = f"docker run --rm --network none, {runtime}"
+        theirs = f"docker run --rm, {runtime}"
+        alone = f"docker run --rm --network none, {runtime}"
         times = await timed_in_turns(
             {
                 fresh: lambda: _fresh(backend, config),
                 no_stock: lambda: _fresh(cold, config),
-                theirs: client_runs,
+                theirs: lambda: in_turn(run_rm),
+                alone: lambda: in_turn(run_rm_alone),
             },
             few,
             backend.stock.settled,
@@ -115,10 +120,10 @@ async def figures(name: str, count: int) -> Figures:
         at_once = await per_second(lambda _: _fresh(backend, config), _AT_ONCE, _SECONDS)
         await backend.stock.settled()
         return Figures(
-            times[fresh], times[no_stock], times[theirs], command, exec_command,
+            times[fresh], times[no_stock], times[theirs], times[alone], command, exec_command,
             at_once,
             await per_second(lambda _: _fresh(cold, config), _AT_ONCE, _SECONDS),
-            await per_second(lambda _: _client(run_rm), _AT_ONCE, _SECONDS),
+            await per_second(lambda _: _client(run_rm_alone), _AT_ONCE, _SECONDS),
             commands,
             execs,
         )  # fmt: skip

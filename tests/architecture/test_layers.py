@@ -39,7 +39,10 @@ EXTRACTOR = ("guest.descent", "guest.staging", "guest.trees")
 # What may know a concrete backend by name. Everybody else asks these.
 ASSEMBLERS = ("backends.registry", "backends.catalog", "backends.ahead")
 # What backends share: how this machine's kernel is read and told.
-SHARED = ("backends.cgroup_usage", "backends.nft", "backends.posture", "backends.workspaces")
+SHARED = (
+    "backends.cgroup_usage", "backends.nft", "backends.posture", "backends.probe",
+    "backends.workspaces",
+)  # fmt: skip
 SEAM = ("backends", "backends.base", *SHARED, *ASSEMBLERS)
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "core", "misc"}

@@ -15,6 +15,7 @@ import pytest
 from container_fixtures import BACKENDS, changed
 
 import engines
+from paracle_sandbox.backends.base import SandboxInfo
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.ready import Wish
 from paracle_sandbox.config import SandboxConfig
@@ -32,13 +33,22 @@ async def ready(backend: DockerBackend) -> list[str]:
     return [one["Id"] for one in found if one["Names"][0].startswith("/paracle-ready-")]
 
 
+async def ours(backend: DockerBackend) -> list[SandboxInfo]:
+    """Others may have sandboxes on this engine too."""
+    return [one for one in await backend.list_sandboxes() if one.owner_pid == os.getpid()]
+
+
+def new_name() -> str:
+    return f"r-{os.urandom(5).hex()}"
+
+
 def container(backend: DockerBackend, sandbox: Sandbox) -> str:
     return backend._owned[sandbox.sandbox_id].container
 
 
 async def once(backend: DockerBackend, config: SandboxConfig = KIND, **labels: str) -> str:
     """Create one of a kind and remove it; its container."""
-    async with Sandbox(backend, f"r-{os.urandom(5).hex()}", config, labels) as sandbox:
+    async with Sandbox(backend, new_name(), config, labels) as sandbox:
         return container(backend, sandbox)
 
 
@@ -58,22 +68,22 @@ async def stocked(backend: DockerBackend) -> AsyncIterator[DockerBackend]:
 @pytest.mark.parametrize("engine", ["docker", "gvisor"])
 async def test_the_next_of_its_kind_is_the_ready_one(stocked: DockerBackend) -> None:
     waiting = await ready(stocked)
-    assert not await stocked.list_sandboxes(), "it is nobody's sandbox"
-    before = time.time()
-    async with Sandbox(stocked, "taken", KIND) as sandbox:
+    assert not await ours(stocked), "it is nobody's sandbox"
+    before, name = time.time(), new_name()
+    async with Sandbox(stocked, name, KIND) as sandbox:
         assert container(stocked, sandbox) == waiting[0]
-        (info,) = await stocked.list_sandboxes()
-        assert info.sandbox_id == "taken" and info.owner_pid == os.getpid() and info.owner_alive
+        (info,) = await ours(stocked)
+        assert info.sandbox_id == name and info.owner_alive
         assert info.created_at >= before and info.config["memory_mb"] == 200
-        said = await stocked.engine.inspect("paracle-sandbox-taken")
+        said = await stocked.engine.inspect(f"paracle-sandbox-{name}")
         assert said["Id"] == waiting[0] and said["HostConfig"]["Memory"] == 200 << 20
         assert await sandbox.run_command("ls -A . /tmp; touch used; pwd") == (
             ".:\n\n/tmp:\n/workspace\n"
         )
-        assert (await stocked.usage("taken")).memory_bytes > 0
+        assert (await stocked.usage(name)).memory_bytes > 0
         # Another process sees the same.
         other = BACKENDS[stocked.name](stocked.settings)
-        assert [one.sandbox_id for one in await other.list_sandboxes()] == ["taken"]
+        assert [one.sandbox_id for one in await ours(other)] == [name]
         await other.close()
     again = await ready(stocked)
     assert len(again) == 1 and again != waiting, "each is used once"
@@ -116,7 +126,7 @@ async def test_one_that_died_is_replaced(stocked: DockerBackend) -> None:
     pid = (await stocked.engine.inspect(waiting))["State"]["Pid"]
     os.kill(pid, signal.SIGKILL)
     assert oracles.wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
-    async with Sandbox(stocked, "after-death", KIND) as sandbox:
+    async with Sandbox(stocked, new_name(), KIND) as sandbox:
         assert container(stocked, sandbox) != waiting
         assert await sandbox.run_command("echo alive") == "alive\n"
 
@@ -124,17 +134,18 @@ async def test_one_that_died_is_replaced(stocked: DockerBackend) -> None:
 async def test_one_that_was_removed_is_replaced(stocked: DockerBackend) -> None:
     (waiting,) = await ready(stocked)
     await stocked.engine.remove(waiting)
-    async with Sandbox(stocked, "after-removal", KIND) as sandbox:
+    async with Sandbox(stocked, new_name(), KIND) as sandbox:
         assert await sandbox.run_command("echo alive") == "alive\n"
 
 
 async def test_a_name_that_is_taken_stays_taken(stocked: DockerBackend) -> None:
-    async with Sandbox(stocked, "one-name", KIND) as sandbox:
-        async with Sandbox(stocked, "other-name", KIND):
+    name = new_name()
+    async with Sandbox(stocked, name, KIND) as sandbox:
+        async with Sandbox(stocked, new_name(), KIND):
             pass  # which leaves a ready one
         assert len(await ready(stocked)) == 1
         with pytest.raises(SandboxConflictError, match="exists already"):
-            await stocked.create("one-name", KIND, {})
+            await stocked.create(name, KIND, {})
         assert await sandbox.run_command("echo mine") == "mine\n"
 
 
@@ -185,7 +196,7 @@ async def test_none_is_kept_unless_it_can_be(settings: Settings) -> None:
 
 async def test_kinds_that_nobody_wants_any_more_are_let_go(stocked: DockerBackend) -> None:
     """Eight are remembered. With one sandbox beside, there is room for one that is ready."""
-    async with Sandbox(stocked, "beside", SandboxConfig()):
+    async with Sandbox(stocked, new_name(), SandboxConfig()):
         await once(stocked)
         (waiting,) = await ready(stocked)
         for number in range(7):

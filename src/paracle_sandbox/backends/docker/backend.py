@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from ...channel.boot import boot_message
 from ...config import SandboxConfig
 from ...errors import (
-    BackendUnavailableError,
     SandboxCleanupError,
     SandboxCreationError,
     SandboxError,
@@ -32,7 +31,7 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...owner import Owner
 from ...settings import Settings, load_settings
-from ...volumes import Volume, allowed_volumes
+from ...volumes import Volume
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..workspaces import WorkspaceStore
 from .channel import AttachChannel
@@ -54,14 +53,8 @@ from .owned import Owned
 from .ready import Stock, Wish
 from .refusals import creation_error, is_name_taken
 from .space import Space
-from .spec import (
-    Place,
-    container_body,
-    guest_setup,
-    seccomp_path,
-    seccomp_profile,
-    writable_places,
-)
+from .spec import Place, container_body, guest_setup, writable_places
+from .terms import process_limit_for, seccomp_for, volumes_for
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -71,8 +64,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 0.3
-
-_DEATH_SECONDS = 3.0
 
 
 class DockerBackend(Backend):
@@ -122,7 +113,7 @@ class DockerBackend(Backend):
         self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
     ) -> None:
         check_sandbox_id(sandbox_id)
-        volumes = self._allowed(config)
+        volumes = volumes_for(self.engine, config, self.settings)
         await self._sweep_once()
         making = asyncio.ensure_future(self._make(sandbox_id, config, labels, volumes))
         try:
@@ -165,10 +156,13 @@ class DockerBackend(Backend):
         if handle is None or owned is None:
             return False
         rename = self.engine.rename(owned.container, container_name(sandbox_id))
-        image, renamed = await asyncio.gather(
-            self.engine.image_id(wish.config.base_image), rename, return_exceptions=True
+        image, renamed, lives = await asyncio.gather(
+            self.engine.image_id(wish.config.base_image),
+            rename,
+            self._meter.sees_alive(owned),
+            return_exceptions=True,
         )
-        if image != owned.image or renamed is not None or self._watch.has_ended(owned.container):
+        if image != owned.image or renamed is not None or lives is not True:
             logger.info("a container that was kept ready is not used: %s", renamed or image)
             with suppress(SandboxError):
                 await self.destroy(handle)
@@ -182,8 +176,7 @@ class DockerBackend(Backend):
         try:
             async with self._network(wish.config) as network:
                 await self._make_in(network, title, wish, [])
-            owned = self._owned[title.handle]
-            owned.image = str((await self.engine.inspect(owned.container))["Image"])
+            await self._meter.learn(self._owned[title.handle])
         except BaseException as error:
             with suppress(SandboxError):
                 await self.destroy(title.handle)
@@ -202,11 +195,11 @@ class DockerBackend(Backend):
             place = Place(
                 home=home,
                 network=network,
-                seccomp=self._seccomp(),
+                seccomp=seccomp_for(self.engine),
                 runtime=self.runtime,
                 probe=self._probe,
                 own_kernel=self._own_kernel,
-                process_limit=self._process_limit(),
+                process_limit=process_limit_for(self.engine),
                 volumes=volumes,
                 labels=labels_of(title, self.name, self.session, owner, config, wish.labels),
             )
@@ -264,33 +257,6 @@ class DockerBackend(Backend):
         finally:
             sending.cancel()
             await asyncio.wait([sending])
-
-    def _allowed(self, config: SandboxConfig) -> list[Volume]:
-        volumes = allowed_volumes(config.volumes, self.settings.volumes)
-        if volumes and self.engine.endpoint.socket_path is None:
-            raise SandboxCreationError(
-                f"Volumes are paths of the engine's machine, and {self.engine.endpoint} is "
-                "elsewhere. Copy files in with copy_to().",
-                step="volumes",
-            )
-        return volumes
-
-    def _seccomp(self) -> str:
-        """The filter, as the engine wants it: Docker in the request, Podman as a file."""
-        if not self.engine.is_podman:
-            return seccomp_profile()
-        if self.engine.endpoint.socket_path is None:
-            raise BackendUnavailableError(
-                "Podman takes a system-call filter as a file of its own machine, and "
-                f"{self.engine.endpoint} is elsewhere. Use Podman on this machine, or Docker.",
-                step="seccomp",
-            )
-        return seccomp_path()
-
-    def _process_limit(self) -> int | None:
-        """Podman sets a limit of its own choice if none is given. One above what the service has
-        itself may need a right that it lacks; what it has, it can always give."""
-        return self.engine.endpoint.process_limit if self.engine.is_podman else None
 
     @asynccontextmanager
     async def _network(self, config: SandboxConfig) -> AsyncIterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -237,7 +238,7 @@ class Engine:
     @asynccontextmanager
     async def _asking(self, seconds: float | None) -> AsyncIterator[Docker]:
         """One call, or a few that belong together, within ``seconds``."""
-        if self._client is None:
+        if "aiodocker.stream" not in sys.modules:
             await asyncio.to_thread(_load_library)
         client = self.client()
         if self._doubtful:

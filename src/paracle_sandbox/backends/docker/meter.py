@@ -26,6 +26,21 @@ class Meter:
     async def of(self, owned: Owned) -> Usage:
         return await self._measure(owned) or await self._last(owned)
 
+    async def learn(self, owned: Owned) -> None:
+        """What will be asked of it when it is no longer quite new: which image, which process."""
+        said = await self._engine.inspect(owned.container)
+        owned.image, owned.pid = str(said["Image"]), int(said["State"]["Pid"])
+        owned.cgroups = cgroups_of(owned.pid, owned.container)
+
+    async def sees_alive(self, owned: Owned) -> bool:
+        """Whether it runs, by the word of the kernel where that is ours, else of the engine: what
+        the engine has not told yet may be true already."""
+        if self._watch.has_ended(owned.container):
+            return False
+        if owned.cgroups:
+            return bool(cgroups_of(owned.pid, owned.container))
+        return bool((await self._state(owned.container)).get("Running"))
+
     async def of_foreign(self, reference: str) -> Usage | None:
         """Of a container that another process made; None when it has ended."""
         return await self._measure(Owned(reference, SandboxConfig()))

@@ -51,7 +51,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_of_the_service_is_told_and_passes(
     tmp_path: Path, small_disk: Path, native_works: None
 ) -> None:
-    service = ServiceProcess(tmp_path / "s", SANDBOX_DATA_DIR=str(small_disk / "data"))
+    """R12: users' files, the log and the records of sandboxes are all on it."""
+    service = ServiceProcess(
+        tmp_path / "s",
+        SANDBOX_DATA_DIR=str(small_disk / "data"),
+        PARACLE_STATE_DIR=str(small_disk / "state"),
+    )
     service.data = small_disk / "data"
     service.start()
     try:

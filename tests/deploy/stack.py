@@ -75,7 +75,11 @@ class Stack:
         assert "docker.sock" in str(api["volumes"])
         api["ports"] = ["127.0.0.1::8080"]
         services[PROXY]["ports"] = ["127.0.0.1::443"]
+        # A newer compose writes down the names that this project would have had.
         resolved.pop("name", None)
+        for kind in ("volumes", "networks"):
+            for one in (resolved.get(kind) or {}).values():
+                (one or {}).pop("name", None)
         self.file.write_text(yaml.safe_dump(resolved))
 
     def compose(self, *words: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from service_process import ServiceProcess
 
 ROOMY = {
-    "SANDBOX_MAX_CONTAINERS": "100", "SANDBOX_USER_SANDBOXES": "50", "SANDBOX_USER_CPU": "1000",
+    "SANDBOX_MAX_CONTAINERS": "300", "SANDBOX_USER_SANDBOXES": "50", "SANDBOX_USER_CPU": "1000",
     "SANDBOX_USER_MEMORY": "1000g", "SANDBOX_USER_DISK": "1000g", "SANDBOX_USER_RATE": "100000",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,6 +25,7 @@ LONG = bool(os.environ.get("PARACLE_LONG"))
 # R24: in all a thousand clients that go away at a random moment.
 VISITS = 910 if LONG else 200
 HERD = 500
+CROWD = 200
 
 
 def resident(service: ServiceProcess) -> int:
@@ -50,7 +51,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_of_the_service_is_told_and_passes(
     tmp_path: Path, small_disk: Path, native_works: None
 ) -> None:
-    service = ServiceProcess(tmp_path / "s", SANDBOX_DATA_DIR=str(small_disk / "data"))
+    """R12: users' files, the log and the records of sandboxes are all on it."""
+    service = ServiceProcess(
+        tmp_path / "s",
+        SANDBOX_DATA_DIR=str(small_disk / "data"),
+        PARACLE_STATE_DIR=str(small_disk / "state"),
+    )
     service.data = small_disk / "data"
     service.start()
     try:
@@ -213,3 +219,54 @@ async def test_a_herd_is_served_or_told_to_come_back(tmp_path: Path, native_work
             assert client.post("/sandbox/next/create").status_code == 200
     finally:
         service.stop()
+
+
+async def test_two_hundred_users_at_once(tmp_path: Path, native_works: None) -> None:
+    """Each makes a sandbox, runs, reads a file and leaves; one reader that stopped reading does
+    not keep them from it. Nothing fails, and nothing is left."""
+    service = ServiceProcess(tmp_path / "crowd", SANDBOX_MAX_CONTAINERS="250").start()
+    try:
+        before = descriptors(service)
+        with lazy_reader(service):
+            async with httpx2.AsyncClient(
+                base_url=service.url, headers={"X-API-Key": service.key}, timeout=120,
+                limits=httpx2.Limits(max_connections=CROWD),
+            ) as client:  # fmt: skip
+                await asyncio.gather(*(visitor(client, f"user{n}") for n in range(CROWD)))
+                assert (await client.get("/sandboxes")).json()["total"] == 1, "the lazy one's"
+        with service.client() as client:
+            wait_until(lambda: client.delete("/sandbox/lazy/destroy").status_code == 200, 30)
+            assert client.get("/sandboxes").json()["total"] == 0
+        wait_until(lambda: descriptors(service) <= before + 4, 60)
+        listed = json.loads(service.paracle("sandbox", "list", "--json").stdout)
+        assert (listed["sandboxes"] if isinstance(listed, dict) else listed) == []
+    finally:
+        service.stop()
+
+
+async def visitor(client: httpx2.AsyncClient, user: str) -> None:
+    where = f"/sandbox/{user}"
+    made = await client.post(f"{where}/create")
+    assert made.status_code == 200, made.text
+    code = f"open('f', 'w').write({user!r}); print({user!r})"
+    ran = await client.post(f"{where}/execute", json={"code": code, "timeout": 120})
+    assert (ran.status_code, ran.json()["output"]) == (200, f"{user}\n"), ran.text
+    read = await client.get(f"{where}/file", params={"path": "f"})
+    assert read.json()["content"] == user, read.text
+    gone = await client.delete(f"{where}/destroy")
+    assert gone.json()["status"] == "deleted", gone.text
+
+
+@contextmanager
+def lazy_reader(service: ServiceProcess) -> Iterator[None]:
+    """It asks for a stream without end and reads none of it."""
+    parts = urlsplit(service.url)
+    body = json.dumps({"command": "yes", "timeout": 300}).encode()
+    head = (
+        f"POST /sandbox/lazy/stream HTTP/1.1\r\nHost: x\r\nX-API-Key: {service.key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+        connection.sendall(head.encode() + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        yield

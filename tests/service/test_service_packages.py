@@ -18,6 +18,7 @@ from paracle_sandbox.package_index import NotOffered, PackageIndex, index_of_thi
 from paracle_sandbox.package_relay import serving
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.sandbox_packages import checked_requirement
+from paracle_sandbox.service.routes.packages import several
 from paracle_sandbox.settings import load_settings
 from paracle_sandbox.testing.fake import FakeBackend
 
@@ -241,3 +242,34 @@ async def test_the_library_heeds_the_switch(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(SandboxError, match="switched off"):
             await sandbox.install("simple")
     await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("numpy", ["numpy"]),
+        ("numpy pandas", ["numpy", "pandas"]),
+        ("numpy,pandas", ["numpy", "pandas"]),
+        ("numpy and pandas", ["numpy", "pandas"]),
+        ("pandas>=2.0,<3 numpy", ["pandas>=2.0,<3", "numpy"]),
+        ("pandas >= 2.0, < 3", ["pandas >= 2.0, < 3"]),
+        ("numpy, pandas>=2", ["numpy", "pandas>=2"]),
+        ("x; python_version > '3'\ny[z]", ["x; python_version > '3'", "y[z]"]),
+        ("x; rm -rf /", ["x; rm -rf /"]),
+        ("x --index-url http://evil", ["x --index-url http://evil"]),
+        ("", []),
+    ],
+)
+def test_several_in_one_text(text: str, wanted: list[str]) -> None:
+    assert several(text) == wanted
+
+
+def test_what_is_no_package_is_refused_and_recorded(fake: ServiceProcess, user: str) -> None:
+    with fake.client() as client:
+        for package in ("x; rm -rf /", "-r /etc/passwd", "p @ file:///etc", ".", "a\n--pre"):
+            body = {"package": package}
+            answer = client.post(f"/sandbox/{user[:40]}/pip/install", json=body)
+            assert answer.status_code == 400, (package, answer.text)
+        assert client.get(f"/sandbox/{user[:40]}/status").status_code == 404, "nothing was made"
+    told = fake.paracle("audit", "show", "--user", user[:40], "--event", "refused").stdout
+    assert told.count("'package'") == 5

@@ -166,7 +166,7 @@ async def test_a_wrong_key_and_no_service_say_what_to_do(native: ServiceProcess)
     backend = remote(native, key="wrong")
     with pytest.raises(BackendUnavailableError, match="SANDBOX_API_KEY"):
         await backend.create("x", SandboxConfig(), {})
-    assert "invalid API key" in (await backend.health()).detail
+    assert "Invalid API key" in (await backend.health()).detail
     await backend.close()
     nowhere = RemoteBackend(Settings(api_url="http://127.0.0.1:9"))
     with pytest.raises(BackendUnavailableError, match="SANDBOX_API_URL"):

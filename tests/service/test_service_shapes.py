@@ -186,7 +186,7 @@ def test_usage_and_info(client: httpx2.Client, user: str) -> None:
     assert usage["stats"]["memory_bytes"] > 0
     assert usage["kept_bytes"] == 5
     assert usage["quotas"]["executions_per_minute"] == 100000
-    assert client.get("/info").json()["max_containers"] == 100
+    assert client.get("/info").json()["max_containers"] == 300
 
 
 def test_sandboxes_are_listed_in_pages(client: httpx2.Client, user: str) -> None:

@@ -105,7 +105,7 @@ class Gate:
         if caller is None:
             self._metrics.refusals.labels("key").inc()
             self._denials.note(scope)
-            raise Unauthorised("Invalid or missing API key: send it as X-API-Key")
+            raise Unauthorised("Invalid API key: send one as X-API-Key")
         if self._open[caller.key_id] >= self._max_open:
             self._metrics.refusals.labels("connections").inc()
             raise TooMany(f"{self._max_open} requests of this key are open already", 1)

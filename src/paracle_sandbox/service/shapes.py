@@ -30,7 +30,7 @@ class CreateRequest(Strict):
 
     image: Annotated[str | None, Field(max_length=255)] = None
     memory_limit: Annotated[str | None, Field(max_length=32, examples=["512m"])] = None
-    cpu_limit: Annotated[float | None, Field(ge=0.1, le=16.0, allow_inf_nan=False)] = None
+    cpu_limit: Annotated[float | None, Field(ge=0.1, le=4.0, allow_inf_nan=False)] = None
 
 
 class ExecuteRequest(Strict):

@@ -79,7 +79,10 @@ class NativeBackend(Backend):
         spawner = await self.spawner(template)
         self._refuse_missing_limits(spawner, config)
         record = _new_record(sandbox_id, config, labels, template, spawner.posture)
-        self._claim(sandbox_id, record)
+        try:
+            self._claim(sandbox_id, record)
+        except OSError as error:
+            raise _unrecorded(error, sandbox_id) from error
         try:
             answer, fds = await spawner.request("create", **create_request(config, spawner.posture))
             if "error" in answer:
@@ -89,6 +92,9 @@ class NativeBackend(Backend):
             )
             self._owned[sandbox_id] = owned = _Owned(spawner, socket.socket(fileno=fds[0]), record)
             self.records.replace(sandbox_id, record)
+        except OSError as error:
+            await self.destroy(sandbox_id)
+            raise _unrecorded(error, sandbox_id) from error
         except BaseException:
             self.records.remove(sandbox_id)
             raise
@@ -333,6 +339,15 @@ def _new_record(
         "config": config.model_dump(mode="json", include=shown),
         "created_at": time.time(),
     }
+
+
+def _unrecorded(error: OSError, sandbox_id: str) -> SandboxCreationError:
+    return SandboxCreationError(
+        f"The record of the sandbox cannot be written: {error}. Nothing was started. Make room in "
+        "the directory that PARACLE_STATE_DIR names.",
+        sandbox_id,
+        step="record",
+    )
 
 
 def _creation_error(answer: Mapping[str, Any], sandbox_id: str) -> SandboxCreationError:

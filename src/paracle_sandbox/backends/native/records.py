@@ -76,14 +76,22 @@ class RecordStore:
         """Raises FileExistsError when the id is taken."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(self._dir / f"{sandbox_id}.json", flags, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(content, file)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+        except OSError:
+            self.remove(sandbox_id)  # half a record would keep the id taken for ever
+            raise
 
     def replace(self, sandbox_id: str, content: dict[str, Any]) -> None:
         """As a whole: a reader sees the old or the new."""
         fresh = self._dir / f".{sandbox_id}.new"
-        fresh.write_text(json.dumps(content))
-        fresh.rename(self._dir / f"{sandbox_id}.json")
+        try:
+            fresh.write_text(json.dumps(content))
+            fresh.rename(self._dir / f"{sandbox_id}.json")
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
 
     def remove(self, sandbox_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):

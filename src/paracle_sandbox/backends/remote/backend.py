@@ -141,7 +141,7 @@ class RemoteBackend(Backend):
             answer = await http.request(method, path, **options)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise BackendUnavailableError(
-                f"Failed to connect to the sandbox service at {self._url}: {error}. "
+                f"Failed to connect to sandbox service at {self._url}: {error}. "
                 "Is it running, and is SANDBOX_API_URL right?"
             ) from error
         except httpx2.TimeoutException as error:

@@ -47,6 +47,8 @@ _BY_STATUS: dict[int, type[SandboxError]] = {
     429: SandboxLimitError,
     503: BackendUnavailableError,
 }
+# What a proxy says that knows nothing of us.
+_UNTOLD = {404: "Sandbox not found", 503: "Service unavailable: nobody answers behind the proxy"}
 _DETAILS = ("step", "resource_type", "limit", "usage", "timeout_seconds", "stdout", "stderr")
 _MESSAGE_LENGTH = 2000
 
@@ -54,10 +56,11 @@ _MESSAGE_LENGTH = 2000
 def remote_error(status: int, body: object, sandbox_id: str | None) -> SandboxError:
     """The error for an answer of 400 and above, whatever is in it."""
     told: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    message = str(told.get("error") or f"API error ({status})")[:_MESSAGE_LENGTH]
+    message = str(told.get("error") or _UNTOLD.get(status, f"API error ({status})"))
+    message = message[:_MESSAGE_LENGTH]
     if status == 401:
         return BackendUnavailableError(
-            "Authentication failed: invalid API key. Set SANDBOX_API_KEY to one of the service's.",
+            "Authentication failed: Invalid API key. Set SANDBOX_API_KEY to one of the service's.",
             sandbox_id,
         )
     kind = _KINDS.get(str(told.get("error_type"))) or _BY_STATUS.get(status, SandboxExecutionError)

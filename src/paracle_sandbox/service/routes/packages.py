@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from ...errors import StoppedError
+from ...sandbox_packages import checked_requirement
 from ..asked import StrictRoute, TheService, TheUser, while_connected
 from ..faults import BadRequest, Forbidden
 from ..running import stopped_answer
@@ -25,9 +26,15 @@ async def install(
     extras and markers are taken: no files, addresses or options."""
     if not service.settings.packages:
         raise Forbidden("Packages are switched off by the operator (SANDBOX_PACKAGES)")
-    wanted = [*wish.packages, *_several(wish.package or "")]
+    wanted = [*wish.packages, *several(wish.package or "")]
     if not wanted:
         raise BadRequest("Name a package, or several in packages")
+    try:
+        wanted = [checked_requirement(one) for one in wanted]
+    except ValueError as error:
+        service.metrics.refusals.labels("package").inc()
+        service.journal.refused("package", user=user, packages=wanted)
+        raise BadRequest(str(error)) from None
     return await while_connected(request, _install(service, user, wanted, wish.timeout))
 
 
@@ -64,12 +71,24 @@ async def _install(
     return answer
 
 
-def _several(text: str) -> list[str]:
-    """One requirement a line; a comma or space between plain names counts as well, because that
-    is how people name several. A requirement with versions or markers has a line of its own."""
+def several(text: str) -> list[str]:
+    """One requirement a line; a space or comma between them counts as well, because that is how
+    people name several. What is a requirement as it stands is never taken apart."""
     found: list[str] = []
-    for line in text.splitlines():
-        words = line.replace(",", " ").split()
-        plain = all(word[:1].isalnum() for word in words) and not set(line) & set(";<>=!~@[(")
-        found += words if plain else [line.strip()]
-    return [one for one in found if one]
+    for line in filter(None, map(str.strip, text.splitlines())):
+        ways = ([line], _words(line), _words(line.replace(",", " ")))
+        found += next((way for way in ways if all(map(_is_good, way))), [line])
+    return found
+
+
+def _words(line: str) -> list[str]:
+    """Nobody who writes "numpy and pandas" wants a package of the name in the middle."""
+    return [word for word in line.split() if word.lower() != "and"]
+
+
+def _is_good(text: str) -> bool:
+    try:
+        checked_requirement(text)
+    except ValueError:
+        return False
+    return True

@@ -21,6 +21,11 @@ from paracle_sandbox.errors import SandboxCreationError
 from paracle_sandbox.settings import Settings
 
 NO_AGENT = "VM agent isn't currently running"
+STREAMS = {
+    "type": "async",
+    "operation": "/1.0/operations/late",
+    "metadata": {"metadata": {"fds": dict.fromkeys(("0", "1", "2", "control"), "secret")}},
+}
 OF_KIND = {MACHINE: "virtual machine", CONTAINER: "container"}
 
 
@@ -48,19 +53,29 @@ def _keys(groups: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Machines:
-    """A server that can have machines. Their agent answers to no exec, or with another error."""
+    """A server that can have machines. Their agent answers to no exec, or with another error, or
+    the server has waited for the streams in vain."""
 
     socket: str
     silent: int = 0
+    late: int = 0
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
     instances: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else None
         self.requests.append((request.method, request.path, body))
         parts = request.path.removeprefix("/1.0").strip("/").split("/")
+        if request.path.endswith("/websocket"):
+            stream = web.WebSocketResponse()
+            await stream.prepare(request)
+            await stream.close()
+            return stream
         if request.path.endswith("/exec"):
             silent, self.silent = self.silent > 0, self.silent - 1
+            if not silent and self.late:
+                self.late -= 1
+                return web.json_response(STREAMS)
             return _no(NO_AGENT if silent else "Failed to run the command")
         if parts[0] == "instances":
             return self.change(request.method, parts[1:], body or {})
@@ -94,6 +109,8 @@ def _found(parts: list[str]) -> Any:
         "images": {"target": "0" * 64},
         "operations": {"status_code": 200},
     }
+    if parts[:2] == ["operations", "late"]:
+        return {"status_code": 400, "err": "Timed out waiting for websockets to connect"}
     return known[parts[0]]
 
 
@@ -139,6 +156,17 @@ async def test_the_agent_is_waited_for(machines: Machines) -> None:
     started = [path for method, path, body in machines.requests
                if method == "PUT" and body["action"] == "start"]  # fmt: skip
     assert started == [f"/1.0/instances/{instance_name('a-machine')}/state"]
+
+
+async def test_a_server_that_did_not_wait_for_our_streams_is_asked_again(
+    machines: Machines,
+) -> None:
+    """It gives up after five seconds, which a busy machine may take, and has run nothing."""
+    machines.late = 2
+    assert "Failed to run the command" in str(await _refusal(machines, boot_seconds=60))
+    machines.late = 100
+    assert "waiting for websockets" in str(await _refusal(machines, boot_seconds=60))
+    assert machines.late == 97
 
 
 async def test_a_machine_without_an_agent(machines: Machines) -> None:

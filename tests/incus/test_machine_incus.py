@@ -1,5 +1,5 @@
-"""Virtual machines, as far as a machine without virtualisation shows: what is asked for is what the
-server documents, its agent is waited for, and what cannot be started leaves nothing."""
+"""Servers that cannot be had here: one with virtual machines (what is asked for is what the server
+documents, its agent is waited for, and what cannot be started leaves nothing), or with few ids."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ class Machines:
     socket: str
     silent: int = 0
     late: int = 0
+    has_ids: bool = True
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
     instances: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -96,6 +97,8 @@ class Machines:
         elif parts:
             instance = self.instances.pop(name)
             self.instances[body["name"]] = {**instance, "name": body["name"]}
+        elif not self.has_ids and "security.idmap.isolated" in body["config"]:
+            return _no("Failed to get ID map: Not enough uid/gid available for the container")
         else:
             self.instances[body["name"]] = {**body, "status": "Stopped"}
         return web.json_response({"type": "async", "operation": "/1.0/operations/one"})
@@ -131,10 +134,13 @@ async def machines(tmp_path: Path) -> AsyncIterator[Machines]:
     await runner.cleanup()
 
 
-async def _refusal(server: Machines, boot_seconds: float) -> SandboxCreationError:
+def _settings(server: Machines) -> Settings:
     state = f"{server.socket}-state"
-    settings = Settings(incus_socket=server.socket, incus_warm=0, state_dir=state, data_dir=state)
-    backend = IncusMachineBackend(settings)
+    return Settings(incus_socket=server.socket, incus_warm=0, state_dir=state, data_dir=state)
+
+
+async def _refusal(server: Machines, boot_seconds: float) -> SandboxCreationError:
+    backend = IncusMachineBackend(_settings(server))
     backend.boot_seconds = boot_seconds
     with pytest.raises(SandboxCreationError) as caught:
         await backend.create("a-machine", CONFIG, {})
@@ -174,6 +180,22 @@ async def test_a_machine_without_an_agent(machines: Machines) -> None:
     machines.silent = 1000
     error = await _refusal(machines, boot_seconds=0.2)
     assert error.step == "agent" and NO_AGENT in str(error) and "incus-agent" in str(error)
+
+
+async def test_a_server_with_too_few_ids(
+    machines: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its containers share theirs, and somebody is told."""
+    machines.has_ids = False
+    backend = IncusBackend(_settings(machines))
+    with pytest.raises(SandboxCreationError, match="Failed to run the command"):
+        await backend.create("shares-its-ids", CONFIG, {})
+    await backend.close()
+    made = [body["config"] for method, path, body in machines.requests
+            if (method, path) == ("POST", "/1.0/instances")]  # fmt: skip
+    assert ["security.idmap.isolated" in config for config in made] == [True, False]
+    assert {**made[1], "security.idmap.isolated": "true"} == made[0]
+    assert "share their ids" in caplog.text and machines.instances == {}
 
 
 def test_a_machine_has_longer() -> None:

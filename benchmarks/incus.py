@@ -1,9 +1,10 @@
-"""What Incus sandboxes cost: create with and without a ready instance, and a command beside
-``incus exec``. The server is the one that the settings name, else that of the tests."""
+"""What Incus sandboxes cost: create with and without a ready instance beside ``incus launch``, and
+a command beside ``incus exec``. The server is that of the settings, else that of the tests."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from paracle_sandbox.backends.incus.labels import instance_name
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.settings import Settings, load_settings
 
-from .measure import Times, timed, timed_command
+from .measure import Times, run_command, timed, timed_command
 
 _RUN = Path(os.environ.get("PARACLE_TEST_RUN", "/run/paracle-sandbox-tests"))
 _TEST_IMAGE = "paracle-test-base"
@@ -26,6 +27,7 @@ _TEST_IMAGE = "paracle-test-base"
 class Figures:
     cold: Times
     warm: Times
+    launch: Times
     command: Times
     exec_command: Times
 
@@ -54,19 +56,32 @@ async def figures(count: int) -> Figures:
     cold = await _create_times("incus create, no ready instance", 0, max(2, count // 20))
     warm = await _create_times("incus create, ready instance", 1, max(3, count // 10))
     async with _backend(0) as (backend, config):
+        os.environ["INCUS_SOCKET"] = backend.server.remote.socket_path or ""
+        launch = _launch_times(config.base_image, await backend.homes.pool(), max(2, count // 20))
         sandbox = Sandbox(backend, new_sandbox_id(), config)
         async with sandbox:
             command = await timed(
                 "incus sh true in a live sandbox", lambda: sandbox.execute("true"), count
             )
             name = instance_name(sandbox.sandbox_id)
-            os.environ["INCUS_SOCKET"] = backend.server.remote.socket_path or ""
             exec_command = await timed_command(
                 "incus exec -- sh -c true",
                 ["incus", "exec", name, "--", "sh", "-c", "true"],
                 max(10, count // 4),
             )
-    return Figures(cold, warm, command, exec_command)
+    return Figures(cold, warm, launch, command, exec_command)
+
+
+def _launch_times(image: str, pool: str, count: int) -> Times:
+    """Until the client says that it runs; what it takes to remove it is not counted here either."""
+    values = []
+    for _ in range(count):
+        name = f"bench-{secrets.token_hex(4)}"
+        start = time.perf_counter()
+        run_command(["incus", "launch", image, name, "--no-profiles", "--storage", pool])
+        values.append((time.perf_counter() - start) * 1e3)
+        run_command(["incus", "delete", "--force", name])
+    return Times("incus launch", tuple(values))
 
 
 async def _create_times(name: str, ready: int, count: int) -> Times:

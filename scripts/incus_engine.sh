@@ -105,8 +105,8 @@ end_instances() {
         done | sort -u | xargs -r kill -9 2>/dev/null
         find /sys/fs/cgroup -depth -type d \( "${groups[@]}" \) -exec rmdir {} + 2>/dev/null
     done
-    # Empty groups that the library leaves; those that somebody uses cannot be removed.
-    rmdir /sys/fs/cgroup/*/lxc.pivot 2>/dev/null
+    # Empty groups that the library leaves, unless another server may be about to use them.
+    pidof -q incusd || rmdir /sys/fs/cgroup/*/lxc.pivot 2>/dev/null
     return 0
 }
 

@@ -251,8 +251,12 @@ async def test_a_crash_does_not_start_the_hosts_core_handler(
 ) -> None:
     """A limit of 0 would not keep the kernel from piping the dump into a program of the host, as
     systemd-coredump and apport have it: hostile bytes, read by root. A limit of 1 does."""
-    command = await sandbox.start_command("sleep 60 & sleep 60")
+    ready = asyncio.Event()
+    command = await sandbox.start_command(
+        "sleep 60 & echo ready; sleep 60", on_stdout=lambda text: ready.set()
+    )
     try:
+        await asyncio.wait_for(ready.wait(), 20)
         pids = posture.processes(native.init_pid(sandbox.sandbox_id))
         limits = [Path(f"/proc/{pid}/limits").read_text() for pid in pids]
     finally:

@@ -1,4 +1,5 @@
-"""Hostile code against Incus containers: the rows of ``tests/hostile`` that block a release."""
+"""Hostile code against Incus containers: the rows of ``tests/hostile`` that block a release, each
+in an instance of its own. test_hostile_shared_incus.py has others."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ DIFFERENT = {
 }
 
 
-def _blocks_a_release(test: Any) -> bool:
+def blocks_a_release(test: Any) -> bool:
     marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "case"]
     return any(row in P0 for mark in marks for row in mark.args)
 
@@ -31,7 +32,7 @@ def _hostile_tests() -> dict[str, Any]:
     for name in MODULES:
         for attribute, value in vars(importlib.import_module(f"test_{name}")).items():
             is_fixture = type(value).__name__ == "FixtureFunctionDefinition"
-            if is_fixture or (attribute.startswith("test_") and _blocks_a_release(value)):
+            if is_fixture or (attribute.startswith("test_") and blocks_a_release(value)):
                 assert attribute not in found, f"two tests are called {attribute}"
                 found[attribute] = value
     unknown = set(DIFFERENT) - set(found)

@@ -1,5 +1,5 @@
-"""Virtual machines, as far as a machine without virtualisation shows: what is asked for is what the
-server documents, its agent is waited for, and what cannot be started leaves nothing."""
+"""Servers that cannot be had here: one with virtual machines (what is asked for is what the server
+documents, its agent is waited for, and what cannot be started leaves nothing), or with few ids."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from paracle_sandbox.errors import SandboxCreationError
 from paracle_sandbox.settings import Settings
 
 NO_AGENT = "VM agent isn't currently running"
+STREAMS = {
+    "type": "async",
+    "operation": "/1.0/operations/late",
+    "metadata": {"metadata": {"fds": dict.fromkeys(("0", "1", "2", "control"), "secret")}},
+}
 OF_KIND = {MACHINE: "virtual machine", CONTAINER: "container"}
 
 
@@ -48,19 +53,30 @@ def _keys(groups: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Machines:
-    """A server that can have machines. Their agent answers to no exec, or with another error."""
+    """A server that can have machines. Their agent answers to no exec, or with another error, or
+    the server has waited for the streams in vain."""
 
     socket: str
     silent: int = 0
+    late: int = 0
+    has_ids: bool = True
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
     instances: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else None
         self.requests.append((request.method, request.path, body))
         parts = request.path.removeprefix("/1.0").strip("/").split("/")
+        if request.path.endswith("/websocket"):
+            stream = web.WebSocketResponse()
+            await stream.prepare(request)
+            await stream.close()
+            return stream
         if request.path.endswith("/exec"):
             silent, self.silent = self.silent > 0, self.silent - 1
+            if not silent and self.late:
+                self.late -= 1
+                return web.json_response(STREAMS)
             return _no(NO_AGENT if silent else "Failed to run the command")
         if parts[0] == "instances":
             return self.change(request.method, parts[1:], body or {})
@@ -81,6 +97,8 @@ class Machines:
         elif parts:
             instance = self.instances.pop(name)
             self.instances[body["name"]] = {**instance, "name": body["name"]}
+        elif not self.has_ids and "security.idmap.isolated" in body["config"]:
+            return _no("Failed to get ID map: Not enough uid/gid available for the container")
         else:
             self.instances[body["name"]] = {**body, "status": "Stopped"}
         return web.json_response({"type": "async", "operation": "/1.0/operations/one"})
@@ -94,6 +112,8 @@ def _found(parts: list[str]) -> Any:
         "images": {"target": "0" * 64},
         "operations": {"status_code": 200},
     }
+    if parts[:2] == ["operations", "late"]:
+        return {"status_code": 400, "err": "Timed out waiting for websockets to connect"}
     return known[parts[0]]
 
 
@@ -114,10 +134,13 @@ async def machines(tmp_path: Path) -> AsyncIterator[Machines]:
     await runner.cleanup()
 
 
-async def _refusal(server: Machines, boot_seconds: float) -> SandboxCreationError:
+def _settings(server: Machines) -> Settings:
     state = f"{server.socket}-state"
-    settings = Settings(incus_socket=server.socket, incus_warm=0, state_dir=state, data_dir=state)
-    backend = IncusMachineBackend(settings)
+    return Settings(incus_socket=server.socket, incus_warm=0, state_dir=state, data_dir=state)
+
+
+async def _refusal(server: Machines, boot_seconds: float) -> SandboxCreationError:
+    backend = IncusMachineBackend(_settings(server))
     backend.boot_seconds = boot_seconds
     with pytest.raises(SandboxCreationError) as caught:
         await backend.create("a-machine", CONFIG, {})
@@ -141,11 +164,38 @@ async def test_the_agent_is_waited_for(machines: Machines) -> None:
     assert started == [f"/1.0/instances/{instance_name('a-machine')}/state"]
 
 
+async def test_a_server_that_did_not_wait_for_our_streams_is_asked_again(
+    machines: Machines,
+) -> None:
+    """It gives up after five seconds, which a busy machine may take, and has run nothing."""
+    machines.late = 2
+    assert "Failed to run the command" in str(await _refusal(machines, boot_seconds=60))
+    machines.late = 100
+    assert "waiting for websockets" in str(await _refusal(machines, boot_seconds=60))
+    assert machines.late == 97
+
+
 async def test_a_machine_without_an_agent(machines: Machines) -> None:
     """Told apart from a machine that cannot be started at all, after a time of its own."""
     machines.silent = 1000
     error = await _refusal(machines, boot_seconds=0.2)
     assert error.step == "agent" and NO_AGENT in str(error) and "incus-agent" in str(error)
+
+
+async def test_a_server_with_too_few_ids(
+    machines: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its containers share theirs, and somebody is told."""
+    machines.has_ids = False
+    backend = IncusBackend(_settings(machines))
+    with pytest.raises(SandboxCreationError, match="Failed to run the command"):
+        await backend.create("shares-its-ids", CONFIG, {})
+    await backend.close()
+    made = [body["config"] for method, path, body in machines.requests
+            if (method, path) == ("POST", "/1.0/instances")]  # fmt: skip
+    assert ["security.idmap.isolated" in config for config in made] == [True, False]
+    assert {**made[1], "security.idmap.isolated": "true"} == made[0]
+    assert "share their ids" in caplog.text and machines.instances == {}
 
 
 def test_a_machine_has_longer() -> None:

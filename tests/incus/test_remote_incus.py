@@ -111,6 +111,25 @@ async def _refusal(settings: Settings) -> BackendUnavailableError:
         await backend.close()
 
 
+async def test_a_project_that_forbids(private: PrivateServer, local: Settings) -> None:
+    """The project of a remote is the one that is used, and what it lacks is named."""
+    options = ("features.images=false", "restricted=true")
+    private.incus("project", "create", "locked", *(word for one in options for word in ("-c", one)))
+    conf = Path(local.incus_conf or "")
+    conf.mkdir()
+    (conf / "config.yml").write_text("remotes:\n  local:\n    addr: unix://\n    project: locked\n")
+    error = await _refusal(local)
+    assert error.step == "project" and "incus project set locked" in str(error)
+    allow = ("restricted.containers.lowlevel=allow", "restricted.devices.disk=allow")
+    private.incus("project", "set", "locked", *allow)
+    backend = IncusBackend(local)
+    async with Sandbox(backend, "in-a-project", CONFIG) as sandbox:
+        assert await sandbox.run_command("echo allowed") == "allowed\n"
+        listed = private.incus("list", "--project", "locked", "-c", "n", "-f", "csv").split()
+        assert listed == [instance_name("in-a-project")]
+    await backend.close()
+
+
 @pytest.fixture(scope="module")
 def pool(private: PrivateServer) -> str:
     private.incus("storage", "create", POOL, "btrfs", "size=3GiB")

@@ -41,7 +41,7 @@ from .meter import Meter, guest_pid
 from .owned import Owned
 from .refusals import creation_error
 from .remotes import Remotes
-from .server import Refused, Server
+from .server import LateStreams, Refused, Server
 from .spec import (
     CONTAINER,
     Place,
@@ -54,6 +54,8 @@ from .start import guest_error
 from .warm import Stock
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE = 2
 
 
 class IncusBackend(Backend):
@@ -159,14 +161,22 @@ class IncusBackend(Backend):
         await self.maker.make_stopped(instance_body(name, source, place))
 
     async def _boot(self, owned: Owned, place: Place) -> ExecChannel:
+        message = boot_message(guest_setup(owned.config), confinement(owned.config, place))
+        for _ in range(_PATIENCE):
+            # Nothing was run: this machine is so busy that the server gave us up.
+            with suppress(LateStreams):
+                return await self._send_guest(owned, message)
+        return await self._send_guest(owned, message)
+
+    async def _send_guest(self, owned: Owned, message: bytes) -> ExecChannel:
         channel = await self._attach(owned.instance)
         try:
-            message = boot_message(guest_setup(owned.config), confinement(owned.config, place))
             # One that cannot take it says why on its stderr.
             with suppress(ConnectionError):
                 await channel.send(message)
             if not await channel.ready():
-                raise guest_error(await channel.last_words(), owned.config.base_image)
+                words = await channel.last_words() or await self.server.why_ended(channel.operation)
+                raise guest_error(words, owned.config.base_image)
         except BaseException:
             await channel.close()
             raise

@@ -25,16 +25,16 @@ from .spec import Place, instance_body, sandbox_change
 
 logger = logging.getLogger(__name__)
 
-# What can be done without: words of the refusal.
-_OPTIONAL = {"raw.lxc": ("raw.lxc",), "security.idmap.isolated": ("idmap", "uid/gid")}
+# Ids of its own for each instance: a server may have too few. Words of its refusal.
+_OPTIONAL, _NO_IDS = "security.idmap.isolated", ("idmap", "uid/gid")
 
 
 class Maker:
-    """Remembers what its server has been found to refuse."""
+    """Remembers whether its server has ids enough for each instance to have its own."""
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
-        self._refused: set[str] = set()
+        self._isolated_ids = True
 
     async def make(
         self,
@@ -58,16 +58,18 @@ class Maker:
             raise
 
     async def make_stopped(self, body: dict[str, Any]) -> None:
-        """Without what a server may forbid or not have, if it does, from then on."""
-        config = {key: value for key, value in body["config"].items() if key not in self._refused}
+        """Without ids of its own, from then on, if the server has too few."""
+        config = dict(body["config"])
+        if not self._isolated_ids:
+            config.pop(_OPTIONAL, None)
         try:
             await self._instances.make({**body, "config": config})
         except Refused as refused:
-            forbidden = _forbidden_key(refused.message.lower(), config)
-            if forbidden is None:
+            text = refused.message.lower()
+            if _OPTIONAL not in config or not any(words in text for words in _NO_IDS):
                 raise
-            logger.warning("The Incus server does not allow this: %s", refused.message)
-            self._refused.add(forbidden)
+            logger.warning("Instances share their ids: %s", refused.message)
+            self._isolated_ids = False
             await self.make_stopped(body)
 
     async def _dress(self, ready: str, change: Mapping[str, Any]) -> bool:
@@ -106,10 +108,3 @@ class Maker:
 
 def _conflict(sandbox_id: str) -> SandboxConflictError:
     return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
-
-
-def _forbidden_key(text: str, config: Mapping[str, str]) -> str | None:
-    for key, words in _OPTIONAL.items():
-        if key in config and any(word in text for word in words):
-            return key
-    return None

@@ -12,6 +12,7 @@ _NO_MACHINES = re.compile(r'instance type "?virtual-machine"? is not supported o
                           r'(?P<piece>.*)', re.IGNORECASE)  # fmt: skip
 _NO_IMAGE = re.compile(r"image.*(not found|couldn't be found)|image not provided|"
                        r"failed (getting|remote) (remote )?image", re.IGNORECASE)  # fmt: skip
+_RESTRICTED = re.compile(r'project "?(?P<project>[^"\s]+)"? is forbidden', re.IGNORECASE)
 # A word of the missing piece: what to do about it.
 _PIECES = {
     "vsock": "Load it with: modprobe vhost_vsock, or boot a kernel that has it",
@@ -39,6 +40,14 @@ def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCrea
         )
     if "storage pool" in lower and "not found" in lower:
         return no_pool()
+    if match := _RESTRICTED.search(text):
+        return BackendUnavailableError(
+            f"The restrictions of an Incus project forbid what a sandbox needs: {text}. Have its "
+            f"administrator run `incus project set {match['project']} "
+            "restricted.containers.lowlevel=allow restricted.devices.disk=allow`, or use another "
+            "project.",
+            step="project",
+        )
     return SandboxCreationError(
         f"The Incus server refused: {text}. `paracle sandbox health` shows what it lacks.",
         sandbox_id,

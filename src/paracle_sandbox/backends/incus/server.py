@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'paracle-sandbox[incus]'"
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 120.0
-_OPERATION_SECONDS = 600.0
+_OPERATION_SECONDS = 600
+_LAST_SECONDS = 5
 _FAILURE = 400
 _MAX_MESSAGE = 16 << 20
+_LATE = "waiting for websockets"
 _TAKEN = ("already exists", "already in use", "unique constraint failed", "is busy running")
 
 
@@ -48,6 +50,10 @@ class Refused(Exception):
         return self.status == 409 or any(words in text for words in _TAKEN)
 
 
+class LateStreams(Refused):
+    """The server waits five seconds for the streams of a command, and has not started it."""
+
+
 class Server:
     """One server, by one connection pool that is opened when it is first needed."""
 
@@ -67,10 +73,10 @@ class Server:
             return dict(answer.get("metadata") or {})
         return await self.finished(str(answer["operation"]))
 
-    async def finished(self, operation: str) -> dict[str, Any]:
+    async def finished(self, operation: str, seconds: int = _OPERATION_SECONDS) -> dict[str, Any]:
         """Wait for an operation. Raises Refused when it has failed."""
-        path = f"{operation}/wait?timeout={int(_OPERATION_SECONDS)}"
-        result = (await self._ask("GET", path, seconds=_OPERATION_SECONDS + 10))["metadata"]
+        path = f"{operation}/wait?timeout={seconds}"
+        result = (await self._ask("GET", path, seconds=seconds + 10))["metadata"]
         code = int(result.get("status_code") or 0)
         if code >= _FAILURE or result.get("err"):
             raise Refused(code, str(result.get("err") or "the operation failed"))
@@ -97,6 +103,16 @@ class Server:
                     await one.close()
             raise
         return ExecChannel(stdin, stdout, stderr, control, operation)
+
+    async def why_ended(self, operation: str) -> str:
+        """Of a command that said nothing. Raises LateStreams when it was never started."""
+        try:
+            ended = await self.finished(operation, _LAST_SECONDS)
+        except Refused as refused:
+            if _LATE in refused.message.lower():
+                raise LateStreams(refused.status, refused.message) from refused
+            return refused.message
+        return f"it said nothing, and ended with {(ended.get('metadata') or {}).get('return')}"
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -140,7 +156,7 @@ class Server:
                 self._url(path), max_msg_size=_MAX_MESSAGE, compress=0, autoping=True
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Refused(0, f"no stream: {error}") from error
+            raise LateStreams(0, f"no stream: {error}") from error
 
     def _url(self, path: str) -> str:
         if not self.remote.project:

@@ -178,7 +178,8 @@ def mountinfo(pid: int | str = "self") -> list[str]:
 
 
 # What comes and goes with the tests on engines, beside these.
-_MOUNTS_OF_ENGINES = re.compile("/paracle-sandbox-tests/|/store-[0-9]+$")
+_ENGINES = re.escape(os.environ.get("PARACLE_TEST_CACHE") or "/paracle-sandbox-tests/")
+_MOUNTS_OF_ENGINES = re.compile(f"{_ENGINES}|/paracle-sandbox-tests/|/store-[0-9]+$")
 _BRIDGES_OF_ENGINES = re.compile("br-|docker|pcl|incus")
 
 

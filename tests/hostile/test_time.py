@@ -153,7 +153,7 @@ async def test_sixty_four_busy_processes_share_one_quota():
             with pytest.raises(SandboxTimeoutError):
                 await sandbox.run_code(program, timeout=4)
             used, took = scene.cpu_seconds(sandbox) - before, time.monotonic() - started
-        assert 1.0 < used < 1.0 * took * 1.05 + 0.15, f"{used:.2f} s of processor in {took:.2f} s"
+        assert 0.5 < used < 1.0 * took * 1.05 + 0.15, f"{used:.2f} s of processor in {took:.2f} s"
 
 
 @pytest.mark.case("C08")

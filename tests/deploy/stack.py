@@ -137,9 +137,11 @@ class Stack:
         return str(json.loads(text)["paracle.service"])
 
     def sandboxes(self) -> list[str]:
-        """Containers that the service has made on the engine, in whichever of its lives."""
+        """Sandboxes that the service has made on the engine, in whichever of its lives; not what
+        it keeps ready."""
         form = '{{.ID}} {{.Label "paracle.labels"}}'
-        words = ["--filter", "label=paracle.managed=true", "--format", form]
+        words = ["--filter", "label=paracle.managed=true", "--filter", "name=^/paracle-sandbox-"]
+        words += ["--format", form]
         lines = self.docker("ps", "-a", "--no-trunc", *words).splitlines()
         return [line.split()[0] for line in lines if self.label and self.label in line]
 

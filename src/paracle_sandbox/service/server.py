@@ -99,6 +99,8 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._service.wind_down()
         await super().shutdown(sockets)
+        # Here, because a signal is passed on as soon as this returns, and ends the process.
+        await self._service.backend.close()
 
 
 def make_server(service: Service, **options: Any) -> uvicorn.Server:

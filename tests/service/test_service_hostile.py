@@ -132,6 +132,12 @@ def test_the_time_of_a_refusal_tells_nothing(fake: ServiceProcess) -> None:
         "/sandbox/" + "x" * 10_000 + "/create",
         "/sandbox/%ff%fe/create/..",
         "/sandbox/a%00b/create",
+        "/sandbox/%2e/create",
+        "/sandbox/%2e%2e%2f%2e%2e/create",
+        "/sandbox/..%2f..%2fcanary/create",
+        "/sandbox/%2fetc%2fpasswd/create",
+        "/sandbox/..%5c../create",
+        "/sandbox/a%e2%88%95b/create",
     ],
 )
 def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
@@ -152,9 +158,7 @@ def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
     assert b"X-Evil" not in answer.split(b"\r\n\r\n")[0]
 
 
-@pytest.mark.parametrize(
-    "user", ["%2e%2e%2f%2e%2e", "..%2f..%2fcanary", "%2fetc%2fpasswd", "%2e", "..%5c..", "CON"]
-)
+@pytest.mark.parametrize("user", ["a%2f...%2fcanary", "etc%2fpasswd", "...", "%252e%252e", "CON"])
 def test_users_that_look_like_paths_lead_nowhere(fake: ServiceProcess, user: str) -> None:
     """A user id is text, and names of directories are hashes of it."""
     canary = fake.data / "canary"

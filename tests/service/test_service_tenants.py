@@ -40,11 +40,6 @@ ALIKE = [
     "a/b",
     "a//b",
     "a/b/",
-    "/a/b",
-    "a\\b",
-    "a\u2215b",
-    "../../etc/passwd",
-    "../create",
     "a/execute",
     "x/raw",
     "%2e%2e",
@@ -90,17 +85,12 @@ def raw_post(service: ServiceProcess, path: str, body: bytes = b"") -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_dots_are_users_too_when_they_are_encoded(fake: ServiceProcess) -> None:
-    body = b'{"command": "pwd; ls -a | wc -l"}'
-    answers = {user: raw_post(fake, f"/sandbox/{user}/shell", body) for user in ("%2E", "%2e%2E")}
-    found = {user: json.loads(answer.split(b"\r\n\r\n")[1]) for user, answer in answers.items()}
-    assert all(one["success"] for one in found.values()), found
-    assert len({one["sandbox_id"] for one in found.values()}) == 2
+def test_steps_of_a_path_are_no_users(fake: ServiceProcess) -> None:
+    for user in (".", "..", "%2E", "%2e%2E", "a%2F..%2Fb", "%2Fa", "a%5Cb", quote("a\u2215b")):
+        answer = raw_post(fake, f"/sandbox/{user}/shell", b'{"command": "true"}')
+        assert b" 400 " in answer.split(b"\r\n")[0], (user, answer)
     with fake.client() as client:
-        users = {one["user_id"] for one in client.get("/sandboxes").json()["sandboxes"]}
-    assert {".", ".."} <= users
-    for literal in (".", ".."):
-        assert b" 400 " in raw_post(fake, f"/sandbox/{literal}/shell", body).split(b"\r\n")[0]
+        assert client.get("/sandboxes").json()["sandboxes"] == []
 
 
 def test_a_user_with_a_slash_has_every_address(fake: ServiceProcess) -> None:

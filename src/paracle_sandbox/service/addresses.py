@@ -26,7 +26,7 @@ def routed_path(scope: MutableMapping[str, Any]) -> str:
         return str(scope["path"])
     segment, slash, rest = raw.removeprefix(_BEFORE).partition(b"/")
     if segment in _STEPS:
-        raise BadRequest("The address has a step of a path where a user should be: encode it")
+        raise BadRequest("The address has a step of a path where a user should be")
     user = quote(unquote_to_bytes(segment), safe="")
     return f"{_BEFORE.decode()}{user}{slash.decode()}{unquote(rest.decode('latin-1'))}"
 

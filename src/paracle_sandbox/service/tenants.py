@@ -1,8 +1,10 @@
-"""Users and the names of their sandboxes: any text is a user, and no two share a name."""
+"""Users and the names of their sandboxes: any text but a way through directories is a user, and no
+two share a name."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import unicodedata
 from pathlib import Path
@@ -10,6 +12,9 @@ from pathlib import Path
 from .faults import BadRequest
 
 MAX_USER_ID = 1024
+# Names of directories are hashes of it, so it could lead nowhere; but whoever sends one tries to,
+# and what stands behind this service may take it for what it looks like.
+_LIKE_A_PATH = re.compile(r"/|.*[\\\u2044\u2215\u29f8\uff0f\uff3c]|(.*/)?\.\.?(/|\Z)", re.DOTALL)
 
 
 def checked_user_id(user_id: str) -> str:
@@ -20,6 +25,9 @@ def checked_user_id(user_id: str) -> str:
         raise BadRequest(f"The user id is longer than {MAX_USER_ID} characters")
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in user_id):
         raise BadRequest("The user id has control characters")
+    if _LIKE_A_PATH.match(user_id):
+        raise BadRequest("The user id looks like a path: use it without . or .. as steps, a slash "
+                         "at its beginning, and other slashes than /")  # fmt: skip
     return user_id
 
 

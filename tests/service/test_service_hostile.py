@@ -137,7 +137,7 @@ def test_the_time_of_a_refusal_tells_nothing(fake: ServiceProcess) -> None:
         "/sandbox/..%2f..%2fcanary/create",
         "/sandbox/%2fetc%2fpasswd/create",
         "/sandbox/..%5c../create",
-        "/sandbox/a%e2%88%95b/create",
+        "/sandbox/%e2%88%95b/create",
     ],
 )
 def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:

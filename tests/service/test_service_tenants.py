@@ -40,6 +40,8 @@ ALIKE = [
     "a/b",
     "a//b",
     "a/b/",
+    "CORP\\ann",
+    "a\u2215b",
     "a/execute",
     "x/raw",
     "%2e%2e",
@@ -86,7 +88,7 @@ def raw_post(service: ServiceProcess, path: str, body: bytes = b"") -> bytes:
 
 
 def test_steps_of_a_path_are_no_users(fake: ServiceProcess) -> None:
-    for user in (".", "..", "%2E", "%2e%2E", "a%2F..%2Fb", "%2Fa", "a%5Cb", quote("a\u2215b")):
+    for user in (".", "..", "%2E", "%2e%2E", "a%2F..%2Fb", "%2Fa", "..%5Cb", quote("\u2215b")):
         answer = raw_post(fake, f"/sandbox/{user}/shell", b'{"command": "true"}')
         assert b" 400 " in answer.split(b"\r\n")[0], (user, answer)
     with fake.client() as client:

@@ -34,7 +34,9 @@ def test_every_answer_is_described(fake: ServiceProcess) -> None:
 
 
 def _remove_users(client: httpx2.Client) -> None:
-    """Whatever text was tried is a user now, with a sandbox."""
+    """Whatever text was tried is a user now, with a sandbox; and remote clients have theirs."""
+    for one in client.get("/v1/sandboxes").json()["sandboxes"]:
+        assert client.delete(f"/v1/sandboxes/{quote(one['sandbox_id'], safe='')}").is_success
     for one in client.get("/sandboxes", params={"limit": 1000}).json()["sandboxes"]:
         user = quote(one["user_id"], safe="").replace(".", "%2E")
         gone = client.delete(f"/sandbox/{user}/destroy", params={"erase_files": True})

@@ -1,4 +1,4 @@
-"""What the health checks of container backends share: a sandbox to look at, and a program in it."""
+"""What the health checks of backends share: a sandbox to look at, and a program in it."""
 
 from __future__ import annotations
 

@@ -5,34 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...channel.connection import Connection
-from ...channel.frames import DATA
 from ...config import SandboxConfig
 from ...errors import SandboxError
 from ..base import Health, Layer, Usage
 from ..posture import NAMESPACES, Posture, read_posture
+from ..probe import PROBE, probing, run_probe, verdict
 
 if TYPE_CHECKING:
     from .backend import NativeBackend
-
-_PROBE = """\
-import ctypes, os, socket
-def denied(action):
-    try:
-        action()
-    except OSError:
-        return True
-    return False
-def unshare():
-    if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
-        raise OSError
-def net():
-    with socket.socket() as s:
-        s.settimeout(1)
-        s.connect(("192.0.2.1", 9))
-print(denied(lambda: open("/usr/x", "w")), denied(unshare), denied(net))
-print(denied(lambda: os.setuid(0)))
-"""
+_WORDS = 5
 
 
 async def examine(probe: NativeBackend) -> Health:
@@ -43,52 +24,21 @@ async def examine(probe: NativeBackend) -> Health:
         return Health("native", False, str(error), getattr(error, "remedy", ""))
     finally:
         await probe.close()
-    weak = [layer.name for layer in layers if not layer.in_force]
-    detail = "full posture" if not weak else f"works without: {', '.join(weak)}"
-    return Health("native", True, detail, layers=layers)
+    return verdict("native", layers)
 
 
 async def _measure(backend: NativeBackend) -> AsyncIterator[Layer]:
-    from ...ids import new_sandbox_id
-
-    sandbox_id = new_sandbox_id()
     config = SandboxConfig(memory_mb=128, cpu_cores=0.5)
-    await backend.create(sandbox_id, config, {"purpose": "health"})
-    try:
-        connection = Connection(await backend.connect(sandbox_id), sandbox_id)
-        await connection.start()
-        try:
-            # All of it while the channel is open: a guest whose channel ends goes.
-            answer = await _run_probe(connection)
-            posture = read_posture(backend.init_pid(sandbox_id))
-            usage = await backend.usage(sandbox_id)
-        finally:
-            await connection.close()
-        spawner = await backend.spawner(backend.templates.get("default"))
-        limits = _limits(spawner.posture, usage)
-        for layer in (*_isolation(posture, answer), *limits, _landlock(), _bridge()):
-            yield layer
-    finally:
-        await backend.destroy(sandbox_id)
-
-
-async def _run_probe(connection: Connection) -> list[bool]:
-    request = {
-        "op": "python",
-        "path": "/tmp/probe.py",
-        "source": _PROBE,
-        "argv": [],
-        "stdin": False,
-    }
-    output = b""
-    stream = connection.open(request)
-    async for kind, payload in stream:
-        if kind == DATA:
-            output += payload
-    words = output.split()
-    if len(words) != 4:
-        raise SandboxError(f"The probe program did not run: {output[:200]!r}")
-    return [word == b"True" for word in words]
+    async with probing(backend, config) as (sandbox_id, connection):
+        # All of it while the channel is open: a guest whose channel ends goes.
+        answer = await run_probe(connection, PROBE, _WORDS)
+        posture = read_posture(backend.init_pid(sandbox_id))
+        usage = await backend.usage(sandbox_id)
+    spawner = await backend.spawner(backend.templates.get("default"))
+    denied = [word == "True" for word in answer]
+    limits = _limits(spawner.posture, usage)
+    for layer in (*_isolation(posture, denied), *limits, _landlock(), _bridge()):
+        yield layer
 
 
 def _isolation(posture: Posture, denied: list[bool]) -> Iterator[Layer]:

@@ -116,7 +116,9 @@ async def test_a_batch_has_as_many_containers_as_it_may(backend: DockerBackend) 
 
     async with SandboxExecutor(SandboxManager(max_concurrent=2, backend=backend)) as executor:
         looking = asyncio.ensure_future(look())
-        jobs = [{"agent_code": f"print({number})", "monitor": False} for number in range(3)]
+        # Long enough for the first two to be seen together, also on a busy machine.
+        codes = [f"import time; time.sleep(3); print({number})" for number in range(3)]
+        jobs = [{"agent_code": code, "monitor": False} for code in codes]
         answers = await executor.execute_batch(jobs, max_concurrent=2)
         done.set()
         await looking

@@ -177,10 +177,13 @@ def mountinfo(pid: int | str = "self") -> list[str]:
     return Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
 
 
-# What comes and goes with the tests on engines, beside these.
+# What comes and goes with the tests on engines, beside these: see scripts/run_tests.sh.
 _ENGINES = re.escape(os.environ.get("PARACLE_TEST_CACHE") or "/paracle-sandbox-tests/")
-_MOUNTS_OF_ENGINES = re.compile(f"{_ENGINES}|/paracle-sandbox-tests/|/store-[0-9]+$")
-_BRIDGES_OF_ENGINES = re.compile("br-|docker|pcl|incus")
+_LANES = re.escape(os.environ.get("PARACLE_TEST_LANES") or "/paracle-sandbox-tests/")
+_MOUNTS_OF_ENGINES = re.compile(
+    f"{_ENGINES}|{_LANES}/(?!others/)|/paracle-sandbox-tests/|/store-[0-9]+$|^/run/netns"
+)
+_BRIDGES_OF_ENGINES = re.compile("br-|docker|pcl|incus|paracletest")
 
 
 def host_mounts() -> list[str]:

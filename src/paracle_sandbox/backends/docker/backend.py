@@ -291,7 +291,6 @@ class DockerBackend(Backend):
             return
         if owned is not None:
             await owned.hang_up()
-            self._make_room(sandbox_id, owned)
         try:
             # Its connection has ended, so it is about to go.
             if owned is None or not await self.engine.is_removed(reference, _END_SECONDS):
@@ -304,13 +303,15 @@ class DockerBackend(Backend):
             return
         self._watch.end(owned.container)
         self._owned.pop(sandbox_id, None)
+        self._make_room(sandbox_id, owned)
         workspaces = await self.store.get()
         left = await workspaces.remove(owned.workspace) if workspaces else ""
         if left:
             raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
 
     def _make_room(self, sandbox_id: str, owned: Owned) -> None:
-        """What was a sandbox is about to go: something may be made ready in its place."""
+        """What was a sandbox has gone: something may be made ready in its place. Not while it goes,
+        which would be one more than there may be, and would slow down both."""
         if sandbox_id in self._living:
             self._living.discard(sandbox_id)
             self.stock.refill(Wish(owned.config, owned.labels), self._most - len(self._living))

@@ -37,9 +37,11 @@ driver = "overlay"
 runroot = "$run/podman/run"
 graphroot = "$podman_data"
 TOML
-    CONTAINERS_CONF=$run/podman/containers.conf CONTAINERS_STORAGE_CONF=$run/podman/storage.conf \
-        setsid podman system service --time=0 "unix://$run/podman.sock" \
-        </dev/null >>"$run/podman.log" 2>&1 9>&- 8>&- &
+    # Its monitors leave a file where they were started, when memory runs out.
+    (cd "$run/podman" && CONTAINERS_CONF=$run/podman/containers.conf \
+        CONTAINERS_STORAGE_CONF=$run/podman/storage.conf \
+        exec setsid podman system service --time=0 "unix://$run/podman.sock" \
+        </dev/null >>"$run/podman.log" 2>&1 9>&- 8>&-) &
     echo $! >"$run/podman.pid"
     await podman podman_answers
 }

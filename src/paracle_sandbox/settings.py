@@ -306,6 +306,9 @@ class Settings:
         )
         rows = _CONFIG_ROWS.get(backend or "", {})
         special = {name: getattr(self, row) for name, row in rows.items() if row in self.given}
+        if backend == "incus-vm":
+            # Images of ours are for containers: no machine could be made of one.
+            special["base_image"] = self.incus_image
         return SandboxConfig(**{**config.model_dump(), **special}) if special else config
 
 

@@ -512,7 +512,9 @@ async def test_the_root_cannot_be_left(native: NativeBackend, sandbox: Sandbox, 
     before = os.stat(f"/proc/{init}/root/")
     outcome, same, names = await report(sandbox, ESCAPE_CHROOT)
     assert not set(outcome) - {"EPERM", "ENOSYS"}
-    assert same and "workspace" in names and "boot" not in names
+    assert same and "workspace" in names
+    if native.name == "native":  # elsewhere the root is an image's, which may have one
+        assert "boot" not in names
     after = os.stat(f"/proc/{init}/root/")
     assert (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino)
     assert "OK" in weak.report(ESCAPE_CHROOT)[0]

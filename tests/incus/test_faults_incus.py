@@ -100,6 +100,26 @@ async def test_the_first_process_of_the_instance_is_killed(
     assert await other.run_command("echo alive") == "alive\n"
 
 
+async def test_the_porter_is_killed(make: Make, backend: IncusBackend) -> None:
+    """R07: the launcher. Its guest dies with it, and nobody is left to end the instance but us."""
+    sandbox, other = await make(), await make()
+    porter = _parent_of(backend.init_pid(sandbox.sandbox_id))
+
+    async def kill() -> None:
+        os.kill(porter, signal.SIGKILL)
+
+    error = await dies_with(sandbox, kill)
+    assert isinstance(error, SandboxExecutionError) and error.stdout == "begun\n"
+    await sandbox.stop()
+    await gone(backend, sandbox.sandbox_id)
+    assert await other.run_command("echo alive") == "alive\n"
+
+
+def _parent_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
+
+
 async def test_it_is_removed_under_us(make: Make, backend: IncusBackend) -> None:
     sandbox = await make()
 

@@ -17,7 +17,6 @@ P0 = frozenset(
 )
 # Tests that say what only native does, and why it is otherwise here.
 DIFFERENT = {
-    "test_the_root_cannot_be_left": "the root is the image's; what it tries is in test_no_mounts",
     "test_flags_of_every_mount": "devices are mounts here, since a container makes no nodes",
 }
 

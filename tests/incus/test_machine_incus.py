@@ -17,7 +17,7 @@ from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import instance_name
 from paracle_sandbox.backends.incus.machine import IncusMachineBackend
 from paracle_sandbox.backends.incus.spec import CONTAINER, MACHINE, Place, instance_body
-from paracle_sandbox.errors import SandboxCreationError
+from paracle_sandbox.errors import BackendUnavailableError, SandboxCreationError
 from paracle_sandbox.settings import Settings
 
 NO_AGENT = "VM agent isn't currently running"
@@ -60,6 +60,7 @@ class Machines:
     silent: int = 0
     late: int = 0
     has_ids: bool = True
+    has_project: bool = True
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
     instances: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -67,6 +68,8 @@ class Machines:
         body = await request.json() if request.can_read_body else None
         self.requests.append((request.method, request.path, body))
         parts = request.path.removeprefix("/1.0").strip("/").split("/")
+        if not self.has_project:
+            return _no("Project not found", 404)
         if request.path.endswith("/websocket"):
             stream = web.WebSocketResponse()
             await stream.prepare(request)
@@ -180,6 +183,16 @@ async def test_a_machine_without_an_agent(machines: Machines) -> None:
     machines.silent = 1000
     error = await _refusal(machines, boot_seconds=0.2)
     assert error.step == "agent" and NO_AGENT in str(error) and "incus-agent" in str(error)
+
+
+async def test_a_project_that_is_gone_is_told(machines: Machines) -> None:
+    """Whoever looks at all backends of a machine goes on with the others."""
+    machines.has_project = False
+    backend = IncusBackend(_settings(machines))
+    for look in (backend.list_sandboxes, backend.sweep):
+        with pytest.raises(BackendUnavailableError, match="Project not found.*incus project"):
+            await look()
+    await backend.close()
 
 
 async def test_a_server_with_too_few_ids(

@@ -6,6 +6,7 @@ server of this machine and as root, the workspace store does. Elsewhere it is me
 
 from __future__ import annotations
 
+import logging
 from urllib.parse import quote
 
 from ...errors import SandboxCreationError
@@ -14,6 +15,8 @@ from ...settings import Settings
 from ..workspaces import WorkspaceStore
 from .refusals import no_pool
 from .server import Refused, Server
+
+logger = logging.getLogger(__name__)
 
 _WITH_QUOTAS = ("btrfs", "zfs", "lvm", "lvmcluster", "ceph", "linstor")
 _OWNER = "user.paracle.owner"
@@ -119,7 +122,12 @@ class Homes:
         pool = await self.pool()
         if not self.has_quotas:
             return
-        for volume in await self._server.get(f"{_volumes(pool)}?recursion=1"):
+        try:
+            volumes = await self._server.get(f"{_volumes(pool)}?recursion=1")
+        except Refused as refused:
+            logger.warning("volumes of dead owners were not looked for: %s", refused.message)
+            return
+        for volume in volumes:
             owner = Owner.parse(str((volume.get("config") or {}).get(_OWNER, "")))
             if owner is not None and not owner.is_alive and not volume.get("used_by"):
                 await self._remove_volume(str(volume["name"]))

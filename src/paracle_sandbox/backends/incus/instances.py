@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from ...errors import BackendUnavailableError
 from .server import Refused, Server
 from .spec import state_change
 
@@ -63,7 +64,16 @@ class Instances:
         return dict(await self._server.get(f"{_path(name)}/state"))
 
     async def all(self) -> list[dict[str, Any]]:
-        return list(await self._server.get("/1.0/instances?recursion=1"))
+        """Raises BackendUnavailableError when the server does not tell, as of a project that is no
+        longer there: then nothing of ours can be found here."""
+        try:
+            return list(await self._server.get("/1.0/instances?recursion=1"))
+        except Refused as refused:
+            raise BackendUnavailableError(
+                f"The Incus server does not list its instances: {refused.message}. `incus list` "
+                "says the same; `incus project switch default` leaves a project that is gone.",
+                step="server",
+            ) from refused
 
     async def remove(self, name: str) -> None:
         """Until it is not there: it may be on its way already, as one whose guest has ended is.

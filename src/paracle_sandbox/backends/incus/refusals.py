@@ -34,7 +34,8 @@ def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCrea
     if "doesn't match instance type" in lower or "type mismatch" in lower:
         return SandboxCreationError(
             f"The image {image} is of another kind: {text}. A container image cannot be a virtual "
-            "machine, nor the other way round; choose another base_image.",
+            "machine, nor the other way round; choose another base_image, for a virtual machine "
+            "such as images:debian/12/cloud (also with INCUS_SANDBOX_IMAGE).",
             sandbox_id,
             step="image",
         )
@@ -49,7 +50,7 @@ def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCrea
             step="project",
         )
     return SandboxCreationError(
-        f"The Incus server refused: {text}. `paracle sandbox health` shows what it lacks.",
+        f"The Incus server refused: {text}. `incus warning list` and the server's log may say more.",
         sandbox_id,
         step="instance",
     )

@@ -356,8 +356,7 @@ class Bench:
         for row in self.rows:
             ratio = f"{row.ratio:.2f}x" if row.ratio is not None else ""
             lines.append(
-                f"| {row.what} | {row.measured} | {ratio} | {row.budget} | "
-                f"{_VERDICTS[row.kept]} |"
+                f"| {row.what} | {row.measured} | {ratio} | {row.budget} | {_VERDICTS[row.kept]} |"
             )
         lines += [
             "",

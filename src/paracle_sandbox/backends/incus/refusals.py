@@ -50,7 +50,7 @@ def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCrea
             step="project",
         )
     return SandboxCreationError(
-        f"The Incus server refused: {text}. `incus warning list` and the server's log may say more.",
+        f"The Incus server refused: {text}. `incus warning list` may say more.",
         sandbox_id,
         step="instance",
     )

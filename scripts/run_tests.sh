@@ -38,7 +38,8 @@ trap 'exit 130' INT TERM HUP
 
 # lane NAME ARGUMENTS ...
 lane() {
-    "$python" -m pytest -o "cache_dir=$place/cache-$1" --basetemp="$place/$1" \
+    # What runs beside the script has Ctrl-C ignored, and so would all that the tests start.
+    env --default-signal=INT,QUIT,HUP "$python" -m pytest -o "cache_dir=$place/cache-$1" --basetemp="$place/$1" \
         "${left_out[@]}" "${@:2}"
 }
 

@@ -244,6 +244,7 @@ async def _run(sandbox: Sandbox, job: Job) -> ExecutionResult:
         "result": command,
         "stats": stats,
         "sandbox_id": sandbox.sandbox_id,
+        "posture": sandbox.posture,
     }
     if not result["success"]:
         nothing_said = f"Execution failed with exit code {command['exit_code']}"

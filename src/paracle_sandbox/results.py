@@ -50,11 +50,20 @@ class Monitoring(TypedDict):
     history_samples: int
 
 
+class Isolation(TypedDict):
+    """What kept a program in: the backend, and which layers it does without on this machine, by
+    the names that ``paracle sandbox health`` has for them."""
+
+    backend: str
+    missing: list[str]
+
+
 class ExecutionResult(TypedDict):
     """The answer of the executor, the CLI and the service."""
 
     success: bool
     sandbox_id: str | None
+    posture: NotRequired[Isolation]
     result: NotRequired[CommandResult]
     stats: NotRequired[Stats]
     error: NotRequired[str]

@@ -6,7 +6,7 @@ import time
 
 from .backends.base import Usage
 from .limits import MIB, disk_breach, memory_alarm
-from .results import Stats
+from .results import Isolation, Stats
 from .sandbox_packages import SandboxPackages
 
 
@@ -17,6 +17,11 @@ class Sandbox(SandboxPackages):
     is an exception: SandboxTimeoutError, ResourceLimitError, or SandboxExecutionError when the
     sandbox itself broke, each with what had been printed.
     """
+
+    @property
+    def posture(self) -> Isolation:
+        """What keeps its programs in. The layers are proved by ``paracle sandbox health``."""
+        return {"backend": self._backend.name, "missing": self._backend.lacking()}
 
     async def get_stats(self) -> Stats:
         """What it uses now; CPU over the time since the previous call, or since the start."""

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .config import SandboxConfig
 from .errors import SandboxError
+from .older_keys import SHARED_KEYS
 from .setting_rows import Environment, parse_memory_mb
-from .settings import SHARED_KEYS, read_section
+from .settings import read_section
 
 
 class SandboxSettings(BaseModel):

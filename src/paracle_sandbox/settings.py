@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import SandboxError
+from .older_keys import SHARED_KEYS, older_fields
 from .setting_rows import (
     Environment,
     Setting,
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
 MODES = (
     "auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "daytona", "fake", "local"
 )  # fmt: skip
-# Keys of the same section that belong to SandboxSettings, the older shape of a configuration.
-SHARED_KEYS = frozenset(
-    ["use_sandbox", "image", "work_dir", "memory_limit", "cpu_limit", "timeout", "network_enabled"]
-)
 _DAY = 86_400.0
 
 
@@ -285,6 +282,8 @@ class Settings:
 
     # Which rows the environment or the file has: no row itself.
     given: frozenset[str] = field(default=frozenset(), repr=False)
+    # What the older keys of the file say of every sandbox: fields of its configuration.
+    older: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
     def idle_timeout(self, backend: str) -> float | None:
         """What was set for one kind of backend, if anything was."""
@@ -305,11 +304,17 @@ class Settings:
             drop_capabilities=self.drop_capabilities,
         )
         rows = _CONFIG_ROWS.get(backend or "", {})
-        special = {name: getattr(self, row) for name, row in rows.items() if row in self.given}
+        special = dict(self.older)
+        special.update(
+            {name: getattr(self, row) for name, row in rows.items() if row in self.given}
+        )
         if backend == "incus-vm":
             # Images of ours are for containers: no machine could be made of one.
             special["base_image"] = self.incus_image
-        return SandboxConfig(**{**config.model_dump(), **special}) if special else config
+        try:
+            return SandboxConfig(**{**config.model_dump(), **special}) if special else config
+        except ValueError as error:
+            raise SandboxError(f"config.toml, section [sandbox]: {error}") from error
 
 
 def settings_table() -> dict[str, Setting]:
@@ -339,7 +344,7 @@ def load_settings(env: Environment | None = None, path: str | Path | None = None
             values[key] = _from_file(setting, key, section[key])
         elif setting.derive is not None:
             values[key] = setting.derive(env)
-    return Settings(**values, given=given)
+    return Settings(**values, given=given, older=tuple(older_fields(section, given)))
 
 
 def read_section(env: Environment | None = None, path: str | Path | None = None) -> dict[str, Any]:

@@ -129,7 +129,9 @@ def test_streams_and_exit_code_of_a_success(cli: Cli) -> None:
     done = cli.run("sandbox", "execute", cli.program(source))
     assert (done.code, done.stdout) == (0, "out\n")
     assert done.stderr.startswith("err\n✅ Execution Successful\n")
-    assert "memory peak" in done.stderr
+    names, values = done.stderr.splitlines()[2:4]
+    assert names.split() == ["time", "cpu", "memory", "peak", "disk"]
+    assert values.index(" of 512 MB") > names.index("memory peak"), "the columns are not in line"
 
 
 def test_a_failing_program_is_one(cli: Cli) -> None:

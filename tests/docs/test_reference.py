@@ -15,7 +15,8 @@ from pages import REPOSITORY, code_words, sections
 import paracle_sandbox
 from paracle_sandbox import errors
 from paracle_sandbox.cli.nouns import app
-from paracle_sandbox.settings import SHARED_KEYS, settings_table
+from paracle_sandbox.older_keys import SHARED_KEYS
+from paracle_sandbox.settings import settings_table
 
 API, CLI, ERRORS, SETTINGS = (
     f"docs/reference/{name}.md" for name in ("api", "cli", "errors", "settings")

@@ -57,7 +57,9 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
 
-def test_without_an_index_the_standard_library_is_left(no_index: None, tmp_path: Path) -> None:
+def test_without_an_index_the_standard_library_is_left(
+    no_index: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> tuple[str, str]:
         backend = NativeBackend(settings_in(tmp_path))
         try:
@@ -73,6 +75,9 @@ def test_without_an_index_the_standard_library_is_left(no_index: None, tmp_path:
     assert "could not be installed" in note and "paracle template build default" in note
     # Remembered: the next process does not try again for a while.
     assert list((tmp_path / "data/templates").glob(".default.failed"))
+    caplog.clear()
+    asyncio.run(run())
+    assert "standard library alone" in caplog.text, "said by every process that goes without"
 
 
 def test_a_failed_build_leaves_nothing(no_index: None, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 import paracle_sandbox
 from paracle_sandbox import SandboxConfig, SandboxError, SandboxSettings, Settings, load_settings
+from paracle_sandbox.older_keys import SHARED_KEYS
 from paracle_sandbox.setting_rows import parse_memory_mb
-from paracle_sandbox.settings import SHARED_KEYS, settings_table
+from paracle_sandbox.settings import settings_table
 
 PACKAGE = Path(paracle_sandbox.__file__).parent
 
@@ -233,3 +234,24 @@ def test_run_stays_a_function_whatever_was_imported_before() -> None:
         "print(callable(p.run))",
     )
     assert said == "True\n"
+
+
+def test_older_keys_hold_for_every_sandbox(tmp_path: Path) -> None:
+    older = 'memory_limit = "256m"\ntimeout = 60\nwork_dir = "/home/user"\nnetwork_enabled = true\n'
+    file = write(tmp_path, f"[sandbox]\n{older}cpu_limit = 0.5\ndefault_cpu_cores = 2.0\n")
+    config = load_settings({"PARACLE_CONFIG": str(file)}).default_config()
+    assert (config.memory_mb, config.timeout_seconds, config.cpu_cores) == (256, 60, 2.0)
+    assert (config.working_dir, config.network_mode) == ("/home/user", "bridge")
+    assert config.base_image == SandboxConfig().base_image, "nobody asked for another"
+
+
+@pytest.mark.parametrize("line", ['memory_limit = "lots"', "timeout = 5", 'cpu_limit = "two"'])
+def test_older_keys_that_make_no_sense_are_told(tmp_path: Path, line: str) -> None:
+    file = write(tmp_path, f"[sandbox]\n{line}\n")
+    with pytest.raises(SandboxError, match="config.toml"):
+        load_settings({"PARACLE_CONFIG": str(file)}).default_config()
+
+
+def test_a_machine_has_an_image_for_machines() -> None:
+    assert load_settings({}).default_config("incus-vm").base_image == "images:debian/12/cloud"
+    assert load_settings({}).default_config("incus").base_image == "paracle/sandbox:latest"

@@ -114,6 +114,11 @@ class Backend(ABC):
     async def list_sandboxes(self) -> list[SandboxInfo]:
         """Those of every process on this machine."""
 
+    def lacking(self) -> list[str]:
+        """The layers that its sandboxes do without on this machine, by their names in ``health``.
+        Known from the first sandbox on, and at no cost."""
+        return []
+
     async def sweep(self) -> int:
         """Remove what dead processes left, and nothing of a living one. Returns how many
         sandboxes that were."""

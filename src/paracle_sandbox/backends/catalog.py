@@ -33,7 +33,7 @@ async def opened(name: str | None, settings: Settings) -> AsyncIterator[Backend]
 
 
 async def examine(name: str | None, settings: Settings) -> list[Health]:
-    """The health of one backend, or of all that ``auto`` chooses from, in its order."""
+    """The health of one backend, or of all: see ``explain``."""
     wanted = name or settings.mode
     if wanted == "auto":
         return await explain(settings)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .base import Usage
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_CONTROLLERS = ("memory", "pids", "cpuacct")
+_CONTROLLERS = ("memory", "pids", "cpuacct", "cpu")
+# What cgroup v1 shows where there is no limit is a little below 2**63.
+_NO_LIMIT = 1 << 60
 _ROOT = "/sys/fs/cgroup"
 
 
@@ -47,6 +49,36 @@ def cgroups_of(pid: int, container: str) -> dict[str, str]:
             directory = Path(f"{_ROOT}/{controllers}{path}")
             found[name] = str(directory if directory.is_dir() else Path(f"{_ROOT}/{name}{path}"))
     return found if {"memory", "pids"} <= found.keys() else {}
+
+
+@dataclass(frozen=True)
+class KeptLimits:
+    """What the kernel keeps of the limits of a sandbox: None where it keeps none."""
+
+    memory_bytes: int | None
+    cpu_cores: float | None
+    processes: int | None
+
+
+def read_limits(groups: Mapping[str, str]) -> KeptLimits:
+    """Raises FileNotFoundError when the sandbox is gone."""
+    if group := groups.get("unified"):
+        memory, pids = f"{group}/memory.max", f"{group}/pids.max"
+        quota, _, period = _text(f"{group}/cpu.max").partition(" ")
+    else:
+        memory = f"{groups['memory']}/memory.limit_in_bytes"
+        pids = f"{groups['pids']}/pids.max"
+        cpu = groups.get("cpu", groups["pids"])
+        quota, period = (_text(f"{cpu}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+    share, whole = _limit(quota), _limit(period)
+    return KeptLimits(
+        _limit(_text(memory)), share / whole if share and whole else None, _limit(_text(pids))
+    )
+
+
+def _limit(text: str) -> int | None:
+    number = int(text) if text.strip().isdigit() else 0  # "max" and -1 are none
+    return number if 0 < number < _NO_LIMIT else None
 
 
 def _unified(group: str) -> Usage:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 
 from ..channel.connection import Connection
@@ -11,6 +12,7 @@ from ..config import SandboxConfig
 from ..errors import SandboxError
 from ..ids import new_sandbox_id
 from .base import Backend, Health, Layer
+from .cgroup_usage import KeptLimits
 
 # Says yes where it is refused: writing to the system, a new namespace, a connection, being root,
 # with any capability; and whether it sees few processes. What more a backend asks, it adds.
@@ -66,6 +68,21 @@ async def run_probe(connection: Connection, source: str, words: int) -> list[str
     if len(found) != words:
         raise SandboxError(f"The probe program did not run: {output[:200]!r}")
     return found
+
+
+def limit_layers(
+    kept: KeptLimits, config: SandboxConfig, detail: str, remedy: str = ""
+) -> Iterator[Layer]:
+    """Whether the limits that were asked for are those that are kept."""
+    asked = (
+        ("memory limit", kept.memory_bytes, config.memory_mb << 20),
+        ("cpu limit", kept.cpu_cores, config.cpu_cores),
+        # Ours inside count as well, so it may be a few more.
+        ("process limit", kept.processes, math.inf),
+    )
+    for name, found, most in asked:
+        in_force = found is not None and found <= most
+        yield Layer(name, in_force, detail, "" if in_force else remedy)
 
 
 def verdict(name: str, layers: Iterable[Layer]) -> Health:

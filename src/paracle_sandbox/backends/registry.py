@@ -49,13 +49,17 @@ def get_backend(name: str | None, settings: Settings) -> Backend:
 
 
 async def explain(settings: Settings) -> list[Health]:
-    """Why ``auto`` takes what it takes: every candidate in order, each proved by using it."""
-    return [await _health_of(name, settings) for name in AUTO_ORDER]
+    """Every backend, each proved by using it: first those that ``auto`` chooses from, in its
+    order, then those that one has to ask for."""
+    others = [name for name in BACKENDS if name not in (*AUTO_ORDER, "fake")]
+    return [await _health_of(name, settings) for name in (*AUTO_ORDER, *others)]
 
 
 async def _health_of(name: str, settings: Settings) -> Health:
     if name == "remote" and not settings.api_url:
         return Health(name, False, "not configured", "set SANDBOX_API_URL")
+    if name == "daytona" and not settings.daytona_key:
+        return Health(name, False, "not configured", "set DAYTONA_API_KEY")
     try:
         backend = get_backend(name, settings)
     except BackendUnavailableError as error:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import SandboxError
 from ..settings import Settings
 from . import endings, output, program, streams
 from .endings import UsageFault
@@ -60,7 +61,11 @@ def execute(order: Order) -> int:
     outlets = _Outlets(order.raw)
     if not order.as_json:
         job = replace(job, on_output=outlets)
-    outcome = endings.run(_run(order, job, config, settings))
+    try:
+        outcome = endings.run(_run(order, job, config, settings))
+    except SandboxError as error:  # there was no sandbox: a result all the same
+        _save_failure(order, error)
+        raise
     _save(order.output, outcome.result)
     if order.as_json:
         output.say_json(outcome.result)
@@ -190,6 +195,15 @@ def _save(file: str | None, result: ExecutionResult) -> None:
             opened.write(output.as_json(result) + "\n")
 
 
+def _save_failure(order: Order, error: SandboxError) -> None:
+    from ..executor import error_result
+
+    result = error_result(error)
+    _save(order.output, result)
+    if order.as_json:
+        output.say_json(result)
+
+
 def _show_config(config: SandboxConfig) -> None:
     rows = [(flag, str(getattr(config, name))) for name, flag in _FLAGS.items()]
     # What a variable holds may be a secret; its name is enough.
@@ -207,13 +221,15 @@ def _show_end(outcome: program.Outcome, verbose: bool) -> None:
         code = result["result"]["exit_code"] if "result" in result else None
         reason = f"exit code {code}" if outcome.error is None else str(outcome.error)
         output.complain(reason)
-    if "stats" not in result:
-        return
-    stats = result["stats"]
-    if verbose:
-        _show_stats(stats, result["sandbox_id"])
-    else:
-        output.note("  ".join(f"{name} {value}" for name, value in _figures(stats)))
+    if "stats" in result:
+        stats = result["stats"]
+        if verbose:
+            _show_stats(stats, result["sandbox_id"])
+        else:
+            output.notes([*zip(*_figures(stats), strict=True)])
+    missing = result["posture"]["missing"] if "posture" in result else []
+    if missing:
+        output.note(f"Without: {', '.join(missing)} (see paracle sandbox health)")
 
 
 def _figures(stats: Stats) -> list[tuple[str, str]]:

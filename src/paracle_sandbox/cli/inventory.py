@@ -190,6 +190,8 @@ def _cleanup_all(settings: Settings, force: bool, as_json: bool) -> int:
     there = endings.run(_infos(settings))
     if there and not force and not _confirmed(len(there)):
         output.note("Nothing was removed.")
+        if as_json:
+            output.say_json({"removed": 0, "remaining": len(there), "failed": []})
         return endings.SUCCESS
     removed, failures = endings.run(_destroy_all(settings))
     if as_json:

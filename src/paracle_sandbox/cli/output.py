@@ -32,6 +32,12 @@ def note(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
+def notes(rows: Sequence[Sequence[str]]) -> None:
+    """A small table of them."""
+    for line in plain_columns(rows):
+        note(line)
+
+
 def complain(message: str) -> None:
     note(f"Error: {' '.join(message.split())}")
 

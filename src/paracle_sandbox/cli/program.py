@@ -64,7 +64,7 @@ async def run_program(program: Program, config: SandboxConfig, backend: Backend)
         except SandboxError as error:
             return await _stopped(sandbox, error, time.monotonic() - started)
         stats["duration_seconds"] = time.monotonic() - started
-        return Outcome(_result(sandbox.sandbox_id, command, stats))
+        return Outcome(_result(sandbox, command, stats))
 
 
 async def _watched(sandbox: Sandbox, program: Program) -> tuple[CommandResult, Stats]:
@@ -94,12 +94,13 @@ async def _run(sandbox: Sandbox, program: Program) -> CommandResult:
         return await command.wait()
 
 
-def _result(sandbox_id: str, command: CommandResult, stats: Stats) -> ExecutionResult:
+def _result(sandbox: Sandbox, command: CommandResult, stats: Stats) -> ExecutionResult:
     result: ExecutionResult = {
         "success": command["exit_code"] == 0,
         "result": command,
         "stats": stats,
-        "sandbox_id": sandbox_id,
+        "sandbox_id": sandbox.sandbox_id,
+        "posture": sandbox.posture,
     }
     if not result["success"]:
         nothing_said = f"Execution failed with exit code {command['exit_code']}"
@@ -112,6 +113,7 @@ async def _stopped(sandbox: Sandbox, error: SandboxError, seconds: float) -> Out
 
     error.sandbox_id = error.sandbox_id or sandbox.sandbox_id
     result = error_result(error)
+    result["posture"] = sandbox.posture
     try:
         stats = await asyncio.wait_for(sandbox.get_stats(), 1.0)
     except (SandboxError, TimeoutError):

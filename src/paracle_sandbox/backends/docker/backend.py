@@ -102,6 +102,10 @@ class DockerBackend(Backend):
         """The first process of a sandbox of ours that was looked at, as its machine counts."""
         return self._owned[sandbox_id].pid
 
+    def cgroups(self, sandbox_id: str) -> dict[str, str]:
+        """Of one that was looked at; none when they are not on this machine."""
+        return self._owned[sandbox_id].cgroups
+
     async def health(self) -> Health:
         from .health import examine
 

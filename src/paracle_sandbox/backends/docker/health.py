@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from ...config import SandboxConfig
 from ...errors import SandboxError
 from ..base import Health, Layer, Usage
+from ..cgroup_usage import read_limits
 from ..nft import NFT_MISSING, find_nft
 from ..posture import NAMESPACES, read_posture
-from ..probe import PROBE, probing, run_probe, verdict
+from ..probe import PROBE, limit_layers, probing, run_probe, verdict
 
 if TYPE_CHECKING:
     from .backend import DockerBackend
@@ -35,8 +36,9 @@ async def _measure(backend: DockerBackend) -> AsyncIterator[Layer]:
     async with probing(backend, config) as (sandbox_id, connection):
         words = await run_probe(connection, _PROBE, _WORDS)
         usage = await backend.usage(sandbox_id)
-        pid = backend.init_pid(sandbox_id)
-        for layer in (*_isolation(words, pid), *_limits(backend, usage), *_around(backend)):
+        pid, groups = backend.init_pid(sandbox_id), backend.cgroups(sandbox_id)
+        limits = _limits(usage, groups, config)
+        for layer in (*_isolation(words, pid), *limits, _disk(backend), *_around(backend)):
             yield layer
 
 
@@ -56,13 +58,18 @@ def _isolation(words: list[str], pid: int) -> Iterator[Layer]:
     yield Layer("no network", yes[2])
 
 
-def _limits(backend: DockerBackend, usage: Usage) -> Iterator[Layer]:
-    measured = usage.processes > 0
-    for name in ("memory limit", "cpu limit"):
-        yield Layer(name, measured, "the container's cgroup")
-    yield Layer("process limit", measured)
+def _limits(usage: Usage, groups: dict[str, str], config: SandboxConfig) -> Iterator[Layer]:
+    if groups:
+        yield from limit_layers(read_limits(groups), config, "the container's cgroup")
+        return
+    # Of an engine elsewhere there is only its word, and that it counts what was asked for.
+    for name in ("memory limit", "cpu limit", "process limit"):
+        yield Layer(name, usage.processes > 0, "as the engine says")
+
+
+def _disk(backend: DockerBackend) -> Layer:
     memory = backend.store.why_in_memory
-    yield Layer(
+    return Layer(
         "disk limit apart from memory",
         not memory,
         memory or "btrfs quota",

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from ...config import SandboxConfig
 from ...errors import SandboxError
-from ..base import Health, Layer, Usage
+from ..base import Health, Layer
 from ..probe import PROBE, probing, run_probe, verdict
+from .labels import instance_name
 from .server import Refused
+from .spec import MACHINE
 
 if TYPE_CHECKING:
     from .backend import IncusBackend
@@ -42,8 +44,10 @@ async def _measure(backend: IncusBackend) -> AsyncIterator[Layer]:
     config = SandboxConfig(memory_mb=256, cpu_cores=0.5, base_image=image)
     async with probing(backend, config) as (sandbox_id, connection):
         words = await run_probe(connection, _PROBE, _WORDS)
-        usage = await backend.usage(sandbox_id)
-        for layer in (*_isolation(words), *_limits(usage)):
+        instance = await backend.instances.find(instance_name(sandbox_id)) or {}
+        kept = dict(instance.get("expanded_config") or {})
+        is_machine = backend.kind == MACHINE
+        for layer in (*_isolation(words, is_machine), *_limits(kept, is_machine)):
             yield layer
         memory = await backend.homes.why_in_memory()
         yield Layer(
@@ -56,10 +60,13 @@ async def _measure(backend: IncusBackend) -> AsyncIterator[Layer]:
         )
 
 
-def _isolation(words: list[str]) -> Iterator[Layer]:
+def _isolation(words: list[str], is_machine: bool) -> Iterator[Layer]:
     yes = [word == "True" for word in words]
     yield Layer("pid namespace", yes[4])
-    yield Layer("user namespace", words[7] != "0", f"root inside is uid {words[7]} of the host")
+    if is_machine:
+        yield Layer("kernel of its own", True, "a virtual machine")
+    else:
+        yield Layer("user namespace", words[7] != "0", f"root inside is uid {words[7]} of the host")
     yield Layer("own user", words[5] != "0", f"uid {words[5]}")
     yield Layer("no capabilities", yes[3])
     yield Layer("no_new_privs", words[6] == "1")
@@ -69,7 +76,11 @@ def _isolation(words: list[str]) -> Iterator[Layer]:
     yield Layer("no guest API", words[8] == "False")
 
 
-def _limits(usage: Usage) -> Iterator[Layer]:
-    measured = usage.processes > 0
-    for name in ("memory limit", "cpu limit", "process limit"):
-        yield Layer(name, measured, "the instance's cgroup")
+def _limits(kept: dict[str, str], is_machine: bool) -> Iterator[Layer]:
+    """As the server keeps them, in the instance's cgroup or by the size of the machine."""
+    keys = {"memory limit": ("limits.memory",), "cpu limit": ("limits.cpu.allowance", "limits.cpu")}
+    if not is_machine:
+        keys["process limit"] = ("limits.processes",)
+    for name, possible in keys.items():
+        found = next((kept[key] for key in possible if kept.get(key)), "")
+        yield Layer(name, bool(found), found)

@@ -33,7 +33,7 @@ from ...volumes import refuse_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..cgroup_usage import read_usage
 from .launcher import default_python
-from .orders import base_env, create_request, failpoints
+from .orders import base_env, create_request, failpoints, missing_limits
 from .records import Record, RecordStore, kill_process, start_time
 from .spawner import Spawner, boot_id
 from .templates import Template, Templates
@@ -132,6 +132,12 @@ class NativeBackend(Backend):
             step="cgroup",
         )
 
+    def lacking(self) -> list[str]:
+        for spawner in self._spawners.values():
+            if isinstance(spawner, Spawner):
+                return missing_limits(spawner.posture)
+        return []
+
     async def spawner(self, template: Template) -> Spawner:
         """The spawner of a template; callers that come together wait for one start."""
         known = self._spawners.get(template.name)
@@ -224,6 +230,10 @@ class NativeBackend(Backend):
     def init_pid(self, sandbox_id: str) -> int:
         """The first process of a sandbox of ours, as this machine counts."""
         return int(self._owned[sandbox_id].record["init"]["pid"])
+
+    def cgroups(self, sandbox_id: str) -> dict[str, str]:
+        """The control groups of a sandbox of ours; none where there are none."""
+        return dict(self._owned[sandbox_id].record["cgroups"])
 
     # -- look ----------------------------------------------------------------------------
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import SandboxConfig
 from ...errors import SandboxError
-from ..base import Health, Layer, Usage
+from ..base import Health, Layer
+from ..cgroup_usage import KeptLimits, read_limits
 from ..posture import NAMESPACES, Posture, read_posture
-from ..probe import PROBE, probing, run_probe, verdict
+from ..probe import PROBE, limit_layers, probing, run_probe, verdict
+from .orders import missing_limits
 
 if TYPE_CHECKING:
     from .backend import NativeBackend
@@ -33,10 +35,11 @@ async def _measure(backend: NativeBackend) -> AsyncIterator[Layer]:
         # All of it while the channel is open: a guest whose channel ends goes.
         answer = await run_probe(connection, PROBE, _WORDS)
         posture = read_posture(backend.init_pid(sandbox_id))
-        usage = await backend.usage(sandbox_id)
+        groups = backend.cgroups(sandbox_id)
+        kept = read_limits(groups) if groups else None
     spawner = await backend.spawner(backend.templates.get("default"))
     denied = [word == "True" for word in answer]
-    limits = _limits(spawner.posture, usage)
+    limits = _limits(spawner.posture, kept, config)
     for layer in (*_isolation(posture, denied), *limits, _landlock(), _bridge()):
         yield layer
 
@@ -52,14 +55,16 @@ def _isolation(posture: Posture, denied: list[bool]) -> Iterator[Layer]:
     yield Layer("no network", denied[2])
 
 
-def _limits(posture: dict[str, Any], usage: Usage) -> Iterator[Layer]:
-    version = posture["cgroup_version"]
-    measured = bool(version) and usage.processes > 0
+def _limits(
+    posture: dict[str, Any], kept: KeptLimits | None, config: SandboxConfig
+) -> Iterator[Layer]:
     remedy = "Run as root, or with a delegated cgroup: systemd-run --user --scope -p Delegate=yes"
-    detail = f"cgroup v{version}" if version else str(posture["cgroup_note"])
-    for name in ("memory limit", "cpu limit"):
-        yield Layer(name, measured, detail, "" if measured else remedy)
-    yield Layer("process limit", True, detail if version else "RLIMIT_NPROC")
+    if kept is not None:
+        yield from limit_layers(kept, config, f"cgroup v{posture['cgroup_version']}", remedy)
+    else:
+        for name in missing_limits(posture)[:2]:
+            yield Layer(name, False, str(posture["cgroup_note"]), remedy)
+        yield Layer("process limit", True, "RLIMIT_NPROC")
     disk = "btrfs quota" if posture["volume"] else str(posture["volume_note"])
     yield Layer(
         "disk limit apart from memory",

@@ -57,3 +57,9 @@ def resolv_conf() -> str:
         if "nameserver 127." not in text and "nameserver ::1" not in text:
             return text
     return "# no name server that a sandbox can reach\n"
+
+
+def missing_limits(posture: dict[str, Any]) -> list[str]:
+    """What a spawner could not have on this machine, by the names that health has for it."""
+    groups = [] if posture["cgroup_version"] else ["memory limit", "cpu limit"]
+    return groups if posture["volume"] else [*groups, "disk limit apart from memory"]

@@ -103,18 +103,22 @@ class Templates:
         failed = self._dir / f".{name}.failed"
         try:
             if time.time() - failed.stat().st_mtime < _TRY_AGAIN_SECONDS:
-                self._notes[name] = failed.read_text(errors="replace")
+                self._go_without(name, failed.read_text(errors="replace"))
                 return
         except OSError:
             pass  # it has not failed before
-        log.info("building the %s template once", name)
+        # A warning is what reaches people who set up no logging: this takes a while.
+        log.warning("Building the %s template, once: installing its packages.", name)
         try:
             self.build(name)
         except SandboxError as error:
-            self._notes[name] = str(error)
-            log.warning("%s Sandboxes run with the standard library alone.", error)
+            self._go_without(name, str(error))
             with contextlib.suppress(OSError):
                 failed.write_text(str(error))
+
+    def _go_without(self, name: str, reason: str) -> None:
+        self._notes[name] = reason
+        log.warning("%s Sandboxes run with the standard library alone.", reason)
 
     def get(self, name: str) -> Template:
         path = self._path(name)

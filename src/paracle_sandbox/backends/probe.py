@@ -18,6 +18,7 @@ from .cgroup_usage import KeptLimits
 # with any capability; and whether it sees few processes. What more a backend asks, it adds.
 PROBE = """\
 import ctypes, os, socket
+uid = os.getuid()
 def denied(action):
     try:
         action()

@@ -71,7 +71,7 @@ class DockerBackend(Backend):
 
     name = "docker"
     _probe = ""
-    _own_kernel = False
+    has_own_kernel = False
 
     def __init__(self, settings: Settings | None = None, runtime: str | None = None) -> None:
         self.settings = settings or load_settings()
@@ -202,7 +202,7 @@ class DockerBackend(Backend):
                 seccomp=seccomp_for(self.engine),
                 runtime=self.runtime,
                 probe=self._probe,
-                own_kernel=self._own_kernel,
+                own_kernel=self.has_own_kernel,
                 process_limit=process_limit_for(self.engine),
                 volumes=volumes,
                 labels=labels_of(title, self.name, self.session, owner, config, wish.labels),

@@ -40,7 +40,7 @@ class GvisorBackend(DockerBackend):
 
     name = "gvisor"
     _probe = _PROBE
-    _own_kernel = True
+    has_own_kernel = True
 
     def __init__(self, settings: Settings | None = None, runtime: str | None = None) -> None:
         super().__init__(settings, runtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...config import SandboxConfig
@@ -16,8 +17,9 @@ from ..probe import PROBE, limit_layers, probing, run_probe, verdict
 if TYPE_CHECKING:
     from .backend import DockerBackend
 
-_PROBE = PROBE + "print(os.getuid())\n"
+_PROBE = PROBE + "print(uid)\n"
 _WORDS = 6
+_FILTER = 2  # the mode in /proc/PID/status
 
 
 async def examine(probe: DockerBackend) -> Health:
@@ -38,22 +40,27 @@ async def _measure(backend: DockerBackend) -> AsyncIterator[Layer]:
         usage = await backend.usage(sandbox_id)
         pid, groups = backend.init_pid(sandbox_id), backend.cgroups(sandbox_id)
         limits = _limits(usage, groups, config)
-        for layer in (*_isolation(words, pid), *limits, _disk(backend), *_around(backend)):
+        isolation = _isolation(words, pid, backend.has_own_kernel)
+        for layer in (*isolation, *limits, _disk(backend), *_around(backend)):
             yield layer
 
 
-def _isolation(words: list[str], pid: int) -> Iterator[Layer]:
+def _isolation(words: list[str], pid: int, has_own_kernel: bool) -> Iterator[Layer]:
     yes = [word == "True" for word in words]
-    try:
-        own = read_posture(pid).own_namespaces
-    except (OSError, KeyError):
-        own = frozenset()  # of another machine, or not ours to look at
+    own: frozenset[str] = frozenset()
+    filtered = yes[1]
+    # Of another machine, or not ours to look at, there is only what was seen inside.
+    with suppress(OSError, KeyError):
+        posture = read_posture(pid)
+        own = posture.own_namespaces
+        if has_own_kernel:  # what is behind the calls of a program is not this machine's kernel
+            filtered = posture.seccomp == _FILTER
     yield Layer("pid namespace", yes[4])
     for name in sorted(own - {"pid"} if own else ()):
         yield Layer(f"{name} namespace", name in NAMESPACES)
     yield Layer("own user", words[5] != "0", f"uid {words[5]}")
     yield Layer("no capabilities", yes[3])
-    yield Layer("seccomp", yes[1])
+    yield Layer("seccomp", filtered, "of gVisor's own process" if has_own_kernel else "")
     yield Layer("read-only system", yes[0])
     yield Layer("no network", yes[2])
 

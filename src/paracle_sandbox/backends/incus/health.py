@@ -21,7 +21,7 @@ _PROBE = (
     + """\
 with open("/proc/self/uid_map") as file:
     host = int(file.read().split()[1])
-print(os.getuid(), status["NoNewPrivs"].strip(), host, os.path.exists("/dev/incus"))
+print(uid, status["NoNewPrivs"].strip(), host, os.path.exists("/dev/incus"))
 """
 )
 _WORDS = 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,11 @@ LEFT_OUT = {
 }
 
 
-def resolved(folder: Path, env_file: Path) -> dict[str, Any]:
+def resolved(folder: Path) -> dict[str, Any]:
+    """By the .env of the folder, not by what the shell of the tests has."""
     known = {row.variable for row in settings_table().values()}
     environment = {name: value for name, value in os.environ.items() if name not in known}
-    command = [*compose_command(), "--env-file", str(env_file), "--profile", "build", "config"]
+    command = [*compose_command(), "--profile", "build", "config"]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60,
         check=False,
@@ -66,10 +68,15 @@ def resolved(folder: Path, env_file: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def env_file(tmp_path: Path) -> Path:
-    file = tmp_path / "env"
-    file.write_text("SANDBOX_API_KEY=secret\n")
-    return file
+def checkout(tmp_path: Path) -> Path:
+    """With the folders that compose may be called in, as somebody has them after the README."""
+    for name in ("deploy", "sandbox_service"):
+        ignored = shutil.ignore_patterns(".env")
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
+        example = (tmp_path / name / ".env.example").read_text()
+        filled = example.replace("SANDBOX_API_KEY=\n", "SANDBOX_API_KEY=secret\n")
+        (tmp_path / name / ".env").write_text(filled)
+    return tmp_path
 
 
 def test_no_setting_is_forgotten() -> None:
@@ -80,7 +87,7 @@ def test_no_setting_is_forgotten() -> None:
     assert passed | set(LEFT_OUT) == known, "pass it on in docker-compose.yml, or say why not"
 
 
-def test_what_the_operator_sets_arrives(env_file: Path) -> None:
+def test_what_the_operator_sets_arrives(checkout: Path) -> None:
     wanted = {
         "SANDBOX_PACKAGES": "0",
         "SANDBOX_USER_RATE": "5",
@@ -91,9 +98,22 @@ def test_what_the_operator_sets_arrives(env_file: Path) -> None:
         "PARACLE_SANDBOX_LOG_LEVEL": "info",
     }
     lines = "".join(f"{name}={value}\n" for name, value in wanted.items())
-    env_file.write_text(f"{env_file.read_text()}{lines}SANDBOX_AUDIT_FILE=\n")
-    found = resolved(ROOT / "deploy", env_file)["services"][API]["environment"]
+    with (checkout / "deploy/.env").open("a") as file:
+        file.write(f"{lines}SANDBOX_AUDIT_FILE=\n")
+    found = resolved(checkout / "deploy")["services"][API]["environment"]
     assert wanted.items() <= found.items()
     settings = load_settings({name: value for name, value in found.items() if value is not None})
     assert (settings.packages, settings.user_rate, settings.service_disk_mb) == (False, 5, 2048)
     assert (settings.audit_file_mb, settings.user_sandboxes) == (64, 5), "empty and unset alike"
+
+
+def test_the_folder_of_the_service_is_the_deployment(checkout: Path) -> None:
+    """Services, build contexts, and files of the machine: the same in both folders."""
+    service, deploy = (resolved(checkout / name) for name in ("sandbox_service", "deploy"))
+    assert service["services"] == deploy["services"]
+    assert service["services"][API]["environment"]["SANDBOX_API_KEY"] == "secret"
+    for one in service["services"].values():
+        if "build" in one:
+            assert Path(one["build"]["context"]) == checkout
+            assert (ROOT / one["build"]["dockerfile"]).is_file()
+    assert str(checkout / "deploy/Caddyfile") in str(service["services"]["caddy"]["volumes"])

@@ -29,10 +29,11 @@ from paracle_sandbox.settings import Settings
 SOURCES = Path(paracle_sandbox.__file__).parents[1]
 GOOD = {"version": "1.0", "backend": "native", "layers": {}}
 SYS_ADMIN, FEW = "000001ffffffffff", "00000000a80425fb"
-CLONE, MOST, APPARMOR = (
+CLONE, MOST, APPARMOR, PROFILE = (
     "/proc/sys/kernel/unprivileged_userns_clone",
     "/proc/sys/user/max_user_namespaces",
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+    "/proc/self/attr/current",
 )
 
 
@@ -109,7 +110,8 @@ def reading(files: Mapping[str, str]) -> Callable[[str], str]:
         (1000, {CLONE: "1\n", MOST: "96349\n", APPARMOR: "0\n"}, None),
         (1000, {CLONE: "0\n", MOST: "96349\n"}, "unprivileged_userns_clone is 0"),
         (1000, {CLONE: "1\n", MOST: "0\n"}, "max_user_namespaces is 0"),
-        (1000, {MOST: "96349\n", APPARMOR: "1\n"}, "apparmor_restrict_unprivileged_userns is 1"),
+        (1000, {MOST: "96349\n", APPARMOR: "1\n", PROFILE: "unconfined\n"}, "apparmor_restrict"),
+        (1000, {MOST: "96349\n", APPARMOR: "1\n", PROFILE: "paracle (unconfined)\n"}, None),
     ],
 )
 def test_whether_native_can_be_had(euid: int, files: dict[str, str], cause: str | None) -> None:

@@ -21,10 +21,11 @@ _PROBE_SECONDS = 3.0
 _MAX_INFO = 1 << 20
 _SYS_ADMIN = 1 << 21
 # Those that a kernel may have, and the value that forbids user namespaces to who is not root.
+_APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
 _SWITCHES = {
     "user.max_user_namespaces": "0",
     "kernel.unprivileged_userns_clone": "0",
-    "kernel.apparmor_restrict_unprivileged_userns": "1",
+    _APPARMOR: "1",
 }
 
 Problem = Callable[[Settings], str | None]
@@ -68,7 +69,10 @@ def native_problem(euid: int, read: Callable[[str], str]) -> tuple[str, str] | N
             return None
         return "pid namespace", "root has no CAP_SYS_ADMIN here"
     for switch, forbids in _SWITCHES.items():
-        if read(f"/proc/sys/{switch.replace('.', '/')}").strip() == forbids:
+        if read(f"/proc/sys/{switch.replace('.', '/')}").strip() != forbids:
+            continue
+        # That one is for programs without a profile; a profile says for itself.
+        if switch != _APPARMOR or read("/proc/self/attr/current").strip("\0\n ") == "unconfined":
             return "user namespace", f"{switch} is {forbids}"
     return None
 

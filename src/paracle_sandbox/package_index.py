@@ -3,12 +3,15 @@
 Two kinds of pages exist: the list of files of one project, and one file. A list comes from the
 configured index, and every link in it is replaced by a name that only this object can turn back
 into an address. So nothing can be fetched but projects by their name, and files that the index
-itself offered. Nothing is ever sent but GET, and no header of the asker is passed on.
+itself offered. Nothing is ever sent but GET, and no header of the asker is passed on. A name and
+password in the address of the index are for the index alone, not for where it sends us.
 """
 
 from __future__ import annotations
 
+import base64
 import html
+import http.client
 import json
 import re
 import secrets
@@ -57,13 +60,14 @@ class PackageIndex:
     """One index for the length of one installation. Its methods block: call them in a thread."""
 
     def __init__(self, address: str) -> None:
-        self._address = address.rstrip("/") + "/"
+        self._address, login = _without_login(address.rstrip("/") + "/")
         self._files: dict[str, str] = {}
         self._projects = 0
         handlers = (
             urllib.request.ProxyHandler(), urllib.request.HTTPHandler(),
             urllib.request.HTTPSHandler(), urllib.request.HTTPRedirectHandler(),
             urllib.request.HTTPErrorProcessor(), urllib.request.HTTPDefaultErrorHandler(),
+            _Login(self._address, login),
         )  # fmt: skip
         # Built by hand: the usual opener would also fetch file: and ftp: addresses.
         self._opener = urllib.request.OpenerDirector()
@@ -87,7 +91,10 @@ class PackageIndex:
         with self._fetch(urljoin(self._address, f"{name}/")) as page:
             base = getattr(page, "url", self._address)
             kind = page.headers.get_content_type()  # type: ignore[attr-defined]
-            content = page.read(MAX_PAGE + 1)
+            try:
+                content = page.read(MAX_PAGE + 1)
+            except (OSError, http.client.HTTPException) as error:
+                raise NotOffered(502, f"the index broke off: {error}") from None
         if len(content) > MAX_PAGE:
             raise NotOffered(502, "the page is too large")
         offers = _from_json(content, base) if kind.endswith("json") else _from_html(content, base)
@@ -115,9 +122,36 @@ class PackageIndex:
         except urllib.error.HTTPError as error:
             with error:
                 raise NotOffered(error.code, "the index says so") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise NotOffered(502, f"the index cannot be reached: {error}") from None
         return answer
+
+
+class _Login(urllib.request.BaseHandler):
+    """Tells one server who we are. A redirect is a new request, and is looked at again."""
+
+    def __init__(self, address: str, login: str) -> None:
+        self._server = _server(address)
+        self._header = f"Basic {base64.b64encode(login.encode()).decode()}" if login else ""
+
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        if self._header and _server(request.full_url) == self._server:
+            request.add_unredirected_header("Authorization", self._header)
+        return request
+
+    https_request = http_request
+
+
+def _server(address: str) -> tuple[str, str]:
+    parts = urlsplit(address)
+    return parts.scheme, parts.netloc.lower()
+
+
+def _without_login(address: str) -> tuple[str, str]:
+    """The address as a server knows it, and the ``name:password`` that was in it."""
+    parts = urlsplit(address)
+    login, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=host).geturl(), unquote(login)
 
 
 def _from_json(content: bytes, base: str) -> list[Offer]:

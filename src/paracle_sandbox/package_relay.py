@@ -8,6 +8,7 @@ gets none: what is asked for is looked up in the index and fetched by this side.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -72,7 +73,7 @@ async def _answer(stream: Stream, index: PackageIndex) -> None:
             await _respond(stream, line, index)
             stream.end()
             await stream.finish()
-        except (SandboxError, TimeoutError, OSError) as error:
+        except (SandboxError, TimeoutError, OSError, http.client.HTTPException) as error:
             logger.debug("An installer's request was not answered: %s", error)
 
 

@@ -54,8 +54,8 @@ def row(setting: Setting, default: object = MISSING) -> Any:
     if setting.derive is not None:
         derive = setting.derive
         return field(default_factory=lambda: derive(os.environ), metadata={"setting": setting})
-    # A secret must not show in a log line that prints the settings.
-    shown = not setting.variable.endswith("_KEY")
+    # A secret must not show in a log line that prints the settings; an index may have a login.
+    shown = not setting.variable.endswith(("_KEY", "_INDEX"))
     return field(default=cast(Any, default), repr=shown, metadata={"setting": setting})
 
 

@@ -37,7 +37,7 @@ BESIDE_LAYERS = {*ASIDE, "testing", "__init__"}
 EXTRACTOR = ("guest.descent", "guest.staging", "guest.trees")
 
 # What may know a concrete backend by name. Everybody else asks these.
-ASSEMBLERS = ("backends.registry", "backends.catalog", "backends.ahead")
+ASSEMBLERS = ("backends.registry", "backends.auto", "backends.catalog", "backends.ahead")
 # What backends share: how this machine's kernel is read and told.
 SHARED = (
     "backends.cgroup_usage", "backends.nft", "backends.posture", "backends.probe",

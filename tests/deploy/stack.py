@@ -31,8 +31,10 @@ BUILT = {API: "paracle-test/sandbox-api:latest", IMAGE: "paracle-test/sandbox:la
 
 
 def compose_command() -> list[str]:
-    if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
-        return ["docker", "compose"]
+    newer = ["docker", "compose"]
+    asked = [*newer, "version"]
+    if shutil.which("docker") and subprocess.run(asked, capture_output=True).returncode == 0:
+        return newer
     if shutil.which("docker-compose") is None:
         engines.missing("docker", "no compose; apt install docker-compose")
     return ["docker-compose"]

@@ -31,17 +31,20 @@ def wheel(name: str, version: str, requires: str = "", body: str = "") -> tuple[
 
 
 class IndexServer:
-    """``asked`` is every request it got; ``as_json`` chooses between the two forms of a list."""
+    """``asked`` is every request it got, ``logins`` who each said to be; ``as_json`` chooses
+    between the two forms of a list."""
 
     def __init__(self, *wheels: tuple[str, bytes], as_json: bool = False) -> None:
         self.files = dict(wheels)
         self.as_json = as_json
         self.asked: list[str] = []
+        self.logins: list[str | None] = []
         index = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 index.asked.append(f"{self.command} {self.path}")
+                index.logins.append(self.headers.get("Authorization"))
                 index.answer(self)
 
             def do_POST(self) -> None:

@@ -74,3 +74,39 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     ours = [line for line in done.stderr.splitlines() if "paracle-sandbox.service" in line]
     assert not ours, ours
+
+
+# What would break native sandboxes; the unit says how.
+HARMFUL = (
+    "ProtectClock", "PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectHostname",
+    "ProtectKernelTunables", "ProtectControlGroups", "RestrictNamespaces", "ProtectProc",
+    "ProcSubset", "PrivateUsers", "RestrictSUIDSGID", "MemoryDenyWriteExecute", "IPAddressDeny",
+)  # fmt: skip
+NEEDED = {
+    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_MKNOD", "CAP_NET_ADMIN",
+    "CAP_SETGID", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE",
+}  # fmt: skip
+
+
+def test_the_unit_gives_away_little_and_keeps_what_sandboxes_need() -> None:
+    unit = DEPLOY / "paracle-sandbox.service"
+    lines = [line for line in unit.read_text().splitlines() if not line.startswith("#")]
+    pairs = [(name, value) for name, _, value in (line.partition("=") for line in lines) if value]
+    assert not {name for name, _ in pairs} & set(HARMFUL)
+    dropped = [value for name, value in pairs if name == "CapabilityBoundingSet"]
+    assert all(value.startswith("~") for value in dropped), "only what is named is taken away"
+    assert not {word for value in dropped for word in value[1:].split()} & NEEDED
+    for name in ("NoNewPrivileges", "PrivateTmp", "ProtectHome", "ProtectKernelModules"):
+        assert (name, "yes") in pairs
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze; apt install systemd")
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=65", "--no-pager"]
+    done = subprocess.run([*command, str(unit)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr
+
+
+def test_the_installation_is_from_the_checkout() -> None:
+    """The package is on no index."""
+    text = (DEPLOY / "README.md").read_text()
+    assert re.findall(r"pip install '([^']+)'", text) == ["..[service]"]
+    assert (DEPLOY / "../pyproject.toml").is_file()

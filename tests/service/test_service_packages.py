@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import socket
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -190,6 +194,71 @@ def test_links_of_a_list_lead_only_where_it_said(index: IndexServer) -> None:
     with pytest.raises(NotOffered):
         pages.open(link)
     evil.close()
+
+
+def with_login(url: str) -> str:
+    return url.replace("http://", "http://ann:s%40cret@")
+
+
+LOGIN = "Basic " + base64.b64encode(b"ann:s@cret").decode()
+
+
+def test_a_login_is_for_the_index_alone(index: IndexServer) -> None:
+    """Its lists and its own files get it; a file elsewhere, and where it sends us, do not."""
+    elsewhere = IndexServer(wheel("far", "1.0"))
+    link = f"{elsewhere.url.removesuffix('/simple/')}/files/far-1.0-py3-none-any.whl"
+    index._html = lambda project: (  # type: ignore[method-assign]
+        "text/html",
+        f'<a href="{link}">far</a><a href="/files/simple-1.0-py3-none-any.whl">own</a>'.encode(),
+    )
+    pages = PackageIndex(with_login(index.url))
+    _, page = pages.open("/simple/simple/")
+    assert isinstance(page, bytes) and b"cret" not in page
+    far, own = (part.partition('"')[0] for part in page.decode().split('href="')[1:])
+    for path in (far, own):
+        _, file = pages.open(path)
+        assert not isinstance(file, bytes)
+        with file:
+            assert file.read(2) == b"PK"
+    assert index.logins == [LOGIN, LOGIN]
+    assert elsewhere.logins == [None]
+
+    def send_away(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", f"{elsewhere.url}far/")
+        handler.end_headers()
+
+    index.answer = send_away  # type: ignore[method-assign]
+    _, page = pages.open("/simple/far/")
+    assert isinstance(page, bytes) and b"far-1.0" in page
+    assert index.logins == [LOGIN] * 3
+    assert elsewhere.logins == [None, None]
+    elsewhere.close()
+
+
+@pytest.mark.parametrize("written", [str, with_login])
+def test_an_index_that_does_not_speak_http(written: Callable[[str], str]) -> None:
+    """Nor may the reason, which a program inside can read, name the login."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/simple/"
+        with pytest.raises(NotOffered, match="cannot be reached") as refused:
+            PackageIndex(written(url)).open("/simple/simple/")
+    assert refused.value.status == 502 and "cret" not in str(refused.value)
+
+
+async def test_packages_from_an_index_with_a_login(backend: Backend, index: IndexServer) -> None:
+    async with Sandbox(backend, "pip-login") as sandbox:
+        done = await sandbox.install("simple", index_url=with_login(index.url))
+        assert done["exit_code"] == 0, done
+    assert set(index.logins) == {LOGIN}
 
 
 def test_the_index_of_this_machine_is_found() -> None:

@@ -260,6 +260,8 @@ async def test_a_sandbox_that_nobody_holds_is_removed(tmp_path: Path) -> None:
 def test_auto_takes_the_service_when_it_answers(native: ServiceProcess) -> None:
     settings = Settings(api_url=native.url, api_key=native.key)
     assert get_backend("auto", settings).name == "remote"
+    with native.client() as client:
+        assert client.get("/info").json()["ready"] is True
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,8 @@ def test_modes_and_lists() -> None:
 
 def test_a_key_is_never_shown(tmp_path: Path) -> None:
     assert "hunter2" not in repr(load_settings({"SANDBOX_API_KEY": "hunter2"}))
+    index = {"SANDBOX_PACKAGE_INDEX": "https://ann:hunter2@index.example/simple"}
+    assert "hunter2" not in repr(load_settings(index))
     assert load_settings({"SANDBOX_API_KEY": "hunter2"}).api_key == "hunter2"
 
 

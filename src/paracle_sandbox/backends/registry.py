@@ -1,4 +1,4 @@
-"""Backends by name, and which of them ``auto`` takes.
+"""Backends by name.
 
 Names map to dotted paths, so that choosing one backend never imports another.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from typing import cast
 
 from ..errors import BackendUnavailableError
 from ..settings import Settings
+from .auto import AUTO_ORDER, choose
 from .base import Backend, Health
 
 logger = logging.getLogger(__name__)
@@ -26,18 +26,16 @@ BACKENDS = {
     "daytona": "paracle_sandbox.backends.daytona.backend:DaytonaBackend",
     "fake": "paracle_sandbox.testing.fake:FakeBackend",
 }
-_PROBE_SECONDS = 3.0
-AUTO_ORDER = ("remote", "native", "docker", "incus")
 
 
 def get_backend(name: str | None, settings: Settings) -> Backend:
     """A new backend; the caller keeps and closes it. ``None`` means the one of the settings.
 
-    Nothing is probed here: a machine that cannot do it answers when a sandbox is created.
+    No backend is proved here: a machine that cannot do it answers when a sandbox is created.
     Raises BackendUnavailableError for a name that is unknown.
     """
     wanted = name or settings.mode
-    chosen = _choose(settings) if wanted == "auto" else _real_name(wanted, settings)
+    chosen = _real_name(choose(settings) if wanted == "auto" else wanted, settings)
     if chosen not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise BackendUnavailableError(f"There is no backend {chosen!r}; known are {known}.")
@@ -68,38 +66,6 @@ async def _health_of(name: str, settings: Settings) -> Health:
         return await backend.health()
     finally:
         await backend.close()
-
-
-def _choose(settings: Settings) -> str:
-    # Native needs Linux; an engine may well run in a virtual machine.
-    here = "native" if sys.platform == "linux" else "docker"
-    if settings.api_url:
-        problem = service_problem(settings)
-        if problem is None:
-            return "remote"
-        logger.warning("The service of SANDBOX_API_URL is not used (%s); using %s.", problem, here)
-    return here
-
-
-def service_problem(settings: Settings) -> str | None:
-    """Why the configured service cannot be used; None when it can. Takes a few seconds at most,
-    and needs nothing installed: the remote backend is imported only when it is taken."""
-    import urllib.error
-    import urllib.request
-
-    address = f"{(settings.api_url or '').rstrip('/')}/info"
-    headers = {"X-API-Key": settings.api_key or ""}
-    if not address.startswith(("http://", "https://")):
-        return "its address is not http or https"
-    try:
-        request = urllib.request.Request(address, headers=headers)  # noqa: S310  checked above
-        with urllib.request.urlopen(request, timeout=_PROBE_SECONDS):  # noqa: S310
-            return None
-    except urllib.error.HTTPError as error:
-        with error:
-            return "it refuses the key" if error.code == 401 else f"it answers {error.code}"
-    except (OSError, ValueError) as error:
-        return f"it cannot be reached: {error}"
 
 
 def _real_name(name: str, settings: Settings) -> str:

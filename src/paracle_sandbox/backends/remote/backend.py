@@ -25,12 +25,14 @@ from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, Layer, SandboxInfo, Usage
 from .failures import remote_error
+from .info import info_problem
 
 if TYPE_CHECKING:
     import httpx2
 
 _PATH = "/v1/sandboxes"
 _INSTALL = "pip install 'paracle-sandbox[remote]'"
+_REMEDY = "see SANDBOX_API_URL, SANDBOX_API_KEY"
 _FIGURES = {name: type(default) for name, default in vars(Usage()).items()}
 
 
@@ -49,7 +51,10 @@ class RemoteBackend(Backend):
         try:
             info = await self._ask("GET", "/info")
         except SandboxError as error:
-            return Health(self.name, False, error.message, "see SANDBOX_API_URL, SANDBOX_API_KEY")
+            return Health(self.name, False, error.message, _REMEDY)
+        problem = info_problem(info)
+        if problem is not None:
+            return Health(self.name, False, f"{self._url}: {problem}", _REMEDY)
         layers = info.get("layers")
         return Health(
             self.name,

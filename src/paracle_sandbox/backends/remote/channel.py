@@ -8,6 +8,7 @@ what the service has not. send() meanwhile only fills the outbox.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -23,14 +24,18 @@ from ...channel.resumable import (
     data_message,
     parse,
 )
-from ...errors import BackendUnavailableError, SandboxNotFoundError
+from ...errors import BackendUnavailableError, SandboxError
 from ..base import Channel
+from .failures import remote_error
 
 logger = logging.getLogger(__name__)
 
 RESUME_SECONDS = 25.0
 _PAUSE_SECONDS = 0.2
 _OPEN_SECONDS = 10.0
+# The service is there, and the sandbox is not, or not ours. Any other refusal may be a proxy's, or
+# that of a service which is just starting.
+_FOR_GOOD = (401, 403, 404, 409)
 
 
 class RemoteChannel(Channel):
@@ -47,14 +52,13 @@ class RemoteChannel(Channel):
 
     @classmethod
     async def open(cls, address: str, headers: dict[str, str], sandbox_id: str) -> RemoteChannel:
-        """Raises SandboxNotFoundError, BackendUnavailableError."""
+        """Raises the error that the service names, as a request would; SandboxNotFoundError and
+        BackendUnavailableError among them."""
         channel = cls(address, headers)
         try:
             await channel._dial()
         except InvalidStatus as error:
-            if error.response.status_code == 404:
-                raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
-            raise BackendUnavailableError(f"The service refused a channel: {error}") from error
+            raise _refusal(error, sandbox_id) from error
         except (OSError, TimeoutError, WebSocketException, OutOfStep) as error:
             raise BackendUnavailableError(f"No channel to the sandbox: {error}") from error
         return channel
@@ -112,9 +116,11 @@ class RemoteChannel(Channel):
         while not self._over and clock() < deadline:
             try:
                 await self._dial()
-            except (InvalidStatus, OutOfStep):
-                break  # the service is there, the sandbox is not, or is another
-            except (OSError, TimeoutError, WebSocketException):
+            except OutOfStep:
+                break  # it is another sandbox
+            except (OSError, TimeoutError, WebSocketException) as error:
+                if isinstance(error, InvalidStatus) and error.response.status_code in _FOR_GOOD:
+                    break
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
                 logger.info("The channel to a remote sandbox is back")
@@ -142,3 +148,11 @@ class RemoteChannel(Channel):
             self._socket = socket
             for piece in self._outbox.pending():
                 await self._try_to_send(data_message(piece))
+
+
+def _refusal(error: InvalidStatus, sandbox_id: str) -> SandboxError:
+    try:
+        body = json.loads(error.response.body or b"")
+    except ValueError:
+        body = None
+    return remote_error(error.response.status_code, body, sandbox_id)

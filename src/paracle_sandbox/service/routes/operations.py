@@ -42,6 +42,7 @@ async def info(service: TheService) -> dict[str, Any]:
     return {
         "version": __version__,
         "backend": service.backend.name,
+        "ready": service.ready,
         "layers": {layer.name: layer.in_force for layer in (found.layers if found else ())},
         "max_containers": settings.max_containers,
         "live_sandboxes": service.live,

@@ -42,6 +42,24 @@ def test_execute_runs_inside_and_leaves_nothing(cli: Cli) -> None:
     assert cli.remains() == []
 
 
+def test_the_umask_is_not_the_owners(cli: Cli) -> None:
+    before = os.umask(0o077)
+    try:
+        done = cli.run("sandbox", "execute", cli.program("import os; print(oct(os.umask(0)))"))
+    finally:
+        os.umask(before)
+    assert done.stdout == "0o22\n", done
+
+
+def test_health_is_that_of_the_backend_that_is_used(cli: Cli) -> None:
+    """Others may work: a program would not be run there."""
+    cli.env.update(SANDBOX_MODE="auto", PARACLE_PYTHON="/bin/false")
+    done = cli.run("sandbox", "health", "--json")
+    names = [one["backend"] for one in done.json["backends"]]
+    assert names == ["remote", "native", "docker", "incus", "gvisor", "incus-vm", "daytona"]
+    assert (done.code, done.json["available"]) == (1, False)
+
+
 def test_health_and_test_pass(cli: Cli) -> None:
     done = cli.run("sandbox", "health")
     assert done.code == 0, done

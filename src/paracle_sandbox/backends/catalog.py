@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import BackendUnavailableError
 from ..settings import Settings
 from .base import Backend, Health
-from .registry import BACKENDS, explain, get_backend
+from .registry import BACKENDS, explain, get_backend, real_name
 
 if TYPE_CHECKING:
     from .incus.builder import Built as Built
@@ -42,6 +42,11 @@ async def examine(name: str | None, settings: Settings) -> list[Health]:
             return [await backend.health()]
     except BackendUnavailableError as error:
         return [Health(wanted, False, error.message)]
+
+
+def taken(name: str | None, settings: Settings) -> str:
+    """What a name stands for on this machine; without one, that of the settings."""
+    return real_name(name or settings.mode, settings)
 
 
 def listed_backends(name: str | None = None) -> tuple[str, ...]:

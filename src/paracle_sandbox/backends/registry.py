@@ -34,8 +34,7 @@ def get_backend(name: str | None, settings: Settings) -> Backend:
     No backend is proved here: a machine that cannot do it answers when a sandbox is created.
     Raises BackendUnavailableError for a name that is unknown.
     """
-    wanted = name or settings.mode
-    chosen = _real_name(choose(settings) if wanted == "auto" else wanted, settings)
+    chosen = real_name(name or settings.mode, settings)
     if chosen not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise BackendUnavailableError(f"There is no backend {chosen!r}; known are {known}.")
@@ -68,7 +67,10 @@ async def _health_of(name: str, settings: Settings) -> Health:
         await backend.close()
 
 
-def _real_name(name: str, settings: Settings) -> str:
+def real_name(name: str, settings: Settings) -> str:
+    """What a name stands for: some are older, and ``auto`` is what can be had."""
+    if name == "auto":
+        name = choose(settings)
     if name == "local":
         return "docker"
     # INCUS_SANDBOX_TYPE=vm is the older way to ask for a virtual machine.

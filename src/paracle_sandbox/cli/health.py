@@ -24,12 +24,13 @@ _TEST_SECONDS = 30
 
 
 def health(backend: str | None, verbose: bool, as_json: bool) -> int:
-    from ..backends.catalog import examine
+    from ..backends.catalog import examine, taken
 
     settings = settings_or_fault()
     check_backend(backend)
     found = endings.run(examine(backend, settings))
-    available = any(one.available for one in found)
+    name = taken(backend, settings)
+    available = any(one.available for one in found if one.backend == name)
     if as_json:
         output.say_json({"available": available, "backends": [asdict(one) for one in found]})
     else:

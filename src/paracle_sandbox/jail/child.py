@@ -21,6 +21,7 @@ from .place import Grant, Place
 
 _CHANNEL_FD = 3
 _STATUS_FD = 4
+_UMASK = 0o022  # what programs expect, whatever the owner's is
 
 
 @dataclass
@@ -85,6 +86,7 @@ def run_child(
             status.send(json.dumps({"step": failed.step, "message": str(failed)}).encode())
             os._exit(1)
         os.dup2(0, 2)
+        os.umask(_UMASK)
         status.send(b"ok")
         status.close()
         from ..guest.main import serve

@@ -274,6 +274,19 @@ async def test_shell_background_is_ended(client: LocalSandboxClient) -> None:
     assert (await tool.call({"command": "pgrep -x sleep; true"})).text == "(no output)"
 
 
+@pytest.mark.parametrize(
+    "request_", [{"action": "terminate"}, {"action": "check", "kill_session": True}]
+)
+async def test_the_only_background_command_is_ended_without_a_name(
+    client: LocalSandboxClient, request_: dict[str, Any]
+) -> None:
+    tool = SandboxShellTool(client)
+    await tool.call({"command": "sleep 1000", "blocking": False, "name": "long"})
+    answer = await tool.call(request_)
+    assert not answer.is_error and "ended" in answer.text
+    assert "Nothing runs" in (await tool.call({"action": "list_commands"})).text
+
+
 # Files
 
 

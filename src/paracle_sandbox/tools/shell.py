@@ -188,7 +188,7 @@ class SandboxShellTool(SandboxTool):
         )
 
     async def _check(self, name: str, kill: bool) -> ToolResult:
-        background = self._named(name)
+        name, background = self._named(name)
         command = background.command
         code = command.poll()
         new = background.news()
@@ -208,7 +208,7 @@ class SandboxShellTool(SandboxTool):
         return ToolResult(joined(shortened(new), state), data={"exit_code": code, "output": new})
 
     async def _terminate(self, name: str) -> ToolResult:
-        background = self._named(name)
+        name, background = self._named(name)
         await background.command.kill()
         del self._background[name]
         return ToolResult(f"{name!r} is ended, with everything it had started.")
@@ -221,13 +221,14 @@ class SandboxShellTool(SandboxTool):
         lines += [f"{name}: terminal" for name in self._terminals]
         return ToolResult("\n".join(lines) or "Nothing runs in the background.")
 
-    def _named(self, name: str) -> Background:
+    def _named(self, name: str) -> tuple[str, Background]:
+        """A background command and its name: the only one needs none. Raises ArgumentFault."""
         if not name and len(self._background) == 1:
             name = next(iter(self._background))
         if name not in self._background:
             known = ", ".join(self._background) or "none"
             raise ArgumentFault(f"No background command is called {name!r}; there are: {known}.")
-        return self._background[name]
+        return name, self._background[name]
 
     def _free_name(self) -> str:
         number = 1

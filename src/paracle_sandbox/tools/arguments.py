@@ -78,7 +78,7 @@ def regular(
             continue
         if known is None:
             raise ArgumentFault(
-                f"There is no argument {name!r}; there are {', '.join(properties)}."
+                f"There is no argument {name!r}; there are {', '.join(properties) or 'none'}."
             )
         if value is not None and (name in properties or known not in arguments):
             found[known] = converted(known, value, properties[known])

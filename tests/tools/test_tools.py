@@ -196,11 +196,27 @@ async def test_shell_terminal_keeps_directory_and_variables(client: LocalSandbox
     other = await tool.call({"command": "pwd", "session_name": "other", "folder": "a b"})
     assert other.text == "/workspace/a b\n"
     await tool.call({"command": 'mkdir "it\'s"', "session_name": "other"})
-    moved = await tool.call({"command": "pwd", "session_name": "other", "folder": "it's"})
+    moved = await tool.call({"command": "pwd", "session_name": "other", "folder": "a b/it's"})
     assert moved.text == "/workspace/a b/it's\n"
     stuck = await tool.call({"command": "sleep 60", "session_name": "main", "timeout": 0.5})
     assert stuck.data["kind"] == "timeout"
     assert (await tool.call({"command": "echo $X", "session_name": "main"})).text == "7\n"
+
+
+async def test_a_folder_of_a_terminal_is_below_the_working_directory(
+    client: LocalSandboxClient,
+) -> None:
+    tool = SandboxShellTool(client)
+    await tool.call({"command": "mkdir -p a b; cd a", "session_name": "main"})
+    moved = await tool.call({"command": "pwd", "session_name": "main", "folder": "b"})
+    assert moved.text == "/workspace/b\n"
+    absolute = await tool.call({"command": "pwd", "session_name": "main", "folder": "/tmp"})
+    assert absolute.text == "/tmp\n"
+    for name in ("main", "new"):
+        lost = await tool.call({"command": "touch ran", "session_name": name, "folder": "none"})
+        assert lost.is_error and "/workspace/none" in lost.text
+    assert (await tool.call({"command": "find /workspace /tmp -name ran"})).text == ("(no output)")
+    assert (await tool.call({"command": "pwd", "session_name": "new"})).text == "/workspace\n"
 
 
 async def test_shell_background(client: LocalSandboxClient) -> None:

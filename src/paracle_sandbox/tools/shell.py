@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import shlex
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -161,13 +163,11 @@ class SandboxShellTool(SandboxTool):
     async def _terminal(self, sandbox: Sandbox, name: str, folder: str | None) -> Terminal:
         place, terminal = self._terminals.get(name, (None, None))
         if terminal is None or place is not sandbox:
-            terminal = Terminal(sandbox, folder)
+            terminal = Terminal(sandbox)
             await terminal.init()
             self._terminals[name] = (sandbox, terminal)
-        elif folder:
-            await terminal.run(
-                f"cd -- '{folder.replace(chr(39), chr(39) + chr(92) + chr(39) * 2)}'"
-            )
+        if folder:
+            await _enter(terminal, folder, sandbox.config.working_dir)
         return terminal
 
     async def _start(
@@ -241,6 +241,17 @@ class SandboxShellTool(SandboxTool):
         for name, entry in list(self._background.items()):
             if entry.is_spent:
                 del self._background[name]
+
+
+async def _enter(terminal: Terminal, folder: str, working_dir: str) -> None:
+    """Go to a folder, wherever the terminal is now. Raises ArgumentFault when that fails: the
+    command is meant for there, and may do harm elsewhere."""
+    path = posixpath.join(working_dir, folder)
+    moved = await terminal.run(f"command cd -- {shlex.quote(path)}")
+    if moved["exit_code"]:
+        raise ArgumentFault(
+            f"Nothing was run: the terminal cannot go to {path}. {moved['stderr'].strip()}"
+        )
 
 
 def _outcome(result: CommandResult) -> ToolResult:

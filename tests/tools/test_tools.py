@@ -28,6 +28,7 @@ from paracle_sandbox.tools import (
     sandbox_tools,
 )
 from paracle_sandbox.tools.arguments import code_of
+from paracle_sandbox.tools.terminals import MAX_TERMINALS
 from service.index_server import IndexServer, wheel
 
 # Python
@@ -217,6 +218,42 @@ async def test_a_folder_of_a_terminal_is_below_the_working_directory(
         assert lost.is_error and "/workspace/none" in lost.text
     assert (await tool.call({"command": "find /workspace /tmp -name ran"})).text == ("(no output)")
     assert (await tool.call({"command": "pwd", "session_name": "new"})).text == "/workspace\n"
+
+
+async def test_a_terminal_is_ended(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    await tool.call({"command": "X=7", "session_name": "main"})
+    ended = await tool.call({"action": "terminate_command", "session_name": "main"})
+    assert not ended.is_error and "is ended" in ended.text
+    assert "Nothing runs" in (await tool.call({"action": "list_commands"})).text
+    last = {"command": "echo [$X]", "session_name": "main", "kill_session": True}
+    assert (await tool.call(last)).text == "[]\n"
+    late = {"command": "sleep 60", "session_name": "late", "timeout": 0.5, "kill_session": True}
+    assert (await tool.call(late)).data["kind"] == "timeout"
+    assert "Nothing runs" in (await tool.call({"action": "list_commands"})).text
+    assert (await tool.call({"command": "ls -d /tmp/.paracle-term-*"})).is_error, "left behind"
+
+
+async def test_terminals_are_bounded(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    for number in range(MAX_TERMINALS):
+        assert not (await tool.call({"command": "true", "session_name": f"t{number}"})).is_error
+    refused = await tool.call({"command": "true", "session_name": "more"})
+    assert refused.is_error and "end some first" in refused.text
+    assert not (await tool.call({"command": "true", "session_name": "t0"})).is_error
+    await tool.call({"action": "terminate", "session_name": "t0"})
+    assert not (await tool.call({"command": "true", "session_name": "more"})).is_error
+    await client.create()
+    assert not (await tool.call({"command": "true", "session_name": "anew"})).is_error
+    assert (await tool.call({"action": "list"})).text == "anew: terminal"
+
+
+async def test_what_a_terminal_prints_is_streamed(client: LocalSandboxClient) -> None:
+    seen: list[str] = []
+    tool = SandboxShellTool(client)
+    request = {"command": "echo out; echo err >&2", "session_name": "main"}
+    await tool.call(request, on_output=seen.append)
+    assert sorted("".join(seen).split()) == ["err", "out"]
 
 
 async def test_shell_background(client: LocalSandboxClient) -> None:

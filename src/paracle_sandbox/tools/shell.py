@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
-import shlex
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,12 +12,12 @@ from ..consumers import TextCallback
 from ..errors import SandboxError, StoppedError
 from ..results import CommandResult
 from ..sandbox import Sandbox
-from ..terminal import Terminal
 from .arguments import ArgumentFault
 from .dangerous import CommandPolicy, danger
 from .explain import explained
 from .python import joined
 from .result import ToolResult, failed, shortened
+from .terminals import Terminals
 from .tool import SandboxTool, boolean, schema, seconds, text
 
 MAX_BACKGROUND = 20
@@ -68,7 +66,7 @@ class SandboxShellTool(SandboxTool):
         "Run shell commands in an isolated sandbox. A command is waited for unless blocking is "
         "false: then it goes on in the background, and check_command_output, terminate_command "
         "and list_commands deal with it by its session_name. With session_name, commands that are "
-        "waited for share one terminal: directory and variables stay."
+        "waited for share one terminal: directory and variables stay until terminate_command."
     )
     parameters = schema(
         [],
@@ -78,7 +76,7 @@ class SandboxShellTool(SandboxTool):
         session_name=text("Name of a terminal or of a background command."),
         blocking=boolean("Wait for the end; true if left out."),
         timeout=seconds("Seconds it may take; 60 if left out."),
-        kill_session=boolean("With check_command_output: end it after looking."),
+        kill_session=boolean("End it afterwards: what was looked at, or the terminal."),
     )
     aliases: ClassVar = {
         "cmd": "command", "shell_command": "command", "script": "command", "cwd": "folder",
@@ -94,7 +92,7 @@ class SandboxShellTool(SandboxTool):
     ) -> None:
         super().__init__(client)
         self._policy = policy
-        self._terminals: dict[str, tuple[Sandbox, Terminal]] = {}
+        self._terminals = Terminals()
         self._background: dict[str, Background] = {}
 
     async def run(
@@ -116,11 +114,8 @@ class SandboxShellTool(SandboxTool):
     async def close(self) -> None:
         for background in self._background.values():
             await background.command.kill()
-        for sandbox, terminal in self._terminals.values():
-            if sandbox.is_running:
-                await terminal.close()
         self._background.clear()
-        self._terminals.clear()
+        await self._terminals.close_all()
 
     # Actions
 
@@ -143,8 +138,14 @@ class SandboxShellTool(SandboxTool):
             return await self._start(sandbox, session_name, command, folder, timeout)
         limit = self.default_timeout if timeout is None else timeout
         if session_name:
-            terminal = await self._terminal(sandbox, session_name, folder)
-            return _outcome(await terminal.run(command, limit))
+            terminal = await self._terminals.get(sandbox, session_name, folder)
+            try:
+                return _outcome(
+                    await terminal.run(command, limit, on_stdout=on_output, on_stderr=on_output)
+                )
+            finally:
+                if kill_session:
+                    await self._terminals.close(session_name)
         return _outcome(
             await sandbox.execute(
                 command, limit, cwd=folder, on_stdout=on_output, on_stderr=on_output
@@ -159,16 +160,6 @@ class SandboxShellTool(SandboxTool):
             f"Refused, nothing was run: {reason}. Name exactly what you want to change.",
             error_type="blocked", kind="blocked",
         )  # fmt: skip
-
-    async def _terminal(self, sandbox: Sandbox, name: str, folder: str | None) -> Terminal:
-        place, terminal = self._terminals.get(name, (None, None))
-        if terminal is None or place is not sandbox:
-            terminal = Terminal(sandbox)
-            await terminal.init()
-            self._terminals[name] = (sandbox, terminal)
-        if folder:
-            await _enter(terminal, folder, sandbox.config.working_dir)
-        return terminal
 
     async def _start(
         self, sandbox: Sandbox, name: str, command: str, folder: str | None, timeout: float | None
@@ -208,6 +199,9 @@ class SandboxShellTool(SandboxTool):
         return ToolResult(joined(shortened(new), state), data={"exit_code": code, "output": new})
 
     async def _terminate(self, name: str) -> ToolResult:
+        if name in self._terminals and name not in self._background:
+            await self._terminals.close(name)
+            return ToolResult(f"{name!r} is ended; its directory and variables are forgotten.")
         name, background = self._named(name)
         await background.command.kill()
         del self._background[name]
@@ -241,17 +235,6 @@ class SandboxShellTool(SandboxTool):
         for name, entry in list(self._background.items()):
             if entry.is_spent:
                 del self._background[name]
-
-
-async def _enter(terminal: Terminal, folder: str, working_dir: str) -> None:
-    """Go to a folder, wherever the terminal is now. Raises ArgumentFault when that fails: the
-    command is meant for there, and may do harm elsewhere."""
-    path = posixpath.join(working_dir, folder)
-    moved = await terminal.run(f"command cd -- {shlex.quote(path)}")
-    if moved["exit_code"]:
-        raise ArgumentFault(
-            f"Nothing was run: the terminal cannot go to {path}. {moved['stderr'].strip()}"
-        )
 
 
 def _outcome(result: CommandResult) -> ToolResult:

@@ -11,6 +11,7 @@ import pytest
 from paracle_sandbox import (
     LocalSandboxClient,
     SandboxConfig,
+    SandboxFileNotFoundError,
     SandboxManager,
     SandboxTimeoutError,
     Settings,
@@ -118,6 +119,15 @@ async def test_normal_python_execute(client: LocalSandboxClient) -> None:
     assert wrong.is_error and "process, report, others" in wrong.text
 
 
+async def test_normal_python_execute_for_programs(client: LocalSandboxClient) -> None:
+    tool = NormalPythonExecute(client)
+    result = await tool.execute("print(2)", code_type="report")
+    assert result["observation"] == "2\n" and result["code_type"] == "report"
+    assert (await tool.execute("print(3)"))["success"]
+    with pytest.raises(ValueError, match="report"):
+        await tool.execute("print(2)", code_type="poem")  # type: ignore[arg-type]
+
+
 # Packages
 
 
@@ -151,6 +161,10 @@ async def test_code_may_name_the_packages_it_needs(
     assert (await tool.call({"code": code, "packages": ["simple"]})).text == "1.0\n"
     failed = await tool.call({"code": "print('ran')", "packages": ["no-such-thing"]})
     assert failed.is_error and "Could not install" in failed.text and "ran" not in failed.text
+    assert not failed.data["success"] and failed.data["exit_code"]
+    assert (await tool.execute(code, packages=["simple"]))["observation"] == "1.0\n"
+    with pytest.raises(ValueError):
+        await tool.execute("print('ran')", packages=["--index-url"])
 
 
 async def test_a_session_sees_what_was_installed(
@@ -254,6 +268,27 @@ async def test_what_a_terminal_prints_is_streamed(client: LocalSandboxClient) ->
     request = {"command": "echo out; echo err >&2", "session_name": "main"}
     await tool.call(request, on_output=seen.append)
     assert sorted("".join(seen).split()) == ["err", "out"]
+
+
+async def test_shell_for_programs(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    assert (await tool.execute("exit 3"))["exit_code"] == 3
+    done = await tool.execute(action="execute_command", command="echo hi; exit 3")
+    assert (done["stdout"], done["exit_code"], done["success"]) == ("hi\n", 3, False)
+    await tool.execute("cd /tmp", action="run", session_name="main")
+    there = await tool.execute("pwd", action="run", session_name="main")
+    assert there["observation"] == "/tmp\n" and there["success"]
+    started = await tool.execute("sleep 1000", action="execute_command", blocking=False)
+    name = started["session_name"]
+    assert (
+        "still runs"
+        in (await tool.execute(action="check_command_output", session_name=name))["observation"]
+    )
+    assert (await tool.execute(action="terminate_command", session_name=name))["success"]
+    with pytest.raises(ValueError, match="must be one of"):
+        await tool.execute("ls", action="juggle")
+    with pytest.raises(SandboxTimeoutError):
+        await tool.execute("sleep 60", 0.5, action="execute_command")
 
 
 async def test_shell_background(client: LocalSandboxClient) -> None:
@@ -363,6 +398,18 @@ async def test_files(client: LocalSandboxClient) -> None:
     assert (await tool.call({"action": "read", "path": "a/b.txt"})).text == "one 2\n"
     assert (await tool.call({"action": "delete", "path": "a"})).is_error
     assert not (await tool.call({"action": "delete", "path": "a", "recursive": True})).is_error
+
+
+async def test_files_for_programs(client: LocalSandboxClient) -> None:
+    tool = SandboxFilesTool(client)
+    made = await tool.execute(action="create_file", file_path="a", file_contents="x")
+    assert made["success"] and "Written 1 bytes" in made["observation"]
+    assert (await tool.execute(action="read_file", file_path="a"))["content"] == "x"
+    assert (await tool.execute(action="list_files"))["files"] == ["a"]
+    with pytest.raises(SandboxFileNotFoundError):
+        await tool.execute(action="read_file", file_path="none")
+    with pytest.raises(ValueError, match="'file_path' is missing"):
+        await tool.execute(action="read_file")
 
 
 @pytest.mark.parametrize(

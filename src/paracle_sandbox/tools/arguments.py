@@ -29,7 +29,7 @@ _FENCE = re.compile(r"\A\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 _INNER_FENCE = re.compile(r"^```(?:python3?|py)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-class ArgumentFault(Exception):
+class ArgumentFault(ValueError):
     """The arguments cannot be used; the message tells a model what to send instead."""
 
 

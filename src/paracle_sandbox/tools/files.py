@@ -9,7 +9,7 @@ from ..client import LocalSandboxClient
 from ..errors import SandboxFileError
 from ..sandbox import Sandbox
 from .arguments import ArgumentFault
-from .result import MAX_TEXT, ToolResult, failed, shortened
+from .result import MAX_TEXT, ToolResult, failed, observed, shortened
 from .tool import SandboxTool, boolean, number, schema, text
 
 MAX_LISTED = 500
@@ -99,6 +99,11 @@ class SandboxFilesTool(SandboxTool):
             raise ArgumentFault("The argument 'file_path' is missing.")
         async with self._turn:
             return await getattr(self, f"_{action}")(sandbox, file_path, **rest)  # type: ignore[no-any-return]
+
+    async def execute(self, **arguments: Any) -> dict[str, Any]:
+        """As call(), for programs: ``observation``, ``success``, and ``content`` or ``files``.
+        Raises SandboxError, and ValueError for arguments that cannot be used."""
+        return observed(await self.run(**self.checked(arguments)))
 
     async def _create_file(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
         if await sandbox.exists(path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 from .. import audit
 from ..client import LocalSandboxClient
@@ -16,7 +16,7 @@ from .arguments import ArgumentFault
 from .dangerous import CommandPolicy, danger
 from .explain import explained
 from .python import joined
-from .result import ToolResult, failed, shortened
+from .result import ToolResult, failed, observed, shortened
 from .terminals import Terminals
 from .tool import SandboxTool, boolean, schema, seconds, text
 
@@ -106,10 +106,38 @@ class SandboxShellTool(SandboxTool):
             return await self._terminate(session_name)
         return await self._execute(session_name, **rest)
 
-    async def execute(self, command: str, timeout: float | None = None) -> CommandResult:
-        """Run a command to its end. Raises as Sandbox.execute does."""
-        sandbox = await self.sandbox()
-        return await sandbox.execute(command, self.default_timeout if timeout is None else timeout)
+    @overload
+    async def execute(self, command: str, timeout: float | None = None) -> CommandResult: ...
+    @overload
+    async def execute(
+        self, command: str = "", timeout: float | None = None, *, action: str, **arguments: Any
+    ) -> dict[str, Any]: ...
+
+    async def execute(
+        self,
+        command: str = "",
+        timeout: float | None = None,
+        *,
+        action: str | None = None,
+        **arguments: Any,
+    ) -> CommandResult | dict[str, Any]:
+        """Run a command to its end. With an ``action``, do that as call() does: ``observation``,
+        ``success``, and the result if a command was waited for. Raises as Sandbox.execute does,
+        SandboxError for a command that is refused, and ValueError for arguments that cannot be
+        used."""
+        if action is None:
+            self._raise_if_refused(command)
+            limit = self.default_timeout if timeout is None else timeout
+            return await (await self.sandbox()).execute(command, limit)
+        named = {"action": action, "command": command or None, "timeout": timeout}
+        stated = {name: value for name, value in named.items() if value is not None}
+        given = self.checked({**stated, **arguments})
+        self._raise_if_refused(given.get("command", ""))
+        return observed(await self.run(**given))
+
+    def _raise_if_refused(self, command: str) -> None:
+        if reason := self._reason_against(command):
+            raise SandboxError(_refusal(reason), self.client.sandbox_id)
 
     async def close(self) -> None:
         for background in self._background.values():
@@ -131,8 +159,8 @@ class SandboxShellTool(SandboxTool):
     ) -> ToolResult:
         if not command.strip():
             raise ArgumentFault("The argument 'command' is missing.")
-        if self._policy is not None and (reason := self._policy(command)):
-            return self._refuse(command, reason)
+        if reason := self._reason_against(command):
+            return failed(_refusal(reason), error_type="blocked", kind="blocked")
         sandbox = await self.sandbox()
         if not blocking:
             return await self._start(sandbox, session_name, command, folder, timeout)
@@ -152,14 +180,14 @@ class SandboxShellTool(SandboxTool):
             )
         )
 
-    def _refuse(self, command: str, reason: str) -> ToolResult:
-        audit.security_event(
-            "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
-        )
-        return failed(
-            f"Refused, nothing was run: {reason}. Name exactly what you want to change.",
-            error_type="blocked", kind="blocked",
-        )  # fmt: skip
+    def _reason_against(self, command: str) -> str | None:
+        """What the policy has against a command; it is on record then."""
+        reason = self._policy(command) if self._policy is not None else None
+        if reason:
+            audit.security_event(
+                "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
+            )
+        return reason
 
     async def _start(
         self, sandbox: Sandbox, name: str, command: str, folder: str | None, timeout: float | None
@@ -235,6 +263,10 @@ class SandboxShellTool(SandboxTool):
         for name, entry in list(self._background.items()):
             if entry.is_spent:
                 del self._background[name]
+
+
+def _refusal(reason: str) -> str:
+    return f"Refused, nothing was run: {reason}. Name exactly what you want to change."
 
 
 def _outcome(result: CommandResult) -> ToolResult:

@@ -496,6 +496,76 @@ async def test_arguments_as_models_write_them(client: LocalSandboxClient, argume
     assert answer.text == "1\n", answer
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"Code": "print(1)", "language": "python"},
+        {"command": "print(1)"},
+        {"pythonCode": "print(1)", "timeout-seconds": "30s"},
+        {"code": "print(1)", "Code": "print(2)", "timeout": "30 seconds"},
+        {"code": None, "script": "print(1)"},
+    ],
+)
+def test_other_spellings_of_arguments(arguments: dict[str, Any]) -> None:
+    found = PythonExecute().checked(arguments)
+    assert found.pop("timeout", 30) == 30 and found == {"code": "print(1)"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"filePath": "a", "oldText": "x", "new_text": "y"}, {"old_str": "x", "new_str": "y"}),
+        ({"filepath": "a", "Old-String": "x"}, {"old_str": "x"}),
+        ({"dir": "a"}, {}),
+        ({"folder": "a"}, {}),
+        ({"file_path": "a", "name": "b"}, {}),
+    ],
+)
+def test_other_spellings_of_files(arguments: dict[str, Any], found: dict[str, str]) -> None:
+    checked = SandboxFilesTool().checked({"Operation": "Edit", **arguments})
+    assert checked == {"action": "str_replace", "file_path": "a", **found}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"workingDirectory": "a"}, {"folder": "a"}),
+        ({"working_dir": "a"}, {"folder": "a"}),
+        ({"background": True}, {"blocking": False}),
+        ({"is_background": "false"}, {"blocking": True}),
+        ({"runInBackground": "true"}, {"blocking": False}),
+        ({"run_in_background": None}, {}),
+        ({"background": True, "blocking": True}, {"blocking": True}),
+        ({"timeout": "30s"}, {"timeout": 30.0}),
+    ],
+)
+def test_other_spellings_of_shell(arguments: dict[str, Any], found: dict[str, Any]) -> None:
+    assert SandboxShellTool().checked({"cmd": "ls", **arguments}) == {"command": "ls", **found}
+
+
+@pytest.mark.parametrize("timeout", ["s", "thirty", "30x", "-5s", "nan"])
+async def test_no_number_of_seconds(timeout: str) -> None:
+    answer = await SandboxShellTool().call({"command": "ls", "timeout": timeout})
+    assert answer.is_error and "timeout must be" in answer.text
+
+
+async def test_a_command_as_a_list_is_one_command(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    assert (await tool.call({"command": ["printf", "[%s]", "a b", "c"]})).text == "[a b][c]"
+    assert (await tool.call({"cmd": ["sh", "-c", "echo $0 $1", "x", "y"]})).text == "x y\n"
+    assert (await tool.call({"script": ["cd /tmp", "pwd"]})).text == "/tmp\n"
+    assert "Refused" in (await tool.call({"command": ["rm", "-rf", "/"]})).text
+
+
+async def test_a_directory_is_deleted_under_other_names(client: LocalSandboxClient) -> None:
+    tool = SandboxFilesTool(client)
+    await tool.call({"action": "mkdir", "dir": "a/b"})
+    assert (await tool.call({"action": "delete_directory", "folder": "a"})).is_error
+    request = {"action": "delete_directory", "folder": "a", "recursive": True}
+    assert not (await tool.call(request)).is_error
+    assert (await tool.call({"action": "list_files"})).data["files"] == []
+
+
 # All of them
 
 

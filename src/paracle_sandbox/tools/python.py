@@ -49,7 +49,7 @@ class PythonExecute(SandboxTool):
     )
     aliases: ClassVar = {
         "python_code": "code", "script": "code", "source": "code", "python": "code",
-        "input": "code", "timeout_seconds": "timeout",
+        "input": "code", "command": "code", "timeout_seconds": "timeout",
     }  # fmt: skip
     stateful_parameters = schema(
         ["code"],

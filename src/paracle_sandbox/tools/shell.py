@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
@@ -12,7 +14,7 @@ from ..consumers import TextCallback
 from ..errors import SandboxError, StoppedError
 from ..results import CommandResult
 from ..sandbox import Sandbox
-from .arguments import ArgumentFault
+from .arguments import ArgumentFault, as_boolean, plain
 from .dangerous import CommandPolicy, danger
 from .explain import explained
 from .python import joined
@@ -28,6 +30,10 @@ _ACTION_ALIASES = {
     "output": "check_command_output", "kill": "terminate_command", "stop": "terminate_command",
     "terminate": "terminate_command", "list": "list_commands",
 }  # fmt: skip
+
+# Other names, without what plain() leaves out: of the command, and of the opposite of blocking.
+_COMMAND = ("command", "cmd", "shellcommand")
+_BACKGROUND = ("background", "isbackground", "runinbackground")
 
 
 @dataclass
@@ -80,7 +86,8 @@ class SandboxShellTool(SandboxTool):
     )
     aliases: ClassVar = {
         "cmd": "command", "shell_command": "command", "script": "command", "cwd": "folder",
-        "directory": "folder", "workdir": "folder", "session": "session_name",
+        "directory": "folder", "dir": "folder", "workdir": "folder", "working_dir": "folder",
+        "working_directory": "folder", "session": "session_name",
         "name": "session_name", "timeout_seconds": "timeout", "wait": "blocking",
     }  # fmt: skip
     action_aliases = _ACTION_ALIASES
@@ -94,6 +101,16 @@ class SandboxShellTool(SandboxTool):
         self._policy = policy
         self._terminals = Terminals()
         self._background: dict[str, Background] = {}
+
+    def read(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
+        """A list is one command with its arguments; in the background is not waited for."""
+        given = super().read(arguments)
+        found = {name: _as_command(name, value) for name, value in given.items()}
+        for name in [name for name in found if plain(name) in _BACKGROUND]:
+            value = found.pop(name)
+            if value is not None:
+                found.setdefault("blocking", not as_boolean(name, value))
+        return found
 
     async def run(
         self, action: str = "execute_command", session_name: str = "", **rest: Any
@@ -263,6 +280,11 @@ class SandboxShellTool(SandboxTool):
         for name, entry in list(self._background.items()):
             if entry.is_spent:
                 del self._background[name]
+
+
+def _as_command(name: str, value: Any) -> Any:
+    is_argv = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    return shlex.join(value) if is_argv and plain(name) in _COMMAND else value
 
 
 def _refusal(reason: str) -> str:

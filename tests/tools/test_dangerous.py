@@ -135,7 +135,9 @@ async def test_what_a_program_executes_is_judged_too(
     with caplog.at_level(logging.WARNING, "paracle_sandbox.audit"):
         with pytest.raises(SandboxError, match="deletes /"):
             await tool.execute("touch ran; rm -rf /", **how)
-    assert [vars(r)["event"] for r in caplog.records] == ["command_blocked"]
+        with pytest.raises(SandboxError, match="deletes /"):
+            await tool.execute(["rm", "-rf", "/"], **how)
+    assert [vars(r)["event"] for r in caplog.records] == ["command_blocked"] * 2
     assert (await tool.execute("ls; echo fine"))["stdout"] == "fine\n"
 
 

@@ -273,6 +273,8 @@ async def test_what_a_terminal_prints_is_streamed(client: LocalSandboxClient) ->
 async def test_shell_for_programs(client: LocalSandboxClient) -> None:
     tool = SandboxShellTool(client)
     assert (await tool.execute("exit 3"))["exit_code"] == 3
+    assert (await tool.execute(["echo", "a  b"]))["stdout"] == "a  b\n"
+    assert (await tool.execute(["pwd"], action="run", folder="/tmp"))["stdout"] == "/tmp\n"
     done = await tool.execute(action="execute_command", command="echo hi; exit 3")
     assert (done["stdout"], done["exit_code"], done["success"]) == ("hi\n", 3, False)
     await tool.execute("cd /tmp", action="run", session_name="main")

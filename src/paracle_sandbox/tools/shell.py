@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
@@ -124,15 +124,22 @@ class SandboxShellTool(SandboxTool):
         return await self._execute(session_name, **rest)
 
     @overload
-    async def execute(self, command: str, timeout: float | None = None) -> CommandResult: ...
+    async def execute(
+        self, command: str | Sequence[str], timeout: float | None = None
+    ) -> CommandResult: ...
     @overload
     async def execute(
-        self, command: str = "", timeout: float | None = None, *, action: str, **arguments: Any
+        self,
+        command: str | Sequence[str] = "",
+        timeout: float | None = None,
+        *,
+        action: str,
+        **arguments: Any,
     ) -> dict[str, Any]: ...
 
     async def execute(
         self,
-        command: str = "",
+        command: str | Sequence[str] = "",
         timeout: float | None = None,
         *,
         action: str | None = None,
@@ -142,11 +149,12 @@ class SandboxShellTool(SandboxTool):
         ``success``, and the result if a command was waited for. Raises as Sandbox.execute does,
         SandboxError for a command that is refused, and ValueError for arguments that cannot be
         used."""
-        if action is None:
-            self._raise_if_refused(command)
+        line = command if isinstance(command, str) else shlex.join(command)
+        if action is None and not arguments:
+            self._raise_if_refused(line)
             limit = self.default_timeout if timeout is None else timeout
             return await (await self.sandbox()).execute(command, limit)
-        named = {"action": action, "command": command or None, "timeout": timeout}
+        named = {"action": action, "command": line or None, "timeout": timeout}
         stated = {name: value for name, value in named.items() if value is not None}
         given = self.checked({**stated, **arguments})
         self._raise_if_refused(given.get("command", ""))
@@ -183,8 +191,8 @@ class SandboxShellTool(SandboxTool):
             return await self._start(sandbox, session_name, command, folder, timeout)
         limit = self.default_timeout if timeout is None else timeout
         if session_name:
-            terminal = await self._terminals.get(sandbox, session_name, folder)
             try:
+                terminal = await self._terminals.get(sandbox, session_name, folder)
                 return _outcome(
                     await terminal.run(command, limit, on_stdout=on_output, on_stderr=on_output)
                 )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from .consumers import TextCallback
 from .errors import SandboxError, SandboxExecutionError
 from .launch import MAX_ARGUMENT, CommandOptions
 from .results import CommandResult
@@ -124,12 +125,19 @@ class Terminal:
                 self._sandbox.sandbox_id,
             )
 
-    async def run(self, command: str, timeout: float | None = None) -> CommandResult:
+    async def run(
+        self,
+        command: str,
+        timeout: float | None = None,
+        *,
+        on_stdout: TextCallback | None = None,
+        on_stderr: TextCallback | None = None,
+    ) -> CommandResult:
         """Run a command where the last one left off. Raises as Sandbox.execute does; the
-        terminal stays usable."""
-        if not self._shell:
-            raise SandboxExecutionError("Terminal not initialised", self._sandbox.sandbox_id)
+        terminal stays usable. The callbacks see output as it comes."""
         async with self._turn:
+            if not self._shell:  # it may have been closed while this one waited
+                raise SandboxExecutionError("Terminal not initialised", self._sandbox.sandbox_id)
             text = command
             if not command or len(command) > MAX_ARGUMENT // 4:
                 text = ""
@@ -139,7 +147,9 @@ class Terminal:
             arguments = [name, self.directory, text, prelude + _PRELUDE]
             argv = [self._shell, "-c", _START, *arguments]
             seconds = self._default_timeout if timeout is None else timeout
-            return await self._sandbox.execute(argv, seconds, **await self._surroundings())
+            options = await self._surroundings()
+            options["on_stdout"], options["on_stderr"] = on_stdout, on_stderr
+            return await self._sandbox.execute(argv, seconds, **options)
 
     async def run_command(self, command: str, timeout: float | None = None) -> str:
         """Run a command; what it printed, and its stderr as well when it failed."""

@@ -23,8 +23,8 @@ from paracle_sandbox import (  # noqa: E402
     SandboxTimeoutError,
     Settings,
 )
-from paracle_sandbox.backends.daytona.backend import DaytonaBackend  # noqa: E402
-from paracle_sandbox.backends.daytona.workspaces import DaytonaWorkspaces  # noqa: E402
+from paracle_sandbox.backends import daytona  # noqa: E402
+from paracle_sandbox.backends.daytona import DaytonaBackend, DaytonaWorkspaces  # noqa: E402
 from paracle_sandbox.backends.registry import get_backend  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:daytona.*")
@@ -133,6 +133,46 @@ async def test_desktops(api: StandIn) -> None:
             await desktops.get_or_start_sandbox("none")
     finally:
         await desktops.close()
+
+
+async def test_desktops_as_functions(api: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAYTONA_API_KEY", KEY)
+    monkeypatch.setenv("DAYTONA_API_URL", api.url)
+    monkeypatch.setenv("DAYTONA_SANDBOX_IMAGE", "desktop:2")
+    try:
+        sandbox = await daytona.create_sandbox(project_id="p1")
+        [body] = [body for _, path, body in api.asked if path == "/sandbox"]
+        assert "desktop:2" in body["buildInfo"]["dockerfileContent"]
+        assert body["labels"]["id"] == "p1" and sandbox.env["VNC_PASSWORD"]
+        assert sandbox.env["VNC_PASSWORD"] == body["env"]["VNC_PASSWORD"]
+        api.sandboxes[sandbox.id]["state"] = "stopped"
+        again = await daytona.get_or_start_sandbox(sandbox.id)
+        await daytona.start_supervisord_session(again)
+        assert len([path for _, path, _ in api.asked if path.endswith("/exec")]) == 3
+        await daytona.delete_sandbox(sandbox.id)
+        await daytona.delete_sandbox(sandbox.id)
+        assert not api.sandboxes
+    finally:
+        await daytona.close_workspaces()
+    await daytona.close_workspaces()
+
+
+def test_names_are_there_without_the_sdk() -> None:
+    program = f"""
+import sys
+from paracle_sandbox.backends import daytona
+assert not any("daytona." in name for name in sys.modules), "nothing until it is used"
+from paracle_sandbox.backends.daytona import {", ".join(daytona.__all__)}
+print("daytona" in sys.modules)
+"""
+    assert all(getattr(daytona, name) for name in daytona.__all__) and dir(daytona)
+    with pytest.raises(AttributeError):
+        daytona.no_such_name  # noqa: B018
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    )  # fmt: skip
+    assert done.stdout == "False\n"
 
 
 async def test_an_agent_deletes_its_sandbox_there(api: StandIn, backend: DaytonaBackend) -> None:

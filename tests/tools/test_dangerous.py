@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
-from paracle_sandbox import LocalSandboxClient
+from paracle_sandbox import LocalSandboxClient, SandboxError
 from paracle_sandbox.tools import SandboxShellTool
 from paracle_sandbox.tools.dangerous import danger
 
@@ -124,6 +125,20 @@ async def test_shell_tool_refuses_and_records(
     assert [vars(r)["event"] for r in caplog.records] == ["command_blocked"] * 3
     assert caplog.records[0].details["command"] == "touch ran; rm -rf /"  # type: ignore[attr-defined]
     assert (await tool.call({"command": "ls; echo fine"})).text == "fine\n"
+
+
+@pytest.mark.parametrize("how", [{}, {"action": "run"}, {"action": "run", "blocking": False}])
+async def test_what_a_program_executes_is_judged_too(
+    client: LocalSandboxClient, caplog: pytest.LogCaptureFixture, how: dict[str, Any]
+) -> None:
+    tool = SandboxShellTool(client)
+    with caplog.at_level(logging.WARNING, "paracle_sandbox.audit"):
+        with pytest.raises(SandboxError, match="deletes /"):
+            await tool.execute("touch ran; rm -rf /", **how)
+        with pytest.raises(SandboxError, match="deletes /"):
+            await tool.execute(["rm", "-rf", "/"], **how)
+    assert [vars(r)["event"] for r in caplog.records] == ["command_blocked"] * 2
+    assert (await tool.execute("ls; echo fine"))["stdout"] == "fine\n"
 
 
 async def test_own_policy(client: LocalSandboxClient) -> None:

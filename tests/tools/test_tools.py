@@ -11,6 +11,7 @@ import pytest
 from paracle_sandbox import (
     LocalSandboxClient,
     SandboxConfig,
+    SandboxFileNotFoundError,
     SandboxManager,
     SandboxTimeoutError,
     Settings,
@@ -28,6 +29,7 @@ from paracle_sandbox.tools import (
     sandbox_tools,
 )
 from paracle_sandbox.tools.arguments import code_of
+from paracle_sandbox.tools.terminals import MAX_TERMINALS
 from service.index_server import IndexServer, wheel
 
 # Python
@@ -117,6 +119,15 @@ async def test_normal_python_execute(client: LocalSandboxClient) -> None:
     assert wrong.is_error and "process, report, others" in wrong.text
 
 
+async def test_normal_python_execute_for_programs(client: LocalSandboxClient) -> None:
+    tool = NormalPythonExecute(client)
+    result = await tool.execute("print(2)", code_type="report")
+    assert result["observation"] == "2\n" and result["code_type"] == "report"
+    assert (await tool.execute("print(3)"))["success"]
+    with pytest.raises(ValueError, match="report"):
+        await tool.execute("print(2)", code_type="poem")  # type: ignore[arg-type]
+
+
 # Packages
 
 
@@ -150,6 +161,10 @@ async def test_code_may_name_the_packages_it_needs(
     assert (await tool.call({"code": code, "packages": ["simple"]})).text == "1.0\n"
     failed = await tool.call({"code": "print('ran')", "packages": ["no-such-thing"]})
     assert failed.is_error and "Could not install" in failed.text and "ran" not in failed.text
+    assert not failed.data["success"] and failed.data["exit_code"]
+    assert (await tool.execute(code, packages=["simple"]))["observation"] == "1.0\n"
+    with pytest.raises(ValueError):
+        await tool.execute("print('ran')", packages=["--index-url"])
 
 
 async def test_a_session_sees_what_was_installed(
@@ -196,11 +211,86 @@ async def test_shell_terminal_keeps_directory_and_variables(client: LocalSandbox
     other = await tool.call({"command": "pwd", "session_name": "other", "folder": "a b"})
     assert other.text == "/workspace/a b\n"
     await tool.call({"command": 'mkdir "it\'s"', "session_name": "other"})
-    moved = await tool.call({"command": "pwd", "session_name": "other", "folder": "it's"})
+    moved = await tool.call({"command": "pwd", "session_name": "other", "folder": "a b/it's"})
     assert moved.text == "/workspace/a b/it's\n"
     stuck = await tool.call({"command": "sleep 60", "session_name": "main", "timeout": 0.5})
     assert stuck.data["kind"] == "timeout"
     assert (await tool.call({"command": "echo $X", "session_name": "main"})).text == "7\n"
+
+
+async def test_a_folder_of_a_terminal_is_below_the_working_directory(
+    client: LocalSandboxClient,
+) -> None:
+    tool = SandboxShellTool(client)
+    await tool.call({"command": "mkdir -p a b; cd a", "session_name": "main"})
+    moved = await tool.call({"command": "pwd", "session_name": "main", "folder": "b"})
+    assert moved.text == "/workspace/b\n"
+    absolute = await tool.call({"command": "pwd", "session_name": "main", "folder": "/tmp"})
+    assert absolute.text == "/tmp\n"
+    for name in ("main", "new"):
+        lost = await tool.call({"command": "touch ran", "session_name": name, "folder": "none"})
+        assert lost.is_error and "/workspace/none" in lost.text
+    assert (await tool.call({"command": "find /workspace /tmp -name ran"})).text == ("(no output)")
+    assert (await tool.call({"command": "pwd", "session_name": "new"})).text == "/workspace\n"
+
+
+async def test_a_terminal_is_ended(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    await tool.call({"command": "X=7", "session_name": "main"})
+    ended = await tool.call({"action": "terminate_command", "session_name": "main"})
+    assert not ended.is_error and "is ended" in ended.text
+    assert "Nothing runs" in (await tool.call({"action": "list_commands"})).text
+    last = {"command": "echo [$X]", "session_name": "main", "kill_session": True}
+    assert (await tool.call(last)).text == "[]\n"
+    late = {"command": "sleep 60", "session_name": "late", "timeout": 0.5, "kill_session": True}
+    assert (await tool.call(late)).data["kind"] == "timeout"
+    assert "Nothing runs" in (await tool.call({"action": "list_commands"})).text
+    assert (await tool.call({"command": "ls -d /tmp/.paracle-term-*"})).is_error, "left behind"
+
+
+async def test_terminals_are_bounded(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    for number in range(MAX_TERMINALS):
+        assert not (await tool.call({"command": "true", "session_name": f"t{number}"})).is_error
+    refused = await tool.call({"command": "true", "session_name": "more"})
+    assert refused.is_error and "end some first" in refused.text
+    assert not (await tool.call({"command": "true", "session_name": "t0"})).is_error
+    await tool.call({"action": "terminate", "session_name": "t0"})
+    assert not (await tool.call({"command": "true", "session_name": "more"})).is_error
+    await client.create()
+    assert not (await tool.call({"command": "true", "session_name": "anew"})).is_error
+    assert (await tool.call({"action": "list"})).text == "anew: terminal"
+
+
+async def test_what_a_terminal_prints_is_streamed(client: LocalSandboxClient) -> None:
+    seen: list[str] = []
+    tool = SandboxShellTool(client)
+    request = {"command": "echo out; echo err >&2", "session_name": "main"}
+    await tool.call(request, on_output=seen.append)
+    assert sorted("".join(seen).split()) == ["err", "out"]
+
+
+async def test_shell_for_programs(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    assert (await tool.execute("exit 3"))["exit_code"] == 3
+    assert (await tool.execute(["echo", "a  b"]))["stdout"] == "a  b\n"
+    assert (await tool.execute(["pwd"], action="run", folder="/tmp"))["stdout"] == "/tmp\n"
+    done = await tool.execute(action="execute_command", command="echo hi; exit 3")
+    assert (done["stdout"], done["exit_code"], done["success"]) == ("hi\n", 3, False)
+    await tool.execute("cd /tmp", action="run", session_name="main")
+    there = await tool.execute("pwd", action="run", session_name="main")
+    assert there["observation"] == "/tmp\n" and there["success"]
+    started = await tool.execute("sleep 1000", action="execute_command", blocking=False)
+    name = started["session_name"]
+    assert (
+        "still runs"
+        in (await tool.execute(action="check_command_output", session_name=name))["observation"]
+    )
+    assert (await tool.execute(action="terminate_command", session_name=name))["success"]
+    with pytest.raises(ValueError, match="must be one of"):
+        await tool.execute("ls", action="juggle")
+    with pytest.raises(SandboxTimeoutError):
+        await tool.execute("sleep 60", 0.5, action="execute_command")
 
 
 async def test_shell_background(client: LocalSandboxClient) -> None:
@@ -274,6 +364,19 @@ async def test_shell_background_is_ended(client: LocalSandboxClient) -> None:
     assert (await tool.call({"command": "pgrep -x sleep; true"})).text == "(no output)"
 
 
+@pytest.mark.parametrize(
+    "request_", [{"action": "terminate"}, {"action": "check", "kill_session": True}]
+)
+async def test_the_only_background_command_is_ended_without_a_name(
+    client: LocalSandboxClient, request_: dict[str, Any]
+) -> None:
+    tool = SandboxShellTool(client)
+    await tool.call({"command": "sleep 1000", "blocking": False, "name": "long"})
+    answer = await tool.call(request_)
+    assert not answer.is_error and "ended" in answer.text
+    assert "Nothing runs" in (await tool.call({"action": "list_commands"})).text
+
+
 # Files
 
 
@@ -297,6 +400,18 @@ async def test_files(client: LocalSandboxClient) -> None:
     assert (await tool.call({"action": "read", "path": "a/b.txt"})).text == "one 2\n"
     assert (await tool.call({"action": "delete", "path": "a"})).is_error
     assert not (await tool.call({"action": "delete", "path": "a", "recursive": True})).is_error
+
+
+async def test_files_for_programs(client: LocalSandboxClient) -> None:
+    tool = SandboxFilesTool(client)
+    made = await tool.execute(action="create_file", file_path="a", file_contents="x")
+    assert made["success"] and "Written 1 bytes" in made["observation"]
+    assert (await tool.execute(action="read_file", file_path="a"))["content"] == "x"
+    assert (await tool.execute(action="list_files"))["files"] == ["a"]
+    with pytest.raises(SandboxFileNotFoundError):
+        await tool.execute(action="read_file", file_path="none")
+    with pytest.raises(ValueError, match="'file_path' is missing"):
+        await tool.execute(action="read_file")
 
 
 @pytest.mark.parametrize(
@@ -381,6 +496,76 @@ async def test_archives(client: LocalSandboxClient) -> None:
 async def test_arguments_as_models_write_them(client: LocalSandboxClient, arguments: Any) -> None:
     answer = await PythonExecute(client).call(arguments)
     assert answer.text == "1\n", answer
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"Code": "print(1)", "language": "python"},
+        {"command": "print(1)"},
+        {"pythonCode": "print(1)", "timeout-seconds": "30s"},
+        {"code": "print(1)", "Code": "print(2)", "timeout": "30 seconds"},
+        {"code": None, "script": "print(1)"},
+    ],
+)
+def test_other_spellings_of_arguments(arguments: dict[str, Any]) -> None:
+    found = PythonExecute().checked(arguments)
+    assert found.pop("timeout", 30) == 30 and found == {"code": "print(1)"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"filePath": "a", "oldText": "x", "new_text": "y"}, {"old_str": "x", "new_str": "y"}),
+        ({"filepath": "a", "Old-String": "x"}, {"old_str": "x"}),
+        ({"dir": "a"}, {}),
+        ({"folder": "a"}, {}),
+        ({"file_path": "a", "name": "b"}, {}),
+    ],
+)
+def test_other_spellings_of_files(arguments: dict[str, Any], found: dict[str, str]) -> None:
+    checked = SandboxFilesTool().checked({"Operation": "Edit", **arguments})
+    assert checked == {"action": "str_replace", "file_path": "a", **found}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"workingDirectory": "a"}, {"folder": "a"}),
+        ({"working_dir": "a"}, {"folder": "a"}),
+        ({"background": True}, {"blocking": False}),
+        ({"is_background": "false"}, {"blocking": True}),
+        ({"runInBackground": "true"}, {"blocking": False}),
+        ({"run_in_background": None}, {}),
+        ({"background": True, "blocking": True}, {"blocking": True}),
+        ({"timeout": "30s"}, {"timeout": 30.0}),
+    ],
+)
+def test_other_spellings_of_shell(arguments: dict[str, Any], found: dict[str, Any]) -> None:
+    assert SandboxShellTool().checked({"cmd": "ls", **arguments}) == {"command": "ls", **found}
+
+
+@pytest.mark.parametrize("timeout", ["s", "thirty", "30x", "-5s", "nan"])
+async def test_no_number_of_seconds(timeout: str) -> None:
+    answer = await SandboxShellTool().call({"command": "ls", "timeout": timeout})
+    assert answer.is_error and "timeout must be" in answer.text
+
+
+async def test_a_command_as_a_list_is_one_command(client: LocalSandboxClient) -> None:
+    tool = SandboxShellTool(client)
+    assert (await tool.call({"command": ["printf", "[%s]", "a b", "c"]})).text == "[a b][c]"
+    assert (await tool.call({"cmd": ["sh", "-c", "echo $0 $1", "x", "y"]})).text == "x y\n"
+    assert (await tool.call({"script": ["cd /tmp", "pwd"]})).text == "/tmp\n"
+    assert "Refused" in (await tool.call({"command": ["rm", "-rf", "/"]})).text
+
+
+async def test_a_directory_is_deleted_under_other_names(client: LocalSandboxClient) -> None:
+    tool = SandboxFilesTool(client)
+    await tool.call({"action": "mkdir", "dir": "a/b"})
+    assert (await tool.call({"action": "delete_directory", "folder": "a"})).is_error
+    request = {"action": "delete_directory", "folder": "a", "recursive": True}
+    assert not (await tool.call(request)).is_error
+    assert (await tool.call({"action": "list_files"})).data["files"] == []
 
 
 # All of them

@@ -9,7 +9,7 @@ from typing import Any
 from ..client import LocalSandboxClient
 from ..errors import SandboxError
 from ..tools import ToolResult
-from ..tools.arguments import ArgumentFault
+from ..tools.arguments import ArgumentFault, regular
 from ..tools.explain import explained
 from ..tools.result import failed
 from ..tools.tool import Tool
@@ -55,6 +55,7 @@ _OWN = [
         sandbox="Its name; your main one if left out.",
     ),
 ]
+_OWN_SCHEMAS = {tool["name"]: tool["schema"] for tool in _OWN}
 
 
 async def call(
@@ -67,13 +68,8 @@ async def call(
     """Do what a client asked for. Never raises SandboxError."""
     try:
         _check_names(arguments)
-        if name == "list_sandboxes":
-            return _listing(places.names(client))
-        if name == "create_sandbox":
-            made = places.create(client, arguments.get("name"))
-            return ToolResult(f"Made the sandbox {made}.", data={"sandbox": made})
-        if name == "destroy_sandbox":
-            return await _destroy(places, client, arguments.get("sandbox") or "main")
+        if name in _OWN_SCHEMAS:
+            return await _own_call(places, client, name, regular(arguments, _OWN_SCHEMAS[name], {}))
         rest = {key: value for key, value in arguments.items() if key != "sandbox"}
         async with places.opened(client, arguments.get("sandbox")) as place:
             return await place.tools.call(name, rest, on_output=_Reporter(progress))
@@ -81,6 +77,17 @@ async def call(
         return failed(str(fault), error_type="arguments")
     except SandboxError as error:
         return explained(error)
+
+
+async def _own_call(
+    places: Places, client: str | None, name: str, arguments: Mapping[str, Any]
+) -> ToolResult:
+    if name == "list_sandboxes":
+        return _listing(places.names(client))
+    if name == "create_sandbox":
+        made = await places.create(client, arguments.get("name"))
+        return ToolResult(f"Made the sandbox {made}.", data={"sandbox": made})
+    return await _destroy(places, client, arguments.get("sandbox") or "main")
 
 
 def _check_names(arguments: Mapping[str, Any]) -> None:

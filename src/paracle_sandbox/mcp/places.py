@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from typing import Any
 
 from ..client import LocalSandboxClient
@@ -73,6 +74,10 @@ class Holder:
         self.places[name] = self._new_place()
         return self.places[name]
 
+    def free_name(self) -> str:
+        """The first that no sandbox has: after one is destroyed, their count is somebody's name."""
+        return next(name for n in count(1) if (name := f"sandbox-{n}") not in self.places)
+
     async def destroy(self, name: str) -> bool:
         place = self.places.pop(name, None)
         if place is not None:
@@ -127,18 +132,21 @@ class Places:
             finally:
                 self._start_timer(name, self._linger_seconds, self._nobodys.destroy)
 
-    def create(self, client: str | None, name: str | None) -> str:
-        """A new sandbox for a client; its name."""
-        if client is not None:
-            holder = self.holder(client)
-            chosen = name or f"sandbox-{len(holder.places) + 1}"
-            if chosen in holder.places:
-                raise ArgumentFault(f"There is a sandbox {chosen!r} already.")
-            holder.add(chosen)
-            return chosen
-        chosen = secrets.token_hex(16)
-        self._nobodys.add(chosen)
-        self._start_timer(chosen, self._linger_seconds, self._nobodys.destroy)
+    async def create(self, client: str | None, name: str | None) -> str:
+        """A new sandbox for a client, made now; its name. Raises ArgumentFault, and SandboxError
+        when it cannot be made, with nothing left of it."""
+        holder = self._nobodys if client is None else self.holder(client)
+        chosen = secrets.token_hex(16) if client is None else name or holder.free_name()
+        if chosen in holder.places:
+            raise ArgumentFault(f"There is a sandbox {chosen!r} already.")
+        place = holder.add(chosen)
+        try:
+            await place.client.sandbox()
+        except BaseException:
+            await holder.destroy(chosen)
+            raise
+        if client is None:
+            self._start_timer(chosen, self._linger_seconds, self._nobodys.destroy)
         return chosen
 
     async def destroy(self, client: str | None, name: str) -> bool:

@@ -20,6 +20,7 @@ _REMARKS = frozenset(
         "thoughts",
         "comment",
         "purpose",
+        "language",
     ]
 )
 # One of these around all arguments is a wrapper.
@@ -28,8 +29,10 @@ _WRAPPERS = frozenset(["arguments", "parameters", "params", "args", "kwargs", "i
 _FENCE = re.compile(r"\A\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 _INNER_FENCE = re.compile(r"^```(?:python3?|py)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
+_SECONDS = re.compile(r"(?<=\d)\s*s(?:ec(?:ond)?s?)?\s*\Z", re.IGNORECASE)
 
-class ArgumentFault(Exception):
+
+class ArgumentFault(ValueError):
     """The arguments cannot be used; the message tells a model what to send instead."""
 
 
@@ -66,22 +69,44 @@ def _without_fence(text: str) -> str:
     return fenced[1] if fenced else text
 
 
+def plain(name: str) -> str:
+    """A name without what models write differently each time: filePath, file-path, file_path."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def renamed(
+    arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
+) -> dict[str, Any]:
+    """The arguments under the schema's names; a proper name counts more than another one. Raises
+    ArgumentFault."""
+    properties: Mapping[str, Schema] = schema["properties"]
+    names = {**{plain(alias): known for alias, known in aliases.items()},
+             **{plain(known): known for known in properties}}  # fmt: skip
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        known = name if name in properties else names.get(plain(name))
+        if known is None and plain(name) in _REMARKS:
+            continue
+        if known is None:
+            raise ArgumentFault(
+                f"There is no argument {name!r}; there are {', '.join(properties) or 'none'}."
+            )
+        if value is not None and (name == known or arguments.get(known) is None):
+            found[known] = value
+    return found
+
+
 def regular(
     arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
     """The arguments under the schema's names and types. Raises ArgumentFault."""
+    return fitted(renamed(arguments, schema, aliases), schema)
+
+
+def fitted(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Arguments under their proper names, of the schema's types. Raises ArgumentFault."""
     properties: Mapping[str, Schema] = schema["properties"]
-    found: dict[str, Any] = {}
-    for name, value in arguments.items():
-        known = name if name in properties else aliases.get(name.lower())
-        if known is None and name.lower() in _REMARKS:
-            continue
-        if known is None:
-            raise ArgumentFault(
-                f"There is no argument {name!r}; there are {', '.join(properties)}."
-            )
-        if value is not None and (name in properties or known not in arguments):
-            found[known] = converted(known, value, properties[known])
+    found = {name: converted(name, value, properties[name]) for name, value in arguments.items()}
     missing = [name for name in schema.get("required", ()) if name not in found]
     if missing:
         raise ArgumentFault(f"The argument {missing[0]!r} is missing.")
@@ -94,7 +119,7 @@ def converted(name: str, value: Any, schema: Schema) -> Any:
     if kind == "string":
         value = _as_text(name, value)
     elif kind == "boolean":
-        value = _as_boolean(name, value)
+        value = as_boolean(name, value)
     elif kind == "number":
         value = _as_number(name, value, schema)
     elif kind == "array":
@@ -115,7 +140,7 @@ def _as_text(name: str, value: Any) -> str:
     return value
 
 
-def _as_boolean(name: str, value: Any) -> bool:
+def as_boolean(name: str, value: Any) -> bool:
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     answer = words.get(str(value).strip().lower())
     if answer is None:
@@ -125,7 +150,7 @@ def _as_boolean(name: str, value: Any) -> bool:
 
 def _as_number(name: str, value: Any, schema: Schema) -> float:
     try:
-        number = float(value)
+        number = float(_SECONDS.sub("", value) if isinstance(value, str) else value)
     except (TypeError, ValueError):
         raise ArgumentFault(f"{name} must be a number, not {value!r}.") from None
     low, high = schema.get("minimum", 0), schema.get("maximum", 86_400)

@@ -9,7 +9,7 @@ from ..client import LocalSandboxClient
 from ..errors import SandboxFileError
 from ..sandbox import Sandbox
 from .arguments import ArgumentFault
-from .result import MAX_TEXT, ToolResult, failed, shortened
+from .result import MAX_TEXT, ToolResult, failed, observed, shortened
 from .tool import SandboxTool, boolean, number, schema, text
 
 MAX_LISTED = 500
@@ -42,7 +42,9 @@ _ACTION_ALIASES = {
     "create": "create_file", "write": "full_file_rewrite", "write_file": "full_file_rewrite",
     "rewrite": "full_file_rewrite", "read": "read_file", "view": "read_file", "cat": "read_file",
     "replace": "str_replace", "edit": "str_replace", "edit_file": "str_replace",
-    "delete": "delete_file", "remove": "delete_file", "list": "list_files", "ls": "list_files",
+    "delete": "delete_file", "remove": "delete_file", "delete_directory": "delete_file",
+    "remove_directory": "delete_file", "rmdir": "delete_file",
+    "list": "list_files", "ls": "list_files",
     "move": "move_file", "rename": "move_file", "rename_file": "move_file",
     "mkdir": "make_directory", "create_directory": "make_directory", "unzip": "extract_archive",
     "extract": "extract_archive", "unpack": "extract_archive", "unzip_file": "extract_archive",
@@ -73,10 +75,12 @@ class SandboxFilesTool(SandboxTool):
     )
     aliases: ClassVar = {
         "path": "file_path", "filename": "file_path", "file": "file_path",
-        "directory": "file_path", "name": "file_path", "source": "file_path",
+        "directory": "file_path", "dir": "file_path", "folder": "file_path",
+        "name": "file_path", "source": "file_path",
         "content": "file_contents", "contents": "file_contents", "data": "file_contents",
         "text": "file_contents", "file_text": "file_contents", "old_string": "old_str",
-        "old": "old_str", "new_string": "new_str", "new": "new_str", "target": "target_path",
+        "old_text": "old_str", "old": "old_str", "new_string": "new_str", "new_text": "new_str",
+        "new": "new_str", "target": "target_path",
         "destination": "target_path", "dest": "target_path", "new_path": "target_path",
         "archive": "file_path", "archive_path": "file_path",
         "start": "start_line", "offset": "start_line", "from_line": "start_line",
@@ -99,6 +103,11 @@ class SandboxFilesTool(SandboxTool):
             raise ArgumentFault("The argument 'file_path' is missing.")
         async with self._turn:
             return await getattr(self, f"_{action}")(sandbox, file_path, **rest)  # type: ignore[no-any-return]
+
+    async def execute(self, **arguments: Any) -> dict[str, Any]:
+        """As call(), for programs: ``observation``, ``success``, and ``content`` or ``files``.
+        Raises SandboxError, and ValueError for arguments that cannot be used."""
+        return observed(await self.run(**self.checked(arguments)))
 
     async def _create_file(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
         if await sandbox.exists(path):

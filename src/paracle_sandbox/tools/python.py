@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NotRequired, TypedDict
+from typing import ClassVar, Literal, NotRequired, TypedDict, get_args
 
 from ..client import LocalSandboxClient
 from ..consumers import TextCallback
 from ..results import CommandResult
 from ..sessions import CellResult, PythonSession
-from .arguments import code_of
+from .arguments import ArgumentFault, code_of
 from .packages import install
 from .result import Image, ToolResult, shortened
 from .tool import SandboxTool, boolean, schema, seconds, text, texts
+
+CodeType = Literal["process", "report", "others"]
 
 
 class PythonResult(TypedDict):
@@ -25,6 +27,7 @@ class PythonResult(TypedDict):
     stdout: str
     stderr: str
     shown: NotRequired[list[dict[str, str]]]
+    code_type: NotRequired[CodeType]
 
 
 class PythonExecute(SandboxTool):
@@ -46,7 +49,7 @@ class PythonExecute(SandboxTool):
     )
     aliases: ClassVar = {
         "python_code": "code", "script": "code", "source": "code", "python": "code",
-        "input": "code", "timeout_seconds": "timeout",
+        "input": "code", "command": "code", "timeout_seconds": "timeout",
     }  # fmt: skip
     stateful_parameters = schema(
         ["code"],
@@ -138,7 +141,7 @@ class NormalPythonExecute(PythonExecute):
         code=text("The Python code to run."),
         code_type=text(
             "What it is for: process data, write a report, or something else.",
-            enum=["process", "report", "others"],
+            enum=list(get_args(CodeType)),
         ),
         packages=texts("Packages to install first, such as numpy or pandas."),
         timeout=seconds("Seconds it may take; 300 if left out."),
@@ -148,26 +151,46 @@ class NormalPythonExecute(PythonExecute):
         ["code"], **parameters["properties"], reset=boolean("Forget all variables first.")
     )
 
+    async def execute(
+        self,
+        code: str,
+        timeout: float | None = None,
+        code_type: CodeType | None = None,
+        packages: Sequence[str] = (),
+        *,
+        on_stdout: TextCallback | None = None,
+        on_stderr: TextCallback | None = None,
+    ) -> PythonResult:
+        """As of PythonExecute, after installing the packages: where that fails, it is the result
+        and the code is not run. Raises ValueError for what names no package."""
+        if code_type not in (None, *get_args(CodeType)):
+            raise ArgumentFault(f"code_type must be one of {get_args(CodeType)}.")
+        installed = await install(await self.sandbox(), packages) if packages else None
+        if installed is not None and installed.is_error:
+            result = _of_installation(installed)
+        else:
+            result = await super().execute(code, timeout, on_stdout=on_stdout, on_stderr=on_stderr)
+        return {**result, "code_type": code_type or "process"}
+
     async def run(  # type: ignore[override]  # fewer arguments would not fit its schema
         self,
         code: str,
         timeout: float | None = None,
-        code_type: Literal["process", "report", "others"] = "process",
+        code_type: CodeType | None = None,
         packages: Sequence[str] = (),
         reset: bool = False,
         on_output: TextCallback | None = None,
     ) -> ToolResult:
         if reset:
             await self.reset()
-        if packages:
-            installed = await install(await self.sandbox(), packages)
-            if installed.is_error:
-                return installed
-        result = await self.execute(code, timeout, on_stdout=on_output, on_stderr=on_output)
-        return tool_result(result, code_type=code_type)
+        return tool_result(
+            await self.execute(
+                code, timeout, code_type, packages, on_stdout=on_output, on_stderr=on_output
+            )
+        )
 
 
-def tool_result(result: PythonResult, **data: Any) -> ToolResult:
+def tool_result(result: PythonResult) -> ToolResult:
     images = tuple(
         Image(base64.b64decode(shown["image/png"]))
         for shown in result.get("shown", [])
@@ -177,8 +200,18 @@ def tool_result(result: PythonResult, **data: Any) -> ToolResult:
         shortened(result["observation"]) or "(no output)",
         is_error=not result["success"],
         images=images,
-        data={**result, **data},
+        data=dict(result),
     )
+
+
+def _of_installation(failure: ToolResult) -> PythonResult:
+    return {
+        "observation": failure.text,
+        "success": False,
+        "exit_code": failure.data["exit_code"],
+        "stdout": failure.data["stdout"],
+        "stderr": failure.data["stderr"],
+    }
 
 
 def _of_program(result: CommandResult) -> PythonResult:

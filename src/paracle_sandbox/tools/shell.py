@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 from .. import audit
 from ..client import LocalSandboxClient
@@ -12,12 +14,12 @@ from ..consumers import TextCallback
 from ..errors import SandboxError, StoppedError
 from ..results import CommandResult
 from ..sandbox import Sandbox
-from ..terminal import Terminal
-from .arguments import ArgumentFault
+from .arguments import ArgumentFault, as_boolean, plain
 from .dangerous import CommandPolicy, danger
 from .explain import explained
 from .python import joined
-from .result import ToolResult, failed, shortened
+from .result import ToolResult, failed, observed, shortened
+from .terminals import Terminals
 from .tool import SandboxTool, boolean, schema, seconds, text
 
 MAX_BACKGROUND = 20
@@ -28,6 +30,10 @@ _ACTION_ALIASES = {
     "output": "check_command_output", "kill": "terminate_command", "stop": "terminate_command",
     "terminate": "terminate_command", "list": "list_commands",
 }  # fmt: skip
+
+# Other names, without what plain() leaves out: of the command, and of the opposite of blocking.
+_COMMAND = ("command", "cmd", "shellcommand")
+_BACKGROUND = ("background", "isbackground", "runinbackground")
 
 
 @dataclass
@@ -66,7 +72,7 @@ class SandboxShellTool(SandboxTool):
         "Run shell commands in an isolated sandbox. A command is waited for unless blocking is "
         "false: then it goes on in the background, and check_command_output, terminate_command "
         "and list_commands deal with it by its session_name. With session_name, commands that are "
-        "waited for share one terminal: directory and variables stay."
+        "waited for share one terminal: directory and variables stay until terminate_command."
     )
     parameters = schema(
         [],
@@ -76,11 +82,12 @@ class SandboxShellTool(SandboxTool):
         session_name=text("Name of a terminal or of a background command."),
         blocking=boolean("Wait for the end; true if left out."),
         timeout=seconds("Seconds it may take; 60 if left out."),
-        kill_session=boolean("With check_command_output: end it after looking."),
+        kill_session=boolean("End it afterwards: what was looked at, or the terminal."),
     )
     aliases: ClassVar = {
         "cmd": "command", "shell_command": "command", "script": "command", "cwd": "folder",
-        "directory": "folder", "workdir": "folder", "session": "session_name",
+        "directory": "folder", "dir": "folder", "workdir": "folder", "working_dir": "folder",
+        "working_directory": "folder", "session": "session_name",
         "name": "session_name", "timeout_seconds": "timeout", "wait": "blocking",
     }  # fmt: skip
     action_aliases = _ACTION_ALIASES
@@ -92,8 +99,18 @@ class SandboxShellTool(SandboxTool):
     ) -> None:
         super().__init__(client)
         self._policy = policy
-        self._terminals: dict[str, tuple[Sandbox, Terminal]] = {}
+        self._terminals = Terminals()
         self._background: dict[str, Background] = {}
+
+    def read(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
+        """A list is one command with its arguments; in the background is not waited for."""
+        given = super().read(arguments)
+        found = {name: _as_command(name, value) for name, value in given.items()}
+        for name in [name for name in found if plain(name) in _BACKGROUND]:
+            value = found.pop(name)
+            if value is not None:
+                found.setdefault("blocking", not as_boolean(name, value))
+        return found
 
     async def run(
         self, action: str = "execute_command", session_name: str = "", **rest: Any
@@ -106,19 +123,52 @@ class SandboxShellTool(SandboxTool):
             return await self._terminate(session_name)
         return await self._execute(session_name, **rest)
 
-    async def execute(self, command: str, timeout: float | None = None) -> CommandResult:
-        """Run a command to its end. Raises as Sandbox.execute does."""
-        sandbox = await self.sandbox()
-        return await sandbox.execute(command, self.default_timeout if timeout is None else timeout)
+    @overload
+    async def execute(
+        self, command: str | Sequence[str], timeout: float | None = None
+    ) -> CommandResult: ...
+    @overload
+    async def execute(
+        self,
+        command: str | Sequence[str] = "",
+        timeout: float | None = None,
+        *,
+        action: str,
+        **arguments: Any,
+    ) -> dict[str, Any]: ...
+
+    async def execute(
+        self,
+        command: str | Sequence[str] = "",
+        timeout: float | None = None,
+        *,
+        action: str | None = None,
+        **arguments: Any,
+    ) -> CommandResult | dict[str, Any]:
+        """Run a command to its end. With an ``action``, do that as call() does: ``observation``,
+        ``success``, and the result if a command was waited for. Raises as Sandbox.execute does,
+        SandboxError for a command that is refused, and ValueError for arguments that cannot be
+        used."""
+        line = command if isinstance(command, str) else shlex.join(command)
+        if action is None and not arguments:
+            self._raise_if_refused(line)
+            limit = self.default_timeout if timeout is None else timeout
+            return await (await self.sandbox()).execute(command, limit)
+        named = {"action": action, "command": line or None, "timeout": timeout}
+        stated = {name: value for name, value in named.items() if value is not None}
+        given = self.checked({**stated, **arguments})
+        self._raise_if_refused(given.get("command", ""))
+        return observed(await self.run(**given))
+
+    def _raise_if_refused(self, command: str) -> None:
+        if reason := self._reason_against(command):
+            raise SandboxError(_refusal(reason), self.client.sandbox_id)
 
     async def close(self) -> None:
         for background in self._background.values():
             await background.command.kill()
-        for sandbox, terminal in self._terminals.values():
-            if sandbox.is_running:
-                await terminal.close()
         self._background.clear()
-        self._terminals.clear()
+        await self._terminals.close_all()
 
     # Actions
 
@@ -134,41 +184,35 @@ class SandboxShellTool(SandboxTool):
     ) -> ToolResult:
         if not command.strip():
             raise ArgumentFault("The argument 'command' is missing.")
-        if self._policy is not None and (reason := self._policy(command)):
-            return self._refuse(command, reason)
+        if reason := self._reason_against(command):
+            return failed(_refusal(reason), error_type="blocked", kind="blocked")
         sandbox = await self.sandbox()
         if not blocking:
             return await self._start(sandbox, session_name, command, folder, timeout)
         limit = self.default_timeout if timeout is None else timeout
         if session_name:
-            terminal = await self._terminal(sandbox, session_name, folder)
-            return _outcome(await terminal.run(command, limit))
+            try:
+                terminal = await self._terminals.get(sandbox, session_name, folder)
+                return _outcome(
+                    await terminal.run(command, limit, on_stdout=on_output, on_stderr=on_output)
+                )
+            finally:
+                if kill_session:
+                    await self._terminals.close(session_name)
         return _outcome(
             await sandbox.execute(
                 command, limit, cwd=folder, on_stdout=on_output, on_stderr=on_output
             )
         )
 
-    def _refuse(self, command: str, reason: str) -> ToolResult:
-        audit.security_event(
-            "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
-        )
-        return failed(
-            f"Refused, nothing was run: {reason}. Name exactly what you want to change.",
-            error_type="blocked", kind="blocked",
-        )  # fmt: skip
-
-    async def _terminal(self, sandbox: Sandbox, name: str, folder: str | None) -> Terminal:
-        place, terminal = self._terminals.get(name, (None, None))
-        if terminal is None or place is not sandbox:
-            terminal = Terminal(sandbox, folder)
-            await terminal.init()
-            self._terminals[name] = (sandbox, terminal)
-        elif folder:
-            await terminal.run(
-                f"cd -- '{folder.replace(chr(39), chr(39) + chr(92) + chr(39) * 2)}'"
+    def _reason_against(self, command: str) -> str | None:
+        """What the policy has against a command; it is on record then."""
+        reason = self._policy(command) if self._policy is not None else None
+        if reason:
+            audit.security_event(
+                "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
             )
-        return terminal
+        return reason
 
     async def _start(
         self, sandbox: Sandbox, name: str, command: str, folder: str | None, timeout: float | None
@@ -188,7 +232,7 @@ class SandboxShellTool(SandboxTool):
         )
 
     async def _check(self, name: str, kill: bool) -> ToolResult:
-        background = self._named(name)
+        name, background = self._named(name)
         command = background.command
         code = command.poll()
         new = background.news()
@@ -208,7 +252,10 @@ class SandboxShellTool(SandboxTool):
         return ToolResult(joined(shortened(new), state), data={"exit_code": code, "output": new})
 
     async def _terminate(self, name: str) -> ToolResult:
-        background = self._named(name)
+        if name in self._terminals and name not in self._background:
+            await self._terminals.close(name)
+            return ToolResult(f"{name!r} is ended; its directory and variables are forgotten.")
+        name, background = self._named(name)
         await background.command.kill()
         del self._background[name]
         return ToolResult(f"{name!r} is ended, with everything it had started.")
@@ -221,13 +268,14 @@ class SandboxShellTool(SandboxTool):
         lines += [f"{name}: terminal" for name in self._terminals]
         return ToolResult("\n".join(lines) or "Nothing runs in the background.")
 
-    def _named(self, name: str) -> Background:
+    def _named(self, name: str) -> tuple[str, Background]:
+        """A background command and its name: the only one needs none. Raises ArgumentFault."""
         if not name and len(self._background) == 1:
             name = next(iter(self._background))
         if name not in self._background:
             known = ", ".join(self._background) or "none"
             raise ArgumentFault(f"No background command is called {name!r}; there are: {known}.")
-        return self._background[name]
+        return name, self._background[name]
 
     def _free_name(self) -> str:
         number = 1
@@ -240,6 +288,15 @@ class SandboxShellTool(SandboxTool):
         for name, entry in list(self._background.items()):
             if entry.is_spent:
                 del self._background[name]
+
+
+def _as_command(name: str, value: Any) -> Any:
+    is_argv = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    return shlex.join(value) if is_argv and plain(name) in _COMMAND else value
+
+
+def _refusal(reason: str) -> str:
+    return f"Refused, nothing was run: {reason}. Name exactly what you want to change."
 
 
 def _outcome(result: CommandResult) -> ToolResult:

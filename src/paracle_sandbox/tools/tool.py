@@ -11,7 +11,7 @@ from ..client import LocalSandboxClient
 from ..consumers import TextCallback
 from ..errors import SandboxError
 from ..sandbox import Sandbox
-from .arguments import ArgumentFault, Schema, parse_arguments, regular
+from .arguments import ArgumentFault, Schema, fitted, parse_arguments, renamed
 from .explain import explained
 from .result import ToolResult, failed
 
@@ -50,16 +50,15 @@ class Tool(ABC):
 
     def checked(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """The arguments under their proper names. Raises ArgumentFault."""
-        given = parse_arguments(arguments)
-        if self.action_aliases:
-            given = {name: self._known_action(name, value) for name, value in given.items()}
-        return regular(given, self.parameters, self.aliases)
+        given = renamed(self.read(arguments), self.parameters, self.aliases)
+        if self.action_aliases and isinstance(asked := given.get("action"), str):
+            asked = asked.strip().lower()
+            given["action"] = self.action_aliases.get(asked, asked)
+        return fitted(given, self.parameters)
 
-    def _known_action(self, name: str, value: Any) -> Any:
-        if "action" not in (name, self.aliases.get(name)) or not isinstance(value, str):
-            return value
-        asked = value.strip().lower()
-        return self.action_aliases.get(asked, asked)
+    def read(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
+        """The arguments as they came, for those who know more than other names for them."""
+        return parse_arguments(arguments)
 
     async def close(self) -> None:  # noqa: B027  many hold nothing
         """Let go of what it holds; the sandbox stays."""

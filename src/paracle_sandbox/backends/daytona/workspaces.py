@@ -21,15 +21,21 @@ _STOPPED = ("stopped", "archived")
 
 
 class DaytonaWorkspaces:
-    """``image`` must have supervisord with the services to run; ``command`` starts it. The password
-    of the screen is a random one unless given; ``passwords`` holds it by sandbox id."""
+    """``image`` must have supervisord with the services to run, and is the one of the settings
+    unless given; ``command`` starts it. The password of the screen is a random one unless given;
+    ``passwords`` holds it by sandbox id."""
 
     def __init__(
-        self, image: str, settings: Settings | None = None, *, command: str = SUPERVISORD
+        self,
+        image: str | None = None,
+        settings: Settings | None = None,
+        *,
+        command: str = SUPERVISORD,
     ) -> None:
-        self._image = image
+        known = settings or load_settings()
+        self._image = image or known.daytona_image
         self._command = command
-        self._client = daytona_client(settings or load_settings())
+        self._client = daytona_client(known)
         self.passwords: dict[str, str] = {}
 
     async def create_sandbox(

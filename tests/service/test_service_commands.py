@@ -28,7 +28,7 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert again.returncode == 2 and "keys list" in again.stderr
     listed = {one["key_id"]: one for one in json.loads(home.keys("list", "--json"))}
     assert listed[ann["key_id"]]["works"] is False
-    for wrong in (["make"], ["make", "x", "--days", "0"]):
+    for wrong in (["make"], ["make", "x", "--days", "0"], ["make", "../x"], ["make", ""]):
         done = home.paracle("keys", *wrong)
         assert done.returncode == 2 and done.stderr.startswith("Error: "), done
     log = home.paracle("audit", "show").stdout

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from .faults import BadRequest
+from .tenants import MAX_USER_ID, checked_user_id
 
 MAX_CODE = 4 << 20
 MAX_PATH = 4096
@@ -16,6 +19,16 @@ OldSeconds = Annotated[int, Field(ge=1, le=OLD_MAX_SECONDS)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=MAX_CODE)]
 Environment = Annotated[dict[str, Annotated[str, Field(max_length=32768)]], Field(max_length=256)]
+
+
+def _user(text: str) -> str:
+    try:
+        return checked_user_id(text)
+    except BadRequest as error:
+        raise ValueError(str(error)) from None
+
+
+User = Annotated[str, Field(min_length=1, max_length=MAX_USER_ID), AfterValidator(_user)]
 
 
 class Strict(BaseModel):
@@ -111,10 +124,18 @@ class SignalRequest(Strict):
 
 
 class KeyRequest(Strict):
-    users: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=1000)] = []
+    """A key for ``users``, or with ``admin`` for everybody."""
+
+    users: Annotated[list[User], Field(max_length=1000)] = []
     admin: bool = False
     expires_in: Annotated[float | None, Field(gt=0, le=10 * 365 * 86400)] = None
     note: Annotated[str, Field(max_length=200)] = ""
+
+    @model_validator(mode="after")
+    def _for_somebody(self) -> KeyRequest:
+        if not self.users and not self.admin:
+            raise ValueError("name the users it acts for, or make it an admin key")
+        return self
 
 
 class LeaseRequest(Strict):

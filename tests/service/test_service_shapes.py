@@ -13,6 +13,13 @@ import httpx2
 import pytest
 from service_process import ServiceProcess
 
+from paracle_sandbox.service import shapes
+
+MODELS = [
+    name
+    for name, found in vars(shapes).items()
+    if isinstance(found, type) and "examples" in str(getattr(found, "model_config", ""))
+]
 OLD_EXECUTION = {"success", "output", "error", "exit_code", "execution_time"}
 
 
@@ -298,7 +305,47 @@ def test_openapi_describes_every_route_with_examples(client: httpx2.Client) -> N
         operation = paths[f"/sandbox/{{user_id}}/{path}"][method]
         assert operation["description"], path
         assert {"401", "404", "422", "429"} <= set(operation["responses"]), path
-    shapes = schema["components"]["schemas"]
-    for name in ("ExecuteRequest", "ShellRequest", "WriteRequest", "InstallRequest", "RunRequest"):
-        assert shapes[name]["examples"], name
-    assert schema["security"] == [{"key": []}]
+    without = [n for n, s in schema["components"]["schemas"].items() if not s.get("examples")]
+    assert not without
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_examples_are_what_they_show(name: str) -> None:
+    model = getattr(shapes, name)
+    for one in model.model_config["json_schema_extra"]["examples"]:
+        assert model.model_validate(one)
+
+
+def test_openapi_tells_what_the_routes_do_not(client: httpx2.Client) -> None:
+    schema = client.get("/openapi.json").json()
+    assert client.get("/openapi.json").json() == schema, "told twice, it is the same"
+    assert schema["security"] == [{"key": []}, {"bearer": []}]
+    assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    paths = schema["paths"]
+    for path in ("/health", "/ready"):
+        assert paths[path]["get"]["security"] == [], path
+    upload = paths["/sandbox/{user_id}/files/raw"]["put"]["requestBody"]
+    assert upload["content"]["application/octet-stream"]["schema"]["format"] == "binary"
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            named = {one["name"] for one in operation.get("parameters", [])}
+            twice = method == "post" and not path.endswith("/stream")
+            assert ("Idempotency-Key" in named) == twice, (method, path)
+            assert ("X-Sandbox-User" in named) == path.startswith("/v1/"), (method, path)
+    program = schema["components"]["schemas"]["RunRequest"]["anyOf"]
+    assert [one["required"] for one in program] == [["code"], ["command"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/keys", "GET, POST"),
+        ("/sandbox/u/file", "DELETE, GET, POST"),
+        ("/sandbox/u", "DELETE"),
+        ("/v1/sandboxes", "GET, POST"),
+    ],
+)
+def test_allow_names_every_method(client: httpx2.Client, path: str, methods: str) -> None:
+    for method in ("OPTIONS", "PATCH"):
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods), answer.text

@@ -12,12 +12,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from .. import __version__
 from ..errors import SandboxError
 from ..limits import MIB
 from .addresses import shown_user
 from .asked import caller_of
+from .description import describe
 from .faults import RETRY_SECONDS, ServiceFault, fault_body, status_of
 from .gate import App, Gate
 from .idempotency import Idempotency
@@ -28,6 +30,7 @@ from .shapes import ErrorAnswer
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_PER_KEY = 1000
+_PARTS = (sandboxes, files, packages, commands, streams, operations, leases)
 _STATUSES = {
     400: "The request makes no sense",
     401: "No key, or a wrong one",
@@ -64,10 +67,10 @@ def make_app(service: Service) -> App:
     app = FastAPI(
         title="Paracle Sandbox service", version=__version__, lifespan=lifespan,
         docs_url=None, redoc_url=None, responses=_RESPONSES,
-        description="A sandbox for each user. Send an API key as X-API-Key.",
+        description="A sandbox for each user. Send an API key as X-API-Key, or as a Bearer token.",
     )  # fmt: skip
     app.state.service = service
-    for part in (sandboxes, files, packages, commands, streams, operations, leases):
+    for part in _PARTS:
         app.include_router(part.router)
     app.add_exception_handler(ServiceFault, _fault)
     app.add_exception_handler(SandboxError, _sandbox_error)
@@ -76,7 +79,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(ValueError, _value_error)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _internal)
-    _describe_security(app)
+    describe(app)
     return Gate(
         Idempotency(app, service.answers),
         doorman=service.doorman,
@@ -85,20 +88,6 @@ def make_app(service: Service) -> App:
         max_open=MAX_OPEN_PER_KEY,
         max_upload=service.settings.service_disk_mb * MIB,
     )
-
-
-def _describe_security(app: FastAPI) -> None:
-    """The key belongs into the description, though the gate checks it before any route."""
-    make = app.openapi
-
-    def described() -> dict[str, Any]:
-        schema = make()
-        schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
-        schemes["key"] = {"type": "apiKey", "in": "header", "name": "X-API-Key"}
-        schema["security"] = [{"key": []}]
-        return schema
-
-    app.openapi = described  # type: ignore[method-assign]
 
 
 async def _fault(request: Request, error: Exception) -> JSONResponse:
@@ -144,7 +133,20 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     kind = "not_found" if error.status_code == 404 else "bad_input"
     answer = _plain(error.status_code, str(error.detail), "HTTPException", kind=kind)
     answer.headers.update(error.headers or {})
+    if error.status_code == 405:
+        answer.headers["allow"] = ", ".join(sorted(_methods_of(request)))
     return answer
+
+
+def _methods_of(request: Request) -> set[str]:
+    """All that its address takes: each route knows only of its own."""
+    routes = (route for part in _PARTS for route in part.router.routes)
+    return {
+        method
+        for route in routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
 
 
 async def _value_error(request: Request, error: Exception) -> JSONResponse:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import Depends, Query, Request, WebSocket
+from fastapi import Depends, Header, Query, Request, WebSocket
 from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -78,7 +78,18 @@ async def _user(user_id: str, request: Request) -> str:
     return user_of(request)
 
 
-async def _acting_user(request: Request) -> str:
+async def _acting_user(
+    request: Request,
+    # Read below; named here for the description.
+    user: Annotated[
+        str | None,
+        Header(
+            alias="X-Sandbox-User",
+            description="The user to act for, encoded as in an address; needed with a key for "
+            "several",
+        ),
+    ] = None,
+) -> str:
     return acting_user_of(request)
 
 

@@ -44,6 +44,7 @@ router = APIRouter(tags=["files"], route_class=StrictRoute)
 
 # What fits into a JSON answer; the rest is for /files/raw.
 MAX_INLINE = 4 * MIB
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
 
@@ -117,7 +118,11 @@ async def list_files(
     }
 
 
-@router.put("/sandbox/{user_id}/files/raw", response_model=DoneAnswer)
+@router.put(
+    "/sandbox/{user_id}/files/raw",
+    response_model=DoneAnswer,
+    openapi_extra={"requestBody": {"required": True, "content": _BYTES}},
+)
 async def upload(
     request: Request, service: TheService, user: TheUser, path: FilePath
 ) -> dict[str, Any]:
@@ -133,8 +138,8 @@ async def upload(
     "/sandbox/{user_id}/files/raw",
     response_class=Response,
     responses={
-        200: {"content": {"application/octet-stream": {}}},
-        206: {"content": {"application/octet-stream": {}}, "description": "A part of the file"},
+        200: {"content": _BYTES},
+        206: {"content": _BYTES, "description": "A part of the file"},
     },
 )
 async def download(

@@ -466,6 +466,7 @@ def test_idle_websockets_are_counted(fake: ServiceProcess) -> None:
             assert 0 < statuses[b"101"] <= MAX_OPEN_PER_KEY, statuses
             assert set(statuses) == {b"101", b"429"}, statuses
             assert_no_slower(client, alone)
+            assert '"reason":"connections"' in (fake.data / "audit.jsonl").read_text()
         finally:
             for connection in held:
                 connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,8 +18,7 @@ from starlette.routing import Match, Route
 from .. import __version__
 from ..errors import SandboxError
 from ..limits import MIB
-from .addresses import shown_user
-from .asked import caller_of
+from .asked import note_bad_input, note_fault
 from .description import describe
 from .faults import RETRY_SECONDS, ServiceFault, fault_body, status_of
 from .gate import App, Gate
@@ -30,6 +30,7 @@ from .shapes import ErrorAnswer
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_PER_KEY = 1000
+_FIELD = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
 _PARTS = (sandboxes, files, packages, commands, streams, operations, leases)
 _STATUSES = {
     400: "The request makes no sense",
@@ -97,11 +98,7 @@ async def _fault(request: Request, error: Exception) -> JSONResponse:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
     if error.status == 413:
         headers["connection"] = "close"  # or it would go on sending
-    if error.status in (429, 503):
-        service: Service = request.app.state.service
-        service.metrics.refusals.labels(error.kind).inc()
-        user = shown_user(request.path_params)
-        service.journal.refused(error.kind, user=user, key=caller_of(request).key_id)
+    note_fault(request, error)
     return JSONResponse(fault_body(error), error.status, headers)
 
 
@@ -113,6 +110,7 @@ async def _sandbox_error(request: Request, error: Exception) -> JSONResponse:
     logger.log(
         level, "%s %r failed (%s): %s", request.method, request.url.path, body["kind"], error
     )
+    note_fault(request, error)
     headers = {"retry-after": str(RETRY_SECONDS)} if body["retryable"] else {}
     return JSONResponse(body, status, headers)
 
@@ -123,6 +121,8 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         {"where": ".".join(map(str, one["loc"])), "what": one["msg"]} for one in error.errors()[:20]
     ]
     first = faults[0] if faults else {"where": "body", "what": "invalid"}
+    # Names of fields are the client's: what is none may be anything, also code.
+    note_bad_input(request, first["where"] if _FIELD.match(first["where"]) else "body")
     return _plain(422, f"{first['where']}: {first['what']}", "ValidationError", details=faults)
 
 
@@ -130,6 +130,8 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ServiceFault):  # raised while the body was read
         return await _fault(request, error.__cause__)
+    if error.status_code == 400:
+        note_bad_input(request, "a body that cannot be read")
     kind = "not_found" if error.status_code == 404 else "bad_input"
     answer = _plain(error.status_code, str(error.detail), "HTTPException", kind=kind)
     answer.headers.update(error.headers or {})
@@ -150,6 +152,7 @@ def _methods_of(request: Request) -> set[str]:
 
 
 async def _value_error(request: Request, error: Exception) -> JSONResponse:
+    note_bad_input(request, "a value that makes no sense")
     return _plain(400, str(error)[:500], "ValueError")
 
 

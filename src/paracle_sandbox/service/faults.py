@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from ..errors import (
     BackendUnavailableError,
     ResourceLimitError,
@@ -35,6 +37,7 @@ from ..errors import (
 from .recovery import classify
 
 RETRY_SECONDS = 5
+_REFUSALS = (400, 403, 413, 422, 429, 503)
 _CARRIED = ("step", "resource_type", "limit", "usage", "timeout_seconds", "stdout", "stderr")
 
 
@@ -47,6 +50,7 @@ class ServiceFault(Exception):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.noted = False  # whether a line of the log tells of it already
 
 
 class BadRequest(ServiceFault):
@@ -122,6 +126,23 @@ def status_of(error: SandboxError) -> int:
     if type(error) is SandboxCreationError and error.step is None:
         return 400  # what was asked for cannot be had, now or later
     return next(status for kind, status in _STATUS if isinstance(error, kind))
+
+
+def is_refusal(error: ServiceFault | SandboxError) -> bool:
+    """Whether it belongs into the log as one: something was asked for that nobody may have, or not
+    this much of it. What is not there, or in the way, is none; ways out of the working directory
+    are security events of the library."""
+    if isinstance(error, ServiceFault):
+        return error.status in _REFUSALS
+    return status_of(error) == 400 and not isinstance(error, SandboxPathError)
+
+
+def in_one_line(error: ValidationError) -> str:
+    """What is wrong with a value, without the value: it may be a secret."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    what = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what
 
 
 def fault_body(error: ServiceFault | SandboxError) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def make_app(service: Service) -> App:
 
 async def _fault(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServiceFault)
-    headers = {}
+    headers = dict(error.headers)
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
     if error.status == 413:

@@ -6,6 +6,7 @@
     ├── Forbidden       403  only an admin key may
     ├── Conflict        409  it exists already
     ├── TooLarge        413
+    ├── OutOfRange      416  nothing of the file lies there
     ├── TooMany         429  a quota; Retry-After says when to come back
     ├── Unavailable     503  not now; Retry-After
     └── NotKept         507  done inside, but the service cannot keep it
@@ -50,6 +51,7 @@ class ServiceFault(Exception):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.headers: dict[str, str] = {}
         self.noted = False  # whether a line of the log tells of it already
 
 
@@ -82,6 +84,16 @@ class TooLarge(ServiceFault):
     """More than the service takes."""
 
     status = 413
+
+
+class OutOfRange(ServiceFault):
+    """Nothing of the file lies there; the answer says how large it is."""
+
+    status = 416
+
+    def __init__(self, message: str, size: int) -> None:
+        super().__init__(message)
+        self.headers["content-range"] = f"bytes */{size}"
 
 
 class TooMany(ServiceFault):

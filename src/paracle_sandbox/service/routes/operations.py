@@ -20,6 +20,7 @@ router = APIRouter(tags=["operations"], route_class=StrictRoute)
 _NO_KEY: dict[str, Any] = {"security": []}
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", response_model=HealthAnswer, openapi_extra=_NO_KEY)
 async def health(service: TheService) -> dict[str, Any]:
     """Whether the service answers, and with which backend. Needs no key."""
@@ -31,6 +32,7 @@ async def health(service: TheService) -> dict[str, Any]:
     }
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get(
     "/ready", responses={503: {"description": "Not yet, or no longer"}}, openapi_extra=_NO_KEY
 )

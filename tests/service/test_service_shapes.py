@@ -37,6 +37,7 @@ def test_health_needs_no_key_and_everything_else_does(fake: ServiceProcess) -> N
             assert stranger.get(path).status_code == 401, path
     bare = httpx2.post(f"{fake.url}/sandbox/a/execute", json={"code": "1"})
     assert (bare.status_code, bare.json()["kind"]) == (401, "denied")
+    assert bare.json()["error"] == "Invalid API key" and "X-API-Key" in bare.json()["hint"]
     bearer = {"Authorization": f"Bearer {fake.key}"}
     assert httpx2.get(f"{fake.url}/info", headers=bearer).status_code == 200
 
@@ -49,6 +50,25 @@ def test_create_twice_is_the_same_sandbox(client: httpx2.Client, user: str) -> N
     assert {"user_id", "container_id", "status", "created_at", "last_used", "execution_count",
             "memory_usage_mb", "cpu_percent"} <= set(first.json())  # fmt: skip
     assert client.get(at(user, "/status")).json()["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        ({"memory_limit": "-1"}, "memory_limit: not an amount of memory: '-1'"),
+        (
+            {"memory_limit": "64m"},
+            "memory_limit in MB: Input should be greater than or equal to 128",
+        ),
+        ({"memory_limit": ""}, "memory_limit: "),
+        ({"image": "a b"}, "image: not an image name"),
+        ({"cpu_limit": 0}, "body.cpu_limit: "),
+    ],
+)
+def test_limits_that_cannot_be(client: httpx2.Client, wish: dict[str, object], told: str) -> None:
+    answer = client.post("/sandbox/limits/create", json=wish)
+    assert (answer.status_code, answer.json()["kind"]) == (422, "bad_input"), answer.text
+    assert answer.json()["error"].startswith(told) and "\n" not in answer.json()["error"]
 
 
 def test_execute(client: httpx2.Client, user: str) -> None:

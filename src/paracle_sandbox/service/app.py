@@ -20,7 +20,7 @@ from ..errors import SandboxError
 from ..limits import MIB
 from .asked import note_bad_input, note_fault
 from .description import describe
-from .faults import RETRY_SECONDS, ServiceFault, fault_body, status_of
+from .faults import RETRY_SECONDS, ServiceFault, fault_body, plainly, status_of
 from .gate import App, Gate
 from .idempotency import Idempotency
 from .routes import commands, files, leases, operations, packages, sandboxes, streams
@@ -118,7 +118,8 @@ async def _sandbox_error(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     faults = [
-        {"where": ".".join(map(str, one["loc"])), "what": one["msg"]} for one in error.errors()[:20]
+        {"where": ".".join(map(str, one["loc"])), "what": plainly(one["msg"])}
+        for one in error.errors()[:20]
     ]
     first = faults[0] if faults else {"where": "body", "what": "invalid"}
     # Names of fields are the client's: what is none may be anything, also code.

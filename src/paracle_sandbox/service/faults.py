@@ -7,6 +7,7 @@
     ├── Conflict        409  it exists already
     ├── TooLarge        413
     ├── OutOfRange      416  nothing of the file lies there
+    ├── Unprocessable   422  it can be read, but one of its values is not to be had
     ├── TooMany         429  a quota; Retry-After says when to come back
     ├── Unavailable     503  not now; Retry-After
     └── NotKept         507  done inside, but the service cannot keep it
@@ -17,6 +18,7 @@ whether to try again, and whether something was lost.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,6 +49,7 @@ class ServiceFault(Exception):
 
     status = 400
     kind = "bad_input"
+    hint: str | None = None
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -94,6 +97,12 @@ class OutOfRange(ServiceFault):
     def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
         self.headers["content-range"] = f"bytes */{size}"
+
+
+class Unprocessable(ServiceFault):
+    """A value that cannot be had."""
+
+    status = 422
 
 
 class TooMany(ServiceFault):
@@ -149,18 +158,25 @@ def is_refusal(error: ServiceFault | SandboxError) -> bool:
     return status_of(error) == 400 and not isinstance(error, SandboxPathError)
 
 
-def in_one_line(error: ValidationError) -> str:
-    """What is wrong with a value, without the value: it may be a secret."""
+def in_one_line(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
+    """What is wrong with a value, without the value: it may be a secret. ``names`` are those of
+    the request, where they are not the same."""
     first = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
-    what = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {what}" if where else what
+    where = (names or {}).get(where, where)
+    return f"{where}: {plainly(first['msg'])}" if where else plainly(first["msg"])
+
+
+def plainly(message: str) -> str:
+    """What pydantic says, without its own words for it."""
+    return message.removeprefix("Value error, ")
 
 
 def fault_body(error: ServiceFault | SandboxError) -> dict[str, Any]:
     """The JSON of a failure: the same fields for every one."""
     if isinstance(error, ServiceFault):
-        return {"error": str(error), "error_type": type(error).__name__, "kind": error.kind}
+        body = {"error": str(error), "error_type": type(error).__name__, "kind": error.kind}
+        return body if error.hint is None else {**body, "hint": error.hint}
     details = {name: getattr(error, name) for name in _CARRIED if getattr(error, name, None)}
     failure = classify(error)
     return {

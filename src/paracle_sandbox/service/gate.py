@@ -46,6 +46,7 @@ class Unauthorised(ServiceFault):
 
     status = 401
     kind = "denied"
+    hint = "Send one as X-API-Key, or as a Bearer token"
 
 
 class Gate:
@@ -106,7 +107,7 @@ class Gate:
         if caller is None:
             self._metrics.refusals.labels("key").inc()
             self._denials.note(scope)
-            raise Unauthorised("Invalid API key: send one as X-API-Key")
+            raise Unauthorised("Invalid API key")
         if self._open[caller.key_id] >= self._max_open:
             fault = TooMany(f"{self._max_open} requests of this key are open already", 1)
             self._note(fault, caller.key_id, "connections")

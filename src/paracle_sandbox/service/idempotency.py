@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .answers import Answer, Answers
-from .faults import BadRequest, Conflict
+from .faults import BadRequest, Conflict, Unprocessable
 from .gate import App, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -133,9 +133,7 @@ def _try(action: Any, *arguments: Any) -> None:
 
 def _check_same(body_hash: bytes, request: _Request) -> None:
     if body_hash != request.body_hash:
-        fault = BadRequest("This Idempotency-Key was used with another body")
-        fault.status = 422
-        raise fault
+        raise Unprocessable("This Idempotency-Key was used with another body")
 
 
 def _given(scope: Scope) -> bytes:

@@ -206,6 +206,7 @@ class ErrorAnswer(BaseModel):
     retryable: bool = False
     state_lost: bool = False
     details: Any = None
+    hint: str | None = None
 
 
 class SandboxAnswer(BaseModel):

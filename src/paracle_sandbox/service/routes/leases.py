@@ -21,7 +21,7 @@ from ..asked import (
     deny_socket,
     service_of,
 )
-from ..faults import BadRequest, ServiceFault, in_one_line
+from ..faults import BadRequest, ServiceFault, Unprocessable, in_one_line
 from ..leases import Lease
 from ..relay import Relay
 from ..shapes import LeaseRequest
@@ -37,7 +37,7 @@ async def create(service: TheService, user: ActingUser, wish: LeaseRequest) -> d
     try:
         config = checked_config(service.settings, SandboxConfig.model_validate(wish.config))
     except ValidationError as error:
-        raise BadRequest(f"Not a configuration: {in_one_line(error)}") from None
+        raise Unprocessable(f"Not a configuration: {in_one_line(error)}") from None
     return described(await service.leases.create(user, wish.sandbox_id, config, wish.labels))
 
 

@@ -72,8 +72,10 @@ def test_serve_refuses_what_cannot_be(fake: ServiceProcess, tmp_path: Path) -> N
     assert (done.returncode, "SANDBOX_API_PORT" in done.stderr) == (3, True), done
     done = other.paracle("serve", "--backend", "remote")
     assert (done.returncode, "--backend native" in done.stderr) == (2, True), done
-    done = other.paracle("serve", "--backend", "nonsense")
-    assert done.returncode == 2
+    for words in (["--backend", "nonsense"], ["--port", "99999"], ["--port", "-1"]):
+        done = other.paracle("serve", *words)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done
+        assert words[0] in done.stderr, done
 
 
 def test_a_key_of_the_settings_is_not_shown(tmp_path: Path) -> None:

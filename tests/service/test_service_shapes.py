@@ -283,6 +283,28 @@ def test_a_background_command_is_ended(client: httpx2.Client, user: str) -> None
     assert client.get(at(user, f"/commands/{number}")).json()["exit_code"] == -15
 
 
+def test_what_cannot_reach_a_command_is_told(client: httpx2.Client, user: str) -> None:
+    def start(**wish: object) -> str:
+        made = client.post(at(user, "/commands"), json={"command": "cat", **wish})
+        return at(user, f"/commands/{made.json()['command_id']}")
+
+    def feed(where: str, **wish: object) -> int:
+        return client.post(f"{where}/stdin", json=wish).status_code
+
+    closed = start(command="sleep 300")
+    assert feed(closed, data="lost\n") == 409
+    client.delete(closed)
+    fed = start(keep_stdin=True)
+    assert [feed(fed, data="1"), feed(fed, data="2", close=True), feed(fed, data="3")] == [
+        200, 200, 409,
+    ]  # fmt: skip
+    with client.stream("GET", f"{fed}/stream") as events:
+        events.read()
+    assert client.get(fed).json()["stdout"] == "12"
+    late = client.post(f"{fed}/signal", json={"signal": 15})
+    assert (late.status_code, late.json()["kind"]) == (409, "conflict")
+
+
 def test_streaming_tells_output_as_it_comes(client: httpx2.Client, user: str) -> None:
     client.post(at(user, "/create"))
     code = "import sys\nprint('one', flush=True)\nsys.stdin.readline()\nprint('two')\n"

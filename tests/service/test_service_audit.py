@@ -50,6 +50,8 @@ def test_refusals_are_written_down(fake: ServiceProcess) -> None:
         ann.get("/v1/sandboxes", headers={"X-Sandbox-User": "a-third"})
     reasons = {line["reason"] for line in refusals(fake)}
     assert {"denied_key", "other_user", "admin_only"} <= reasons
+    with fake.client() as client:
+        assert all(count(client, str(reason)) for reason in reasons)
     others = {line.get("user") for line in refusals(fake) if line["reason"] == "other_user"}
     assert {"someone-else", "a-third"} <= others
 

@@ -105,7 +105,7 @@ class Gate:
             return None
         caller = self._caller(scope)
         if caller is None:
-            self._metrics.refusals.labels("key").inc()
+            self._metrics.refusals.labels("denied_key").inc()
             self._denials.note(scope)
             raise Unauthorised("Invalid API key")
         if self._open[caller.key_id] >= self._max_open:

@@ -60,12 +60,12 @@ def test_whatever_is_refused_is_written_down_once(fake: ServiceProcess, user: st
     """And counted, under the same reason; without code, values or keys."""
     where, secret = f"/sandbox/{user}", "s3cr3t-value"
     run, once = f"{where}/execute", {"Idempotency-Key": user}
-    big = b"x" * (9 << 20)
+    big, as_json = b"x" * (9 << 20), {"Content-Type": "application/json"}
     refused: list[tuple[str, str, dict[str, Any]]] = [
         ("bad_input", f"{where}/create", {"json": {"privileged": True}}),
         ("bad_input", run, {"json": {"code": secret, "timeout": 0}}),
         ("bad_input", run, {"json": {f"{secret}()": 1}}),
-        ("bad_input", run, {"content": b'{"code": "1", "code": "2"}'}),
+        ("bad_input", run, {"content": b'{"code": "1", "code": "2"}', "headers": as_json}),
         ("bad_input", run, {"content": b"x", "headers": {"Content-Encoding": "gzip"}}),
         ("bad_input", run, {"content": big}),
         ("bad_input", run, {"content": iter([big])}),
@@ -86,6 +86,8 @@ def test_whatever_is_refused_is_written_down_once(fake: ServiceProcess, user: st
             (line,) = refusals(fake)[before:]
             assert line["reason"] == reason and line["key"], line
             assert count(client, reason) == counted + 1, request
+    mine = [str(line.get("what")) for line in refusals(fake) if line.get("user") == user]
+    assert any("twice" in what for what in mine), "also before the user was looked at"
     assert secret not in (fake.data / "audit.jsonl").read_text()
 
 

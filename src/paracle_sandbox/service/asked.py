@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Header, Query, Request, WebSocket
@@ -107,12 +108,18 @@ def noted(
 
 
 def _named(connection: HTTPConnection) -> dict[str, str]:
-    """The user, or the text that is none. Only a user is suspected of something later on: a flood
-    of texts would fill the memory."""
+    """The user, or the text that is none of the caller's. Only a user is suspected of something
+    later on: a flood of texts would fill the memory."""
     if "user" in connection.scope["state"]:
         return {"user": connection.scope["state"]["user"]}
     text = connection.path_params.get("user_id") or connection.headers.get("x-sandbox-user")
-    return {"no_user": text[:_MAX_TOLD]} if text else {}
+    if not text:
+        return {}
+    with suppress(BadRequest):  # a body that cannot be read is refused before anybody is known
+        user_id = user_in(text)
+        if caller_of(connection).may_act_for(user_id):
+            return {"user": user_id}
+    return {"no_user": text[:_MAX_TOLD]}
 
 
 def _note(connection: HTTPConnection, reason: str, **fields: Any) -> None:

@@ -6,7 +6,9 @@ import json
 import multiprocessing
 import threading
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 from service_process import ServiceProcess
 
@@ -45,8 +47,74 @@ def test_refusals_are_written_down(fake: ServiceProcess) -> None:
     with fake.client(fake.keys("make", "ann")) as ann:
         ann.get("/sandbox/someone-else/status")
         ann.get("/metrics")
-    reasons = {line.get("reason") for line in events(fake) if line["event"] == "refused"}
+        ann.get("/v1/sandboxes", headers={"X-Sandbox-User": "a-third"})
+    reasons = {line["reason"] for line in refusals(fake)}
     assert {"denied_key", "other_user", "admin_only"} <= reasons
+    with fake.client() as client:
+        assert all(count(client, str(reason)) for reason in reasons)
+    others = {line.get("user") for line in refusals(fake) if line["reason"] == "other_user"}
+    assert {"someone-else", "a-third"} <= others
+
+
+def test_whatever_is_refused_is_written_down_once(fake: ServiceProcess, user: str) -> None:
+    """And counted, under the same reason; without code, values or keys."""
+    where, secret = f"/sandbox/{user}", "s3cr3t-value"
+    run, once = f"{where}/execute", {"Idempotency-Key": user}
+    big, as_json = b"x" * (9 << 20), {"Content-Type": "application/json"}
+    refused: list[tuple[str, str, dict[str, Any]]] = [
+        ("bad_input", f"{where}/create", {"json": {"privileged": True}}),
+        ("bad_input", run, {"json": {"code": secret, "timeout": 0}}),
+        ("bad_input", run, {"json": {f"{secret}()": 1}}),
+        ("bad_input", run, {"content": b'{"code": "1", "code": "2"}', "headers": as_json}),
+        ("bad_input", run, {"content": b"x", "headers": {"Content-Encoding": "gzip"}}),
+        ("bad_input", run, {"content": big}),
+        ("bad_input", run, {"content": iter([big])}),
+        ("bad_input", run, {"json": {"code": "2"}, "headers": once}),
+        ("bad_input", "/sandbox/..%2fetc/create", {}),
+        ("bad_input", "/v1/sandboxes", lease(env_vars={"A-B": secret})),
+        ("bad_input", "/v1/sandboxes", lease(network_mode="host")),
+        ("bad_input", "/v1/sandboxes", lease(allow_degraded=["seccomp"])),
+        ("creation", f"{where}/create", {"json": {"image": "evil/image:x"}}),
+        ("package", f"{where}/pip/install", {"json": {"package": "-r x"}}),
+    ]
+    with fake.client() as client:
+        assert client.post(run, json={"code": "1"}, headers=once).status_code == 200
+        for reason, path, request in refused:
+            before, counted = len(refusals(fake)), count(client, reason)
+            status = client.post(path, **request).status_code
+            assert 400 <= status < 500, (request, status)
+            (line,) = refusals(fake)[before:]
+            assert line["reason"] == reason and line["key"], line
+            assert count(client, reason) == counted + 1, request
+    mine = [str(line.get("what")) for line in refusals(fake) if line.get("user") == user]
+    assert any("twice" in what for what in mine), "also before the user was looked at"
+    assert secret not in (fake.data / "audit.jsonl").read_text()
+
+
+def lease(**config: object) -> dict[str, Any]:
+    return {"json": {"sandbox_id": "x", "config": config}}
+
+
+def refusals(service: ServiceProcess) -> list[dict[str, object]]:
+    return [line for line in events(service) if line["event"] == "refused"]
+
+
+def count(client: httpx2.Client, reason: str) -> float:
+    name = f'paracle_refusals_total{{reason="{reason}"}} '
+    lines = client.get("/metrics").text.splitlines()
+    return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0.0)
+
+
+def test_packages_that_are_switched_off_are_a_refusal(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path / "s", SANDBOX_MODE="fake", SANDBOX_PACKAGES="0").start()
+    try:
+        with service.client() as client:
+            body = {"package": "requests"}
+            assert client.post("/sandbox/ann/pip/install", json=body).status_code == 403
+    finally:
+        service.stop()
+    (line,) = refusals(service)
+    assert (line["reason"], line["user"]) == ("denied", "ann")
 
 
 def test_the_commands_show_verify_and_notice(fake: ServiceProcess, tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert again.returncode == 2 and "keys list" in again.stderr
     listed = {one["key_id"]: one for one in json.loads(home.keys("list", "--json"))}
     assert listed[ann["key_id"]]["works"] is False
-    for wrong in (["make"], ["make", "x", "--days", "0"]):
+    for wrong in (["make"], ["make", "x", "--days", "0"], ["make", "../x"], ["make", ""]):
         done = home.paracle("keys", *wrong)
         assert done.returncode == 2 and done.stderr.startswith("Error: "), done
     log = home.paracle("audit", "show").stdout
-    assert "key_made" in log and "key_revoked" in log and key.split("_")[2] not in log
+    assert "key_made" in log and "key_revoked" in log and key.split("_", 2)[2] not in log
 
 
 def test_the_log_is_followed_as_it_grows(fake: ServiceProcess, user: str) -> None:
@@ -72,8 +72,10 @@ def test_serve_refuses_what_cannot_be(fake: ServiceProcess, tmp_path: Path) -> N
     assert (done.returncode, "SANDBOX_API_PORT" in done.stderr) == (3, True), done
     done = other.paracle("serve", "--backend", "remote")
     assert (done.returncode, "--backend native" in done.stderr) == (2, True), done
-    done = other.paracle("serve", "--backend", "nonsense")
-    assert done.returncode == 2
+    for words in (["--backend", "nonsense"], ["--port", "99999"], ["--port", "-1"]):
+        done = other.paracle("serve", *words)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done
+        assert words[0] in done.stderr, done
 
 
 def test_a_key_of_the_settings_is_not_shown(tmp_path: Path) -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 import yaml
 from service_process import ServiceProcess
+
+import paracle_sandbox.service.app  # noqa: F401  every fault there is, wherever it is defined
+from paracle_sandbox.errors import SandboxCreationError, SandboxError
+from paracle_sandbox.service.faults import ServiceFault, status_of
+from paracle_sandbox.service.recovery import classify
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/service.md"
@@ -25,6 +32,27 @@ def test_the_page_lists_every_address_and_no_other(client: httpx2.Client) -> Non
         for method in methods
     }
     assert listed == served, (served - listed, listed - served)
+
+
+def test_the_page_has_every_status_and_kind() -> None:
+    """A row a status; of what cannot be made by a class alone, the few are named here."""
+    rows = re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    told = {
+        (int(status), kind) for status, text in rows for kind in re.findall(r"`([a-z_]+)`", text)
+    }
+    given = {(one.status, one.kind) for one in below(ServiceFault)}
+    failures = [one("x") for one in below(SandboxError)]
+    failures.append(SandboxCreationError("x", step="mount"))
+    given |= {(status_of(one), classify(one).kind) for one in failures}
+    given |= {(405, "bad_input"), (500, "internal")}
+    assert {pair for pair in told if pair[1] != "state_lost"} == given
+
+
+def below(kind: type[Any]) -> Iterator[type[Any]]:
+    for one in kind.__subclasses__():
+        if one.__module__.startswith("paracle_sandbox."):
+            yield one
+            yield from below(one)
 
 
 def test_the_python_of_the_page_works(client: httpx2.Client) -> None:

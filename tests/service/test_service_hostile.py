@@ -161,6 +161,8 @@ def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
 @pytest.mark.parametrize("user", ["a%2f...%2fcanary", "etc%2fpasswd", "...", "%252e%252e", "CON"])
 def test_users_that_look_like_paths_lead_nowhere(fake: ServiceProcess, user: str) -> None:
     """A user id is text, and names of directories are hashes of it."""
+    with fake.client() as client:  # with the first user comes the directory of all
+        client.post("/sandbox/first/create")
     canary = fake.data / "canary"
     canary.write_text("untouched")
     outside = sorted(path.name for path in fake.data.iterdir())
@@ -466,6 +468,7 @@ def test_idle_websockets_are_counted(fake: ServiceProcess) -> None:
             assert 0 < statuses[b"101"] <= MAX_OPEN_PER_KEY, statuses
             assert set(statuses) == {b"101", b"429"}, statuses
             assert_no_slower(client, alone)
+            assert '"reason":"connections"' in (fake.data / "audit.jsonl").read_text()
         finally:
             for connection in held:
                 connection.close()

@@ -13,6 +13,13 @@ import httpx2
 import pytest
 from service_process import ServiceProcess
 
+from paracle_sandbox.service import shapes
+
+MODELS = [
+    name
+    for name, found in vars(shapes).items()
+    if isinstance(found, type) and "examples" in str(getattr(found, "model_config", ""))
+]
 OLD_EXECUTION = {"success", "output", "error", "exit_code", "execution_time"}
 
 
@@ -30,6 +37,7 @@ def test_health_needs_no_key_and_everything_else_does(fake: ServiceProcess) -> N
             assert stranger.get(path).status_code == 401, path
     bare = httpx2.post(f"{fake.url}/sandbox/a/execute", json={"code": "1"})
     assert (bare.status_code, bare.json()["kind"]) == (401, "denied")
+    assert bare.json()["error"] == "Invalid API key" and "X-API-Key" in bare.json()["hint"]
     bearer = {"Authorization": f"Bearer {fake.key}"}
     assert httpx2.get(f"{fake.url}/info", headers=bearer).status_code == 200
 
@@ -42,6 +50,25 @@ def test_create_twice_is_the_same_sandbox(client: httpx2.Client, user: str) -> N
     assert {"user_id", "container_id", "status", "created_at", "last_used", "execution_count",
             "memory_usage_mb", "cpu_percent"} <= set(first.json())  # fmt: skip
     assert client.get(at(user, "/status")).json()["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        ({"memory_limit": "-1"}, "memory_limit: not an amount of memory: '-1'"),
+        (
+            {"memory_limit": "64m"},
+            "memory_limit in MB: Input should be greater than or equal to 128",
+        ),
+        ({"memory_limit": ""}, "memory_limit: "),
+        ({"image": "a b"}, "image: not an image name"),
+        ({"cpu_limit": 0}, "body.cpu_limit: "),
+    ],
+)
+def test_limits_that_cannot_be(client: httpx2.Client, wish: dict[str, object], told: str) -> None:
+    answer = client.post("/sandbox/limits/create", json=wish)
+    assert (answer.status_code, answer.json()["kind"]) == (422, "bad_input"), answer.text
+    assert answer.json()["error"].startswith(told) and "\n" not in answer.json()["error"]
 
 
 def test_execute(client: httpx2.Client, user: str) -> None:
@@ -130,11 +157,32 @@ def test_raw_upload_download_and_ranges(client: httpx2.Client, user: str) -> Non
         )
         assert (part.status_code, part.content) == (206, expected), asked
         assert part.headers["content-range"].endswith(f"/{len(content)}")
-    for asked in ("bytes=9999999-", "bytes=5-2", "bytes=-0", "lines=1-2", "bytes=0-1,4-5"):
+    for asked in ("bytes=9999999-", "bytes=5-2", "bytes=-0", "bytes=0-1,4-5"):
         part = client.get(
             at(user, "/files/raw"), params={"path": "big.bin"}, headers={"Range": asked}
         )
         assert part.status_code == 416, asked
+        assert part.headers["content-range"] == f"bytes */{len(content)}"
+        assert part.json()["error_type"] == "OutOfRange"
+    other = client.get(
+        at(user, "/files/raw"), params={"path": "big.bin"}, headers={"Range": "lines=1-2"}
+    )
+    assert (other.status_code, other.content == content) == (200, True), "no unit of ours"
+
+
+def test_head_tells_what_get_would(client: httpx2.Client, user: str) -> None:
+    client.put(at(user, "/files/raw"), params={"path": "f"}, content=b"12345")
+    for path, params in (
+        ("/health", {}),
+        ("/ready", {}),
+        (at(user, "/files/raw"), {"path": "f"}),
+    ):
+        head, got = client.head(path, params=params), client.get(path, params=params)
+        assert (head.status_code, head.content) == (200, b""), path
+        for name in ("content-length", "content-type"):
+            assert head.headers[name] == got.headers[name], (path, name)
+    assert head.headers["accept-ranges"] == "bytes" and head.headers["content-length"] == "5"
+    assert client.head(at(user, "/files/raw"), params={"path": "none"}).status_code == 404
 
 
 def test_destroy_in_both_shapes_keeps_the_files(client: httpx2.Client, user: str) -> None:
@@ -235,6 +283,28 @@ def test_a_background_command_is_ended(client: httpx2.Client, user: str) -> None
     assert client.get(at(user, f"/commands/{number}")).json()["exit_code"] == -15
 
 
+def test_what_cannot_reach_a_command_is_told(client: httpx2.Client, user: str) -> None:
+    def start(**wish: object) -> str:
+        made = client.post(at(user, "/commands"), json={"command": "cat", **wish})
+        return at(user, f"/commands/{made.json()['command_id']}")
+
+    def feed(where: str, **wish: object) -> int:
+        return client.post(f"{where}/stdin", json=wish).status_code
+
+    closed = start(command="sleep 300")
+    assert feed(closed, data="lost\n") == 409
+    client.delete(closed)
+    fed = start(keep_stdin=True)
+    assert [feed(fed, data="1"), feed(fed, data="2", close=True), feed(fed, data="3")] == [
+        200, 200, 409,
+    ]  # fmt: skip
+    with client.stream("GET", f"{fed}/stream") as events:
+        events.read()
+    assert client.get(fed).json()["stdout"] == "12"
+    late = client.post(f"{fed}/signal", json={"signal": 15})
+    assert (late.status_code, late.json()["kind"]) == (409, "conflict")
+
+
 def test_streaming_tells_output_as_it_comes(client: httpx2.Client, user: str) -> None:
     client.post(at(user, "/create"))
     code = "import sys\nprint('one', flush=True)\nsys.stdin.readline()\nprint('two')\n"
@@ -298,7 +368,47 @@ def test_openapi_describes_every_route_with_examples(client: httpx2.Client) -> N
         operation = paths[f"/sandbox/{{user_id}}/{path}"][method]
         assert operation["description"], path
         assert {"401", "404", "422", "429"} <= set(operation["responses"]), path
-    shapes = schema["components"]["schemas"]
-    for name in ("ExecuteRequest", "ShellRequest", "WriteRequest", "InstallRequest", "RunRequest"):
-        assert shapes[name]["examples"], name
-    assert schema["security"] == [{"key": []}]
+    without = [n for n, s in schema["components"]["schemas"].items() if not s.get("examples")]
+    assert not without
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_examples_are_what_they_show(name: str) -> None:
+    model = getattr(shapes, name)
+    for one in model.model_config["json_schema_extra"]["examples"]:
+        assert model.model_validate(one)
+
+
+def test_openapi_tells_what_the_routes_do_not(client: httpx2.Client) -> None:
+    schema = client.get("/openapi.json").json()
+    assert client.get("/openapi.json").json() == schema, "told twice, it is the same"
+    assert schema["security"] == [{"key": []}, {"bearer": []}]
+    assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    paths = schema["paths"]
+    for path in ("/health", "/ready"):
+        assert paths[path]["get"]["security"] == [], path
+    upload = paths["/sandbox/{user_id}/files/raw"]["put"]["requestBody"]
+    assert upload["content"]["application/octet-stream"]["schema"]["format"] == "binary"
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            named = {one["name"] for one in operation.get("parameters", [])}
+            twice = method == "post" and not path.endswith("/stream")
+            assert ("Idempotency-Key" in named) == twice, (method, path)
+            assert ("X-Sandbox-User" in named) == path.startswith("/v1/"), (method, path)
+    program = schema["components"]["schemas"]["RunRequest"]["anyOf"]
+    assert [one["required"] for one in program] == [["code"], ["command"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/keys", "GET, POST"),
+        ("/sandbox/u/file", "DELETE, GET, POST"),
+        ("/sandbox/u", "DELETE"),
+        ("/v1/sandboxes", "GET, POST"),
+    ],
+)
+def test_allow_names_every_method(client: httpx2.Client, path: str, methods: str) -> None:
+    for method in ("OPTIONS", "PATCH"):
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods), answer.text

@@ -57,7 +57,9 @@ def test_a_message_that_makes_no_sense_is_told_so(
         socket.send(message)
         events = told(socket)
     assert [event["event"] for event in events] == ["error"]
-    assert events[0]["error"]
+    assert events[0]["error"] and "\n" not in events[0]["error"]
+    log = fake.paracle("audit", "show", "--user", "odd", "--event", "refused").stdout
+    assert "bad_input" in log
 
 
 def test_a_terminal_shows_types_resizes_and_ends(fake: ServiceProcess, user: str) -> None:

@@ -199,7 +199,16 @@ def test_a_revoked_or_expired_key_opens_nothing_at_once(fake: ServiceProcess) ->
             assert now.get("/info").status_code == 200
             assert admin.delete(f"/keys/{made['key_id']}").status_code == 200
             assert now.get("/info").status_code == 401
-        assert admin.post("/keys", json={}).status_code >= 400
+
+
+@pytest.mark.parametrize(
+    "wish", [{}, {"users": []}, {"users": [""]}, {"users": ["ann", "../x"]}, {"users": ["a\nb"]}]
+)
+def test_a_key_is_for_somebody(client: httpx2.Client, wish: dict[str, object]) -> None:
+    before = client.get("/keys").json()
+    refused = client.post("/keys", json=wish)
+    assert (refused.status_code, refused.json()["kind"]) == (422, "bad_input"), refused.text
+    assert client.get("/keys").json() == before
 
 
 def test_keys_are_stored_hashed(tmp_path: Path) -> None:

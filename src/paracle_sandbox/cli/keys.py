@@ -51,6 +51,7 @@ def make(
         raise UsageFault("Name the users it acts for, or give --admin")
     if days is not None and days <= 0:
         raise UsageFault("--days must be more than 0")
+    _check_users(users or [])
     expires = None if days is None else time.time() + days * _DAY
     with _store() as store:
         key = store.make(users or (), admin=admin, expires=expires, note=note)
@@ -104,6 +105,18 @@ def revoke(
     else:
         output.say(f"✅ Key {key_id} revoked")
     return endings.SUCCESS
+
+
+def _check_users(users: list[str]) -> None:
+    """A key for somebody whom the service refuses would open nothing."""
+    from ..service.faults import BadRequest
+    from ..service.tenants import checked_user_id
+
+    for user in users:
+        try:
+            checked_user_id(user)
+        except BadRequest as error:
+            raise UsageFault(f"{user!r}: {error}") from None
 
 
 @contextmanager

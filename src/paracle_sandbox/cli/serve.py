@@ -35,7 +35,10 @@ def serve(
     host: Annotated[
         str | None, typer.Option(help="Address to listen on [default: 127.0.0.1]")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes any [default: 8080]")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 takes any [default: 8080]"),
+    ] = None,
     backend: Annotated[
         str | None, typer.Option("--backend", metavar="NAME", help="auto, native, docker, ...")
     ] = None,

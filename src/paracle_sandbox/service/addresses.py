@@ -7,7 +7,7 @@ slash, and ``user_in`` gives the text back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes
 
@@ -37,9 +37,3 @@ def user_in(segment: str) -> str:
         return checked_user_id(unquote_to_bytes(segment).decode())
     except UnicodeDecodeError:
         raise BadRequest("The user id is not UTF-8") from None
-
-
-def shown_user(path_params: Mapping[str, Any]) -> str | None:
-    """Whom a request is about, for the log; None when about nobody."""
-    segment = path_params.get("user_id")
-    return None if segment is None else unquote(str(segment))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,13 +13,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from .. import __version__
 from ..errors import SandboxError
 from ..limits import MIB
-from .addresses import shown_user
-from .asked import caller_of
-from .faults import RETRY_SECONDS, ServiceFault, fault_body, status_of
+from .asked import note_bad_input, note_fault
+from .description import describe
+from .faults import RETRY_SECONDS, ServiceFault, fault_body, plainly, status_of
 from .gate import App, Gate
 from .idempotency import Idempotency
 from .routes import commands, files, leases, operations, packages, sandboxes, streams
@@ -28,6 +30,8 @@ from .shapes import ErrorAnswer
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_PER_KEY = 1000
+_FIELD = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
+_PARTS = (sandboxes, files, packages, commands, streams, operations, leases)
 _STATUSES = {
     400: "The request makes no sense",
     401: "No key, or a wrong one",
@@ -64,10 +68,10 @@ def make_app(service: Service) -> App:
     app = FastAPI(
         title="Paracle Sandbox service", version=__version__, lifespan=lifespan,
         docs_url=None, redoc_url=None, responses=_RESPONSES,
-        description="A sandbox for each user. Send an API key as X-API-Key.",
+        description="A sandbox for each user. Send an API key as X-API-Key, or as a Bearer token.",
     )  # fmt: skip
     app.state.service = service
-    for part in (sandboxes, files, packages, commands, streams, operations, leases):
+    for part in _PARTS:
         app.include_router(part.router)
     app.add_exception_handler(ServiceFault, _fault)
     app.add_exception_handler(SandboxError, _sandbox_error)
@@ -76,7 +80,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(ValueError, _value_error)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _internal)
-    _describe_security(app)
+    describe(app)
     return Gate(
         Idempotency(app, service.answers),
         doorman=service.doorman,
@@ -87,32 +91,14 @@ def make_app(service: Service) -> App:
     )
 
 
-def _describe_security(app: FastAPI) -> None:
-    """The key belongs into the description, though the gate checks it before any route."""
-    make = app.openapi
-
-    def described() -> dict[str, Any]:
-        schema = make()
-        schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
-        schemes["key"] = {"type": "apiKey", "in": "header", "name": "X-API-Key"}
-        schema["security"] = [{"key": []}]
-        return schema
-
-    app.openapi = described  # type: ignore[method-assign]
-
-
 async def _fault(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServiceFault)
-    headers = {}
+    headers = dict(error.headers)
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
     if error.status == 413:
         headers["connection"] = "close"  # or it would go on sending
-    if error.status in (429, 503):
-        service: Service = request.app.state.service
-        service.metrics.refusals.labels(error.kind).inc()
-        user = shown_user(request.path_params)
-        service.journal.refused(error.kind, user=user, key=caller_of(request).key_id)
+    note_fault(request, error)
     return JSONResponse(fault_body(error), error.status, headers)
 
 
@@ -124,6 +110,7 @@ async def _sandbox_error(request: Request, error: Exception) -> JSONResponse:
     logger.log(
         level, "%s %r failed (%s): %s", request.method, request.url.path, body["kind"], error
     )
+    note_fault(request, error)
     headers = {"retry-after": str(RETRY_SECONDS)} if body["retryable"] else {}
     return JSONResponse(body, status, headers)
 
@@ -131,9 +118,12 @@ async def _sandbox_error(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     faults = [
-        {"where": ".".join(map(str, one["loc"])), "what": one["msg"]} for one in error.errors()[:20]
+        {"where": ".".join(map(str, one["loc"])), "what": plainly(one["msg"])}
+        for one in error.errors()[:20]
     ]
     first = faults[0] if faults else {"where": "body", "what": "invalid"}
+    # Names of fields are the client's: what is none may be anything, also code.
+    note_bad_input(request, first["where"] if _FIELD.match(first["where"]) else "body")
     return _plain(422, f"{first['where']}: {first['what']}", "ValidationError", details=faults)
 
 
@@ -141,13 +131,29 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ServiceFault):  # raised while the body was read
         return await _fault(request, error.__cause__)
+    if error.status_code == 400:
+        note_bad_input(request, "a body that cannot be read")
     kind = "not_found" if error.status_code == 404 else "bad_input"
     answer = _plain(error.status_code, str(error.detail), "HTTPException", kind=kind)
     answer.headers.update(error.headers or {})
+    if error.status_code == 405:
+        answer.headers["allow"] = ", ".join(sorted(_methods_of(request)))
     return answer
 
 
+def _methods_of(request: Request) -> set[str]:
+    """All that its address takes: each route knows only of its own."""
+    routes = (route for part in _PARTS for route in part.router.routes)
+    return {
+        method
+        for route in routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+
+
 async def _value_error(request: Request, error: Exception) -> JSONResponse:
+    note_bad_input(request, "a value that makes no sense")
     return _plain(400, str(error)[:500], "ValueError")
 
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import Depends, Query, Request, WebSocket
+from fastapi import Depends, Header, Query, Request, WebSocket
 from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from ..errors import SandboxError
 from .addresses import user_in
-from .faults import BadRequest, Forbidden, NotFound, ServiceFault, fault_body, status_of
+from .faults import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    ServiceFault,
+    fault_body,
+    is_refusal,
+    status_of,
+)
 from .keys import Caller
 from .service import Service
 
@@ -23,6 +32,7 @@ T = TypeVar("T")
 MAX_DEPTH = 32
 MAX_PAGE = 1000
 MAX_OFFSET = 1 << 40
+_MAX_TOLD = 200
 
 
 def service_of(connection: HTTPConnection) -> Service:
@@ -37,11 +47,9 @@ def user_of(connection: HTTPConnection) -> str:
     """The user in the address. For anybody else's, the answer is that of one that is not there."""
     user_id = user_in(connection.path_params["user_id"])
     if not caller_of(connection).may_act_for(user_id):
-        service = service_of(connection)
-        service.metrics.refusals.labels("user").inc()
-        service.journal.refused("other_user", user=user_id, key=caller_of(connection).key_id)
+        _note(connection, "other_user", user=user_id)
         raise NotFound("Sandbox not found")
-    return user_id
+    return _known(connection, user_id)
 
 
 def acting_user_of(connection: HTTPConnection) -> str:
@@ -51,22 +59,74 @@ def acting_user_of(connection: HTTPConnection) -> str:
     named = connection.headers.get("x-sandbox-user")
     if named is None:
         if caller.admin:
-            return f"key:{caller.key_id}"
+            return _known(connection, f"key:{caller.key_id}")
         if len(caller.users) != 1:
             raise BadRequest("This key acts for several users: name one in X-Sandbox-User")
-        return next(iter(caller.users))
+        return _known(connection, next(iter(caller.users)))
     user_id = user_in(named)
     if not caller.may_act_for(user_id):
+        _note(connection, "other_user", user=user_id)
         raise NotFound("Sandbox not found")
+    return _known(connection, user_id)
+
+
+def _known(connection: HTTPConnection, user_id: str) -> str:
+    """Remember whom a request is about, for the log."""
+    connection.scope["state"]["user"] = user_id
     return user_id
 
 
 def admin_of(connection: HTTPConnection) -> Caller:
     caller = caller_of(connection)
     if not caller.admin:
-        service_of(connection).journal.refused("admin_only", key=caller.key_id)
-        raise Forbidden("Only an admin key may do this")
+        raise noted(connection, "admin_only", Forbidden("Only an admin key may do this"))
     return caller
+
+
+# Refusals: each is counted, and one line of the log.
+
+
+def note_fault(connection: HTTPConnection, fault: ServiceFault | SandboxError) -> None:
+    """For every failure that is told; what is no refusal, or is noted already, is left alone."""
+    if is_refusal(fault) and not getattr(fault, "noted", False):
+        body = fault_body(fault)
+        note_bad_input(connection, body["error"], body["kind"])
+
+
+def note_bad_input(connection: HTTPConnection, what: str, reason: str = "bad_input") -> None:
+    """``what`` is in our words, with nothing in it that may be code or a secret."""
+    _note(connection, reason, what=what[:_MAX_TOLD], **_named(connection))
+
+
+def noted(
+    connection: HTTPConnection, reason: str, fault: ServiceFault, **fields: object
+) -> ServiceFault:
+    """The fault to raise, whose line is written here: it knows more than the fault."""
+    _note(connection, reason, **_named(connection), **fields)
+    fault.noted = True
+    return fault
+
+
+def _named(connection: HTTPConnection) -> dict[str, str]:
+    """The user, or the text that is none of the caller's. Only a user is suspected of something
+    later on: a flood of texts would fill the memory."""
+    if "user" in connection.scope["state"]:
+        return {"user": connection.scope["state"]["user"]}
+    text = connection.path_params.get("user_id") or connection.headers.get("x-sandbox-user")
+    if not text:
+        return {}
+    with suppress(BadRequest):  # a body that cannot be read is refused before anybody is known
+        user_id = user_in(text)
+        if caller_of(connection).may_act_for(user_id):
+            return {"user": user_id}
+    return {"no_user": text[:_MAX_TOLD]}
+
+
+def _note(connection: HTTPConnection, reason: str, **fields: Any) -> None:
+    service = service_of(connection)
+    caller: Caller | None = connection.scope["state"].get("caller")
+    service.metrics.refusals.labels(reason).inc()
+    service.journal.refused(reason, key=caller.key_id if caller else None, **fields)
 
 
 # FastAPI asks for a Request or a WebSocket by its own type; what is not async costs it a thread.
@@ -78,7 +138,18 @@ async def _user(user_id: str, request: Request) -> str:
     return user_of(request)
 
 
-async def _acting_user(request: Request) -> str:
+async def _acting_user(
+    request: Request,
+    # Read below; named here for the description.
+    user: Annotated[
+        str | None,
+        Header(
+            alias="X-Sandbox-User",
+            description="The user to act for, encoded as in an address; needed with a key for "
+            "several",
+        ),
+    ] = None,
+) -> str:
     return acting_user_of(request)
 
 
@@ -129,6 +200,7 @@ async def _ended(task: asyncio.Future[Any]) -> None:
 
 async def deny_socket(socket: WebSocket, fault: ServiceFault | SandboxError) -> None:
     """Refuse a WebSocket with the answer that a request would get."""
+    note_fault(socket, fault)
     status = fault.status if isinstance(fault, ServiceFault) else status_of(fault)
     body = json.dumps(fault_body(fault))
     await socket.send_denial_response(Response(body, status, media_type="application/json"))

@@ -6,6 +6,8 @@
     ├── Forbidden       403  only an admin key may
     ├── Conflict        409  it exists already
     ├── TooLarge        413
+    ├── OutOfRange      416  nothing of the file lies there
+    ├── Unprocessable   422  it can be read, but one of its values is not to be had
     ├── TooMany         429  a quota; Retry-After says when to come back
     ├── Unavailable     503  not now; Retry-After
     └── NotKept         507  done inside, but the service cannot keep it
@@ -16,7 +18,10 @@ whether to try again, and whether something was lost.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic import ValidationError
 
 from ..errors import (
     BackendUnavailableError,
@@ -35,6 +40,7 @@ from ..errors import (
 from .recovery import classify
 
 RETRY_SECONDS = 5
+_REFUSALS = (400, 403, 413, 422, 429, 503)
 _CARRIED = ("step", "resource_type", "limit", "usage", "timeout_seconds", "stdout", "stderr")
 
 
@@ -43,10 +49,13 @@ class ServiceFault(Exception):
 
     status = 400
     kind = "bad_input"
+    hint: str | None = None
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.headers: dict[str, str] = {}
+        self.noted = False  # whether a line of the log tells of it already
 
 
 class BadRequest(ServiceFault):
@@ -78,6 +87,22 @@ class TooLarge(ServiceFault):
     """More than the service takes."""
 
     status = 413
+
+
+class OutOfRange(ServiceFault):
+    """Nothing of the file lies there; the answer says how large it is."""
+
+    status = 416
+
+    def __init__(self, message: str, size: int) -> None:
+        super().__init__(message)
+        self.headers["content-range"] = f"bytes */{size}"
+
+
+class Unprocessable(ServiceFault):
+    """A value that cannot be had."""
+
+    status = 422
 
 
 class TooMany(ServiceFault):
@@ -124,10 +149,34 @@ def status_of(error: SandboxError) -> int:
     return next(status for kind, status in _STATUS if isinstance(error, kind))
 
 
+def is_refusal(error: ServiceFault | SandboxError) -> bool:
+    """Whether it belongs into the log as one: something was asked for that nobody may have, or not
+    this much of it. What is not there, or in the way, is none; ways out of the working directory
+    are security events of the library."""
+    if isinstance(error, ServiceFault):
+        return error.status in _REFUSALS
+    return status_of(error) == 400 and not isinstance(error, SandboxPathError)
+
+
+def in_one_line(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
+    """What is wrong with a value, without the value: it may be a secret. ``names`` are those of
+    the request, where they are not the same."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    where = (names or {}).get(where, where)
+    return f"{where}: {plainly(first['msg'])}" if where else plainly(first["msg"])
+
+
+def plainly(message: str) -> str:
+    """What pydantic says, without its own words for it."""
+    return message.removeprefix("Value error, ")
+
+
 def fault_body(error: ServiceFault | SandboxError) -> dict[str, Any]:
     """The JSON of a failure: the same fields for every one."""
     if isinstance(error, ServiceFault):
-        return {"error": str(error), "error_type": type(error).__name__, "kind": error.kind}
+        body = {"error": str(error), "error_type": type(error).__name__, "kind": error.kind}
+        return body if error.hint is None else {**body, "hint": error.hint}
     details = {name: getattr(error, name) for name in _CARRIED if getattr(error, name, None)}
     failure = classify(error)
     return {

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from .addresses import routed_path
-from .faults import BadRequest, ServiceFault, TooLarge, TooMany, fault_body
+from .faults import BadRequest, ServiceFault, TooLarge, TooMany, fault_body, is_refusal
 from .journal import Journal
 from .keys import Caller, Doorman
 from .metrics import Metrics
@@ -46,6 +46,7 @@ class Unauthorised(ServiceFault):
 
     status = 401
     kind = "denied"
+    hint = "Send one as X-API-Key, or as a Bearer token"
 
 
 class Gate:
@@ -88,7 +89,8 @@ class Gate:
             await self._app(scope, self._counted(scope, receive), guarded)
         except _LetGo:
             pass  # the client stopped sending or reading: the connection is closed
-        except TooLarge as fault:
+        except ServiceFault as fault:
+            self._note(fault, key_id)
             await refuse(scope, guarded, fault)
         finally:
             self._metrics.connections.dec()
@@ -103,16 +105,27 @@ class Gate:
             return None
         caller = self._caller(scope)
         if caller is None:
-            self._metrics.refusals.labels("key").inc()
+            self._metrics.refusals.labels("denied_key").inc()
             self._denials.note(scope)
-            raise Unauthorised("Invalid API key: send one as X-API-Key")
+            raise Unauthorised("Invalid API key")
         if self._open[caller.key_id] >= self._max_open:
-            self._metrics.refusals.labels("connections").inc()
-            raise TooMany(f"{self._max_open} requests of this key are open already", 1)
-        scope["path"] = routed_path(scope)
-        if scope["type"] == "http":
-            self._check_announced(scope)
+            fault = TooMany(f"{self._max_open} requests of this key are open already", 1)
+            self._note(fault, caller.key_id, "connections")
+            raise fault
+        try:
+            scope["path"] = routed_path(scope)
+            if scope["type"] == "http":
+                self._check_announced(scope)
+        except ServiceFault as fault:
+            self._note(fault, caller.key_id)
+            raise
         return caller
+
+    def _note(self, fault: ServiceFault, key_id: str, reason: str | None = None) -> None:
+        """What no route has seen, or did not answer."""
+        if is_refusal(fault) and not fault.noted:
+            self._metrics.refusals.labels(reason or fault.kind).inc()
+            self._journal.refused(reason or fault.kind, key=key_id, what=str(fault))
 
     def _caller(self, scope: Scope) -> Caller | None:
         found = []

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
 from .answers import Answer, Answers
-from .faults import BadRequest, Conflict, ServiceFault, fault_body
+from .faults import BadRequest, Conflict, Unprocessable
 from .gate import App, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ class _Request:
 
 
 class Idempotency:
-    """Wraps the application inside the gate."""
+    """Wraps the application inside the gate, which tells the faults it raises."""
 
     def __init__(self, app: App, kept: Answers) -> None:
         self._app = app
@@ -60,12 +59,9 @@ class Idempotency:
         body, key = await _whole_body(receive), _key_of(scope, given)
         answers = self._unkept if scope["path"] in _UNKEPT else self._kept
         request = _Request(key, body, hashlib.sha256(body).digest(), answers)
-        try:
-            if len(given) > MAX_KEY:
-                raise BadRequest(f"The Idempotency-Key is longer than {MAX_KEY} characters")
-            answer = await self._answer(request, scope)
-        except ServiceFault as fault:
-            answer = _refusal(fault)
+        if len(given) > MAX_KEY:
+            raise BadRequest(f"The Idempotency-Key is longer than {MAX_KEY} characters")
+        answer = await self._answer(request, scope)
         start = {"type": "http.response.start", "status": answer.status}
         await send({**start, "headers": list(answer.headers)})
         await send({"type": "http.response.body", "body": answer.body})
@@ -137,14 +133,7 @@ def _try(action: Any, *arguments: Any) -> None:
 
 def _check_same(body_hash: bytes, request: _Request) -> None:
     if body_hash != request.body_hash:
-        fault = BadRequest("This Idempotency-Key was used with another body")
-        fault.status = 422
-        raise fault
-
-
-def _refusal(fault: ServiceFault) -> Answer:
-    body = json.dumps(fault_body(fault)).encode()
-    return Answer(b"", fault.status, [(b"content-type", b"application/json")], body)
+        raise Unprocessable("This Idempotency-Key was used with another body")
 
 
 def _given(scope: Scope) -> bytes:

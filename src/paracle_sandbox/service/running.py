@@ -71,6 +71,7 @@ class Run:
 
     home: Home
     command: Command
+    takes_input: bool = False
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
     saved: bool = False
@@ -231,6 +232,7 @@ class Runner:
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
         run = await begun
+        run.takes_input = program.options.get("stdin") is True
         known[run.command_id] = run
         return run
 

@@ -58,6 +58,8 @@ async def feed(
 ) -> dict[str, Any]:
     """Write to its standard input; it must have been started with keep_stdin."""
     run = service.runner.command(user, command_id)
+    if not run.takes_input:
+        raise Conflict("Its input is closed: start it with keep_stdin, and close it last")
     try:
         data = wish.data.encode() if wish.encoding == "utf-8" else base64.b64decode(wish.data)
     except (binascii.Error, ValueError) as error:
@@ -68,6 +70,7 @@ async def feed(
     except BrokenPipeError:
         raise Conflict("The command has ended") from None
     if wish.close:
+        run.takes_input = False
         await run.command.close_stdin()
     return {"output": f"Written {len(data)} bytes"}
 
@@ -77,7 +80,10 @@ async def send_signal(
     service: TheService, user: TheUser, command_id: str, wish: SignalRequest
 ) -> dict[str, Any]:
     """Send a signal to its process group."""
-    await service.runner.command(user, command_id).command.send_signal(wish.signal)
+    command = service.runner.command(user, command_id).command
+    if command.poll() is not None:
+        raise Conflict("The command has ended")
+    await command.send_signal(wish.signal)
     return {"output": f"Signal {wish.signal} sent"}
 
 

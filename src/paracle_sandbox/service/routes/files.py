@@ -26,7 +26,7 @@ from ..asked import (
     next_offset,
     while_connected,
 )
-from ..faults import BadRequest, NotFound, ServiceFault, TooLarge
+from ..faults import BadRequest, NotFound, OutOfRange, TooLarge
 from ..hosting import Home
 from ..running import Program
 from ..shapes import (
@@ -44,13 +44,8 @@ router = APIRouter(tags=["files"], route_class=StrictRoute)
 
 # What fits into a JSON answer; the rest is for /files/raw.
 MAX_INLINE = 4 * MIB
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
-
-
-class _BadRange(ServiceFault):
-    """Nothing of the file lies there."""
-
-    status = 416
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_RANGE = re.compile(r"(\d{0,18})-(\d{0,18})\Z")
 
 
 @router.get("/sandbox/{user_id}/file", response_model=FileAnswer)
@@ -117,7 +112,11 @@ async def list_files(
     }
 
 
-@router.put("/sandbox/{user_id}/files/raw", response_model=DoneAnswer)
+@router.put(
+    "/sandbox/{user_id}/files/raw",
+    response_model=DoneAnswer,
+    openapi_extra={"requestBody": {"required": True, "content": _BYTES}},
+)
 async def upload(
     request: Request, service: TheService, user: TheUser, path: FilePath
 ) -> dict[str, Any]:
@@ -133,8 +132,8 @@ async def upload(
     "/sandbox/{user_id}/files/raw",
     response_class=Response,
     responses={
-        200: {"content": {"application/octet-stream": {}}},
-        206: {"content": {"application/octet-stream": {}}, "description": "A part of the file"},
+        200: {"content": _BYTES},
+        206: {"content": _BYTES, "description": "A part of the file"},
     },
 )
 async def download(
@@ -148,23 +147,36 @@ async def download(
     home = await stack.enter_async_context(service.hosting.using(user))
     try:
         info = await _file(home, path)
-        start, length = _part(range_, info["size"])
+        part = _part(range_, info["size"])
     except BaseException:
         await stack.aclose()
         raise
-    headers = {
+    start, length = part or (0, info["size"])
+    headers = _headers(path, length)
+    if part is not None:
+        headers["content-range"] = f"bytes {start}-{start + length - 1}/{info['size']}"
+    return StreamingResponse(
+        _pieces(stack, home, path, start, length),
+        206 if part is not None else 200,
+        headers,
+        "application/octet-stream",
+    )
+
+
+@router.head("/sandbox/{user_id}/files/raw", include_in_schema=False)
+async def look(service: TheService, user: TheUser, path: FilePath) -> Response:
+    """What a download would be, without it."""
+    info = await service.hosting.read(user, lambda home: _file(home, path))
+    headers = _headers(path, info["size"])
+    return Response(headers=headers, media_type="application/octet-stream")
+
+
+def _headers(path: str, length: int) -> dict[str, str]:
+    return {
         "content-length": str(length),
         "accept-ranges": "bytes",
         "content-disposition": f"attachment; filename*=UTF-8''{_file_name(path)}",
     }
-    if range_ is not None:
-        headers["content-range"] = f"bytes {start}-{start + length - 1}/{info['size']}"
-    return StreamingResponse(
-        _pieces(stack, home, path, start, length),
-        206 if range_ is not None else 200,
-        headers,
-        "application/octet-stream",
-    )
 
 
 async def _pieces(
@@ -209,18 +221,20 @@ def _file_name(path: str) -> str:
     return quote(posixpath.basename(path)[:200], safe="", errors="replace")
 
 
-def _part(text: str | None, size: int) -> tuple[int, int]:
-    """Offset and length of one range. Raises _BadRange."""
-    if text is None:
-        return 0, size
-    match = _RANGE.match(text)
+def _part(text: str | None, size: int) -> tuple[int, int] | None:
+    """Offset and length of one range; None for all, also where the unit is none that we know.
+    Raises OutOfRange."""
+    unit, _, asked = (text or "").partition("=")
+    if unit.strip().lower() != "bytes":
+        return None
+    match = _RANGE.match(asked)
     if match is None or match.groups() == ("", ""):
-        raise _BadRange("Ask for one range of bytes: bytes=0-99, bytes=100- or bytes=-50")
+        raise OutOfRange("Ask for one range of bytes: bytes=0-99, bytes=100- or bytes=-50", size)
     first, last = match.groups()
     if not first:
         start, end = max(0, size - int(last)), size
     else:
         start, end = int(first), min(size, int(last) + 1) if last else size
     if start >= end:
-        raise _BadRange(f"The file has {size} bytes; nothing lies in {text}")
+        raise OutOfRange(f"The file has {size} bytes; nothing lies in {text}", size)
     return start, end - start

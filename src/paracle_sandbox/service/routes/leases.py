@@ -21,7 +21,7 @@ from ..asked import (
     deny_socket,
     service_of,
 )
-from ..faults import BadRequest, ServiceFault
+from ..faults import BadRequest, ServiceFault, Unprocessable, in_one_line
 from ..leases import Lease
 from ..relay import Relay
 from ..shapes import LeaseRequest
@@ -35,9 +35,9 @@ CLOSE_OUT_OF_STEP = 4409
 async def create(service: TheService, user: ActingUser, wish: LeaseRequest) -> dict[str, Any]:
     """Make a sandbox under an id of the client's choice."""
     try:
-        config = checked_config(service.settings, SandboxConfig(**wish.config))
-    except (ValidationError, TypeError) as error:
-        raise BadRequest(f"Not a configuration: {error}") from None
+        config = checked_config(service.settings, SandboxConfig.model_validate(wish.config))
+    except ValidationError as error:
+        raise Unprocessable(f"Not a configuration: {in_one_line(error)}") from None
     return described(await service.leases.create(user, wish.sandbox_id, config, wish.labels))
 
 

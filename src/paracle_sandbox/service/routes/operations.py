@@ -17,8 +17,11 @@ from ..shapes import HealthAnswer, KeyRequest
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
+_NO_KEY: dict[str, Any] = {"security": []}
 
-@router.get("/health", response_model=HealthAnswer)
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health", response_model=HealthAnswer, openapi_extra=_NO_KEY)
 async def health(service: TheService) -> dict[str, Any]:
     """Whether the service answers, and with which backend. Needs no key."""
     return {
@@ -29,7 +32,10 @@ async def health(service: TheService) -> dict[str, Any]:
     }
 
 
-@router.get("/ready", responses={503: {"description": "Not yet, or no longer"}})
+@router.head("/ready", include_in_schema=False)
+@router.get(
+    "/ready", responses={503: {"description": "Not yet, or no longer"}}, openapi_extra=_NO_KEY
+)
 async def ready(service: TheService) -> Response:
     """Whether it can make sandboxes now. Needs no key."""
     return JSONResponse({"ready": service.ready}, 200 if service.ready else 503)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from ...errors import StoppedError
 from ...sandbox_packages import checked_requirement
-from ..asked import StrictRoute, TheService, TheUser, while_connected
+from ..asked import StrictRoute, TheService, TheUser, noted, while_connected
 from ..faults import BadRequest, Forbidden
 from ..running import stopped_answer
 from ..service import Service
@@ -32,9 +32,7 @@ async def install(
     try:
         wanted = [checked_requirement(one) for one in wanted]
     except ValueError as error:
-        service.metrics.refusals.labels("package").inc()
-        service.journal.refused("package", user=user, packages=wanted)
-        raise BadRequest(str(error)) from None
+        raise noted(request, "package", BadRequest(str(error)), packages=wanted) from None
     return await while_connected(request, _install(service, user, wanted, wish.timeout))
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ...config import SandboxConfig
@@ -24,7 +25,7 @@ from ..asked import (
     next_offset,
     while_connected,
 )
-from ..faults import BadRequest, NotFound
+from ..faults import NotFound, Unprocessable, in_one_line
 from ..hosting import Home, Hosting
 from ..running import Program
 from ..service import Service
@@ -40,6 +41,9 @@ from ..shapes import (
 from ..spool import is_large, json_pieces
 
 router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
+
+# What a caller knows the fields of a configuration by.
+_ASKED_AS = {"memory_mb": "memory_limit in MB", "cpu_cores": "cpu_limit", "base_image": "image"}
 
 
 @router.post("/sandbox/{user_id}/create", response_model=SandboxAnswer)
@@ -167,8 +171,10 @@ def wished(hosting: Hosting, wish: CreateRequest | None) -> SandboxConfig | None
         if wish.image is not None:
             changes["base_image"] = wish.image
         config = SandboxConfig(**{**base.model_dump(), **changes})
+    except ValidationError as error:
+        raise Unprocessable(in_one_line(error, _ASKED_AS)) from None
     except (ValueError, OverflowError) as error:
-        raise BadRequest(f"Not a sandbox that can be made: {error}") from None
+        raise Unprocessable(f"memory_limit: {error}") from None
     return checked_config(hosting.settings, config)
 
 

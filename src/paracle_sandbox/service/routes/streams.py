@@ -21,11 +21,13 @@ from ..asked import (
     TheService,
     TheUser,
     deny_socket,
+    note_bad_input,
+    note_fault,
     parse_json,
     service_of,
     user_of,
 )
-from ..faults import BadRequest, ServiceFault, fault_body
+from ..faults import BadRequest, ServiceFault, fault_body, in_one_line
 from ..running import Program, Run, stopped_answer
 from ..service import Service
 from ..shapes import RunRequest
@@ -158,9 +160,12 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
         with suppress(WebSocketDisconnect):
             await talk(service, user, socket)
     except (ServiceFault, SandboxError) as fault:
+        note_fault(socket, fault)
         await _said(socket, {"event": "error", "success": False, **fault_body(fault)})
     except (ValidationError, ValueError) as error:
-        await _said(socket, {"event": "error", "success": False, "error": str(error)[:500]})
+        note_bad_input(socket, "a message that makes no sense")
+        text = in_one_line(error) if isinstance(error, ValidationError) else str(error)
+        await _said(socket, {"event": "error", "success": False, "error": text[:500]})
     with suppress(RuntimeError):
         await socket.close()
 

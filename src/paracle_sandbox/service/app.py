@@ -24,6 +24,7 @@ from .idempotency import Idempotency
 from .routes import commands, files, leases, operations, packages, sandboxes, streams
 from .service import Service
 from .shapes import ErrorAnswer
+from .telling import Telling
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(Exception, _internal)
     _describe_security(app)
     return Gate(
-        Idempotency(app, service.answers),
+        Idempotency(Telling(app, service.losses), service.answers),
         doorman=service.doorman,
         journal=service.journal,
         metrics=service.metrics,

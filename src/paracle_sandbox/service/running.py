@@ -20,6 +20,7 @@ from ..sandbox import Sandbox
 from .faults import NotFound, TooMany
 from .hosting import Home, Hosting
 from .journal import Journal
+from .losses import Loss
 from .metrics import Metrics
 from .quotas import Executions
 from .recovery import classify
@@ -73,9 +74,14 @@ class Run:
     command: Command
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
+    loss: Loss | None = None
     saved: bool = False
     stats: dict[str, Any] | None = None
     chunks: AsyncGenerator[Chunk, None] | None = None
+
+    @property
+    def recreated(self) -> bool:
+        return self.loss is not None
 
     @property
     def kept_bytes(self) -> int:
@@ -127,12 +133,13 @@ class Runner:
         """Run it to its end. A program that was stopped is an answer too, with its error. A large
         output is a SpooledText in it."""
         started = time.monotonic()
+        run: Run | None = None
         spool = Spool(self._spools, MAX_OUTPUT, self._hosting.sandbox_id(user_id))
         try:
             options: dict[str, Any] = {"max_output": 0, "on_output_bytes": spool.take}
             async with self.started(user_id, program, then_listed=True, **options) as run:
                 result = await run.command.wait()
-                answer = _answer(result["exit_code"], spool, run.home)
+                answer = _answer(result["exit_code"], spool, run)
                 # Side by side: each is a round trip.
                 run.stats, answer["files_kept"] = await asyncio.gather(
                     _stats(run.home.sandbox), self._hosting.save(run.home)
@@ -140,7 +147,8 @@ class Runner:
                 answer["stats"] = run.stats
                 run.saved = True
         except StoppedError as error:
-            answer = stopped_answer(error)
+            recreated = run is not None and run.recreated
+            answer = stopped_answer(error, recreated=recreated)
             output = {"stdout": spool.text_of("stdout"), "stderr": spool.text_of("stderr")}
             answer["output"] = output["stdout"]
             answer["result"] = {**answer["result"], **output, "truncated": spool.truncated}
@@ -165,11 +173,13 @@ class Runner:
             stack.enter_context(self._executions.one(user_id))
             home = await stack.enter_async_context(self._hosting.using(user_id))
             home.execution_count += 1
+            loss = home.loss if home.recreated else None  # another answer may tell meanwhile
             begun = time.monotonic()
             run: Run | None = None
             failure: BaseException | None = None
             try:
-                run = Run(home, await program.start(home.sandbox, **more))
+                command = await program.start(home.sandbox, **more)
+                run = Run(home, command, loss=loss)
                 if follow:
                     run.chunks = _followed(run.command)
                 async with run.command:
@@ -261,9 +271,11 @@ class Runner:
             del known[run.command_id]
 
     def commands(self, user_id: str) -> list[Run]:
+        self._hosting.find(user_id)  # so that the answer tells of a loss
         return list(self._background.get(user_id, {}).values())
 
     def command(self, user_id: str, command_id: str) -> Run:
+        self._hosting.find(user_id)
         try:
             return self._background[user_id][command_id]
         except KeyError:
@@ -285,7 +297,7 @@ class Runner:
         await asyncio.gather(*self._watchers, return_exceptions=True)
 
 
-def _answer(exit_code: int, spool: Spool, home: Home) -> dict[str, Any]:
+def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
     stdout, stderr = spool.text_of("stdout"), spool.text_of("stderr")
     failed = f"Execution failed with exit code {exit_code}"
     return {
@@ -300,15 +312,15 @@ def _answer(exit_code: int, spool: Spool, home: Home) -> dict[str, Any]:
             "timed_out": False,
             "truncated": spool.truncated,
         },
-        "sandbox_id": home.sandbox.sandbox_id,
+        "sandbox_id": run.home.sandbox.sandbox_id,
         "error_type": None,
         "kind": None,
         "state_lost": False,
-        "recreated": home.recreated,
+        "recreated": run.recreated,
     }
 
 
-def stopped_answer(error: StoppedError) -> dict[str, Any]:
+def stopped_answer(error: StoppedError, *, recreated: bool) -> dict[str, Any]:
     """A program that was stopped, as an answer."""
     told = error_result(error)
     partial = told["result"]
@@ -325,7 +337,7 @@ def stopped_answer(error: StoppedError) -> dict[str, Any]:
         "state_lost": failure.state_lost,
         "stats": None,
         "files_kept": True,
-        "recreated": False,
+        "recreated": recreated,
     }
 
 

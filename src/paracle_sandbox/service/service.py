@@ -16,6 +16,7 @@ from .hosting import Hosting
 from .journal import Journal
 from .keys import Doorman, KeyStore
 from .leases import Leases
+from .losses import Losses
 from .metrics import Metrics
 from .quotas import Executions
 from .running import Runner
@@ -56,8 +57,9 @@ class Service:
         self.executions = Executions(settings)
         self.workspaces = Workspaces(directory / "users")
         self.names = Names(directory)
+        self.losses = Losses(directory / "live")
         self.hosting = Hosting(
-            backend, settings, self.names, self.workspaces, self.journal, self.metrics
+            backend, settings, self.names, self.workspaces, self.losses, self.journal, self.metrics
         )
         self.runner = Runner(
             self.hosting, self.executions, self.journal, self.metrics, spools=directory

@@ -26,6 +26,7 @@ from ..asked import (
     user_of,
 )
 from ..faults import BadRequest, ServiceFault, fault_body
+from ..losses import Losses
 from ..running import Program, Run, stopped_answer
 from ..service import Service
 from ..shapes import RunRequest
@@ -49,7 +50,7 @@ async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Respon
     ``result`` or ``error``. Who goes away ends it."""
     stack = AsyncExitStack()
     run = await stack.enter_async_context(service.runner.followed(user, Program.of(wish)))
-    return sse(_closing(stack, events(run)))
+    return sse(_closing(stack, events(run, service.losses)))
 
 
 @router.get(
@@ -57,7 +58,7 @@ async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Respon
 )
 async def follow(service: TheService, user: TheUser, command_id: str) -> Response:
     """Follow a background command from its beginning. Who goes away leaves it running."""
-    return sse(events(service.runner.command(user, command_id)))
+    return sse(events(service.runner.command(user, command_id), service.losses))
 
 
 @router.websocket("/sandbox/{user_id}/ws")
@@ -77,9 +78,14 @@ async def terminal(socket: WebSocket) -> None:
 # Events
 
 
-async def events(run: Run) -> AsyncGenerator[Event, None]:
+async def events(run: Run, losses: Losses) -> AsyncGenerator[Event, None]:
     """What happens to a program, from its beginning to its end."""
-    yield {"event": "start", "command_id": run.command_id, "sandbox_id": run.home.sandbox.id}
+    yield {
+        "event": "start", "command_id": run.command_id, "sandbox_id": run.home.sandbox.id,
+        "recreated": run.recreated,
+    }  # fmt: skip
+    if run.loss is not None:
+        losses.tell(run.loss)  # whoever asks for the next event has sent this one
     decoders = {
         name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
     }
@@ -89,14 +95,14 @@ async def events(run: Run) -> AsyncGenerator[Event, None]:
     for name, decoder in decoders.items():
         if text := decoder.decode(b"", final=True):
             yield {"event": name, "text": text}
-    yield await _last(run.command)
+    yield await _last(run)
 
 
-async def _last(command: Command) -> Event:
+async def _last(run: Run) -> Event:
     try:
-        result = await command.wait()
+        result = await run.command.wait()
     except StoppedError as error:
-        answer = stopped_answer(error)
+        answer = stopped_answer(error, recreated=run.recreated)
         del answer["result"], answer["output"]
         return {"event": "error", **answer}
     except SandboxError as error:
@@ -178,11 +184,11 @@ async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
         raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
     wish = RunRequest.model_validate(_object(first))
     async with service.runner.followed(user, Program.of(wish)) as run:
-        await _both_ways(_listen(socket, run.command), _tell(socket, run))
+        await _both_ways(_listen(socket, run.command), _tell(socket, run, service.losses))
 
 
-async def _tell(socket: WebSocket, run: Run) -> None:
-    async for event in events(run):
+async def _tell(socket: WebSocket, run: Run, losses: Losses) -> None:
+    async for event in events(run, losses):
         await socket.send_text(json.dumps(event))
 
 
@@ -212,7 +218,7 @@ async def _run_terminal(service: Service, user: str, socket: WebSocket) -> None:
 async def _show(socket: WebSocket, run: Run) -> None:
     async for _, data in run.output():
         await socket.send_bytes(data)
-    last = await _last(run.command)
+    last = await _last(run)
     await socket.send_text(json.dumps({key: last.get(key) for key in ("exit_code", "error")}))
 
 

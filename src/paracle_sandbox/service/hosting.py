@@ -18,7 +18,12 @@ from typing import TypeVar
 
 from ..backends.base import Backend
 from ..config import SandboxConfig
-from ..errors import SandboxError, SandboxExecutionError, SandboxLimitError
+from ..errors import (
+    BackendUnavailableError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxLimitError,
+)
 from ..sandbox import Sandbox
 from ..settings import Settings
 from ..slots import Slots
@@ -28,7 +33,7 @@ from .journal import Journal
 from .losses import Loss, Losses
 from .metrics import Metrics
 from .quotas import check_room
-from .recovery import made
+from .recovery import classify, made
 from .tenants import Names
 from .workspaces import Workspace, Workspaces, save_quietly
 
@@ -102,6 +107,9 @@ class Hosting:
         self._held: dict[str, list[SandboxConfig]] = {}
         self._idle: asyncio.Task[None] | None = None
         self._closed = False
+        self._taken_over = False
+        self._in_the_way = ""
+        self._doubt: Callable[[], None] = lambda: None
 
     @property
     def is_closed(self) -> bool:
@@ -192,9 +200,7 @@ class Hosting:
                 raise
         except BaseException as error:
             self.leave_room(user_id, wanted)
-            if isinstance(error, SandboxError):
-                self._journal.record("create", user=user_id, outcome="failed", error=str(error))
-                self._metrics.creations.labels("failed").inc()
+            self.failed(user_id, error)
             raise
         self.losses.made(sandbox.sandbox_id)
         home = Home(user_id, sandbox, workspace, self.losses.untold(sandbox.sandbox_id))
@@ -212,9 +218,22 @@ class Hosting:
         await sandbox.start()
         return sandbox
 
+    def failed(self, user_id: str, error: BaseException) -> None:
+        """A sandbox of this user could not be made."""
+        if not isinstance(error, SandboxError):
+            return
+        self._journal.record("create", user=user_id, outcome="failed", error=str(error))
+        self._metrics.creations.labels("failed").inc()
+        failure = classify(error)
+        if failure.retryable and failure.kind in ("creation", "engine_down"):
+            self._doubt()
+
     def take_room(self, user_id: str, config: SandboxConfig) -> None:
-        """A slot for one more sandbox of this user. Raises TooMany or Unavailable."""
+        """A slot for one more sandbox of this user. Raises TooMany, Unavailable or
+        BackendUnavailableError."""
         self.refuse_when_closed()
+        if self._in_the_way:
+            raise BackendUnavailableError(self._in_the_way)
         check_room(self.settings, self._held.get(user_id, []), config)
         try:
             self.slots.take()
@@ -291,12 +310,25 @@ class Hosting:
 
     # Life of the service
 
-    async def start(self) -> None:
+    def start(self, doubt: Callable[[], None] = lambda: None) -> None:
+        """``doubt`` is called when a sandbox could not be made."""
+        self._doubt = doubt
         self.losses.start()
-        await self.clean_up_predecessor()
         self._idle = asyncio.create_task(self._watch_idle())
 
-    async def clean_up_predecessor(self) -> None:
+    async def take_over(self) -> None:
+        """Once, when the engine is there; until then nothing is made, which could bear the name of
+        something that a predecessor left. Raises SandboxError."""
+        if self._taken_over:
+            return
+        try:
+            await self._clean_up_predecessor()
+        except SandboxError as error:
+            self._in_the_way = error.message
+            raise
+        self._in_the_way, self._taken_over = "", True
+
+    async def _clean_up_predecessor(self) -> None:
         """Remove what a service that was killed left; its users' files are in the workspaces.
         Whatever bears our name is a predecessor's, since the directory's lock is ours: no need to
         judge by process numbers, which mean nothing when that was another container."""

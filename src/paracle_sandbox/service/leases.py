@@ -110,9 +110,7 @@ class Leases:
             )
         except BaseException as error:
             self._forget(lease)
-            if isinstance(error, SandboxError):
-                self._metrics.creations.labels("failed").inc()
-                self._journal.record("create", user=user_id, outcome="failed", error=str(error))
+            self._hosting.failed(user_id, error)
             raise
         lease.ready = True
         if self._hosting.is_closed:

@@ -19,6 +19,7 @@ from .leases import Leases
 from .losses import Losses
 from .metrics import Metrics
 from .quotas import Executions
+from .readiness import Readiness
 from .running import Runner
 from .tenants import Names
 from .workspaces import Workspaces
@@ -66,21 +67,19 @@ class Service:
         )
         self.leases = Leases(self.hosting, self.executions, self.names, self.journal, self.metrics)
         self.journal.know_users(self._user_of)
-        self.ready = False
-        self.health: Health | None = None
+        self.readiness = Readiness(backend, self.hosting.take_over)
 
     async def start(self) -> None:
-        """Take over from a predecessor, and be ready when a sandbox can be made."""
+        """Take over from a predecessor, and be ready when a sandbox can be made: now or later."""
         self.journal.record("service_start", backend=self.backend.name)
-        self.health = await self.backend.health()
-        await self.hosting.start()
+        self.hosting.start(self.readiness.doubt)
+        await self.readiness.start()
         self.leases.start()
-        self.ready = self.health.available
 
     async def wind_down(self) -> None:
         """Keep every user's files, remove every sandbox; what runs ends with an error. From now
         on nothing new is made. May be called again."""
-        self.ready = False
+        await self.readiness.close()
         await self.leases.close()
         await self.hosting.close()
         await self.runner.close()
@@ -92,6 +91,14 @@ class Service:
         self.journal.close()
         self.keys.close()
         self.answers.close()
+
+    @property
+    def ready(self) -> bool:
+        return self.readiness.is_ready
+
+    @property
+    def health(self) -> Health | None:
+        return self.readiness.health
 
     @property
     def live(self) -> int:

@@ -4,62 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-import pytest_asyncio
+from service_place import HEADER, Place
 from service_process import ServiceProcess
 from websockets.sync.client import connect
 
 from paracle_sandbox.errors import SandboxCreationError
-from paracle_sandbox.service.app import make_app
-from paracle_sandbox.service.service import Service
-from paracle_sandbox.settings import Settings
-from paracle_sandbox.testing.fake import FakeBackend
-
-HEADER = "x-sandbox-recreated"
-KEY = "a key for this test alone"
-
-
-class Place:
-    """A service in this process, over sandboxes that can be killed."""
-
-    def __init__(self, directory: Path) -> None:
-        self.backend = FakeBackend()
-        self.service = Service(Settings(service_dir=str(directory), api_key=KEY), self.backend)
-        self.client = httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=make_app(self.service)),
-            base_url="http://service", headers={"X-API-Key": KEY},
-        )  # fmt: skip
-
-    async def shell(self, command: str, **fields: Any) -> dict[str, Any]:
-        answer = await self.client.post("/sandbox/ann/shell", json={"command": command, **fields})
-        assert (HEADER in answer.headers) == answer.json()["recreated"]
-        return dict(answer.json())
-
-    async def lose(self) -> None:
-        home = self.service.hosting.find("ann")
-        assert home is not None
-        self.backend.kill_guest(home.sandbox.id)
-        while home.sandbox.is_running:
-            await asyncio.sleep(0.01)
-
-    async def close(self) -> None:
-        await self.client.aclose()
-        await self.service.close()
-        await self.backend.close()
-
-
-@pytest_asyncio.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    place = Place(tmp_path)
-    await place.service.start()
-    assert (await place.shell("echo here > kept"))["recreated"] is False
-    yield place
-    await place.close()
 
 
 @pytest.mark.parametrize(

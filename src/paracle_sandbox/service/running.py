@@ -75,7 +75,7 @@ class Run:
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
     loss: Loss | None = None
-    saved: bool = False
+    files_kept: bool | None = None  # until they were saved, nobody knows
     stats: dict[str, Any] | None = None
     chunks: AsyncGenerator[Chunk, None] | None = None
 
@@ -127,7 +127,7 @@ class Runner:
         self._journal = journal
         self._metrics = metrics
         self._background: dict[str, dict[str, Run]] = {}
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._watchers: set[asyncio.Task[Any]] = set()
 
     async def run(self, user_id: str, program: Program) -> dict[str, Any]:
         """Run it to its end. A program that was stopped is an answer too, with its error. A large
@@ -141,14 +141,16 @@ class Runner:
                 result = await run.command.wait()
                 answer = _answer(result["exit_code"], spool, run)
                 # Side by side: each is a round trip.
-                run.stats, answer["files_kept"] = await asyncio.gather(
+                run.stats, run.files_kept = await asyncio.gather(
                     _stats(run.home.sandbox), self._hosting.save(run.home)
                 )
-                answer["stats"] = run.stats
-                run.saved = True
+                answer["stats"], answer["files_kept"] = run.stats, run.files_kept
         except StoppedError as error:
-            recreated = run is not None and run.recreated
-            answer = stopped_answer(error, recreated=recreated)
+            answer = stopped_answer(
+                error,
+                recreated=run is not None and run.recreated,
+                files_kept=run is None or bool(run.files_kept),
+            )
             output = {"stdout": spool.text_of("stdout"), "stderr": spool.text_of("stderr")}
             answer["output"] = output["stdout"]
             answer["result"] = {**answer["result"], **output, "truncated": spool.truncated}
@@ -189,18 +191,20 @@ class Runner:
                 raise
             finally:
                 self._told(home, program, run, failure, time.monotonic() - begun)
-                if run is None or not run.saved:
-                    await self._save(home)
+                await (self._save(home) if run is None else self.keep(run))
 
-    async def _save(self, home: Home) -> None:
+    async def keep(self, run: Run) -> bool:
+        """Save what a program that has ended left, unless that was done; whether all is kept."""
+        if run.files_kept is None:
+            run.files_kept = await self._save(run.home)
+        return run.files_kept
+
+    async def _save(self, home: Home) -> bool:
         """Keep the files, though whoever waits for that may be cancelled again and again."""
-        saving = asyncio.create_task(self._save_to_the_end(home))
+        saving = asyncio.create_task(self._hosting.save(home))
         self._watchers.add(saving)
         saving.add_done_callback(self._watchers.discard)
-        await asyncio.shield(saving)
-
-    async def _save_to_the_end(self, home: Home) -> None:
-        await self._hosting.save(home)
+        return await asyncio.shield(saving)
 
     def _told(
         self,
@@ -320,7 +324,7 @@ def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
     }
 
 
-def stopped_answer(error: StoppedError, *, recreated: bool) -> dict[str, Any]:
+def stopped_answer(error: StoppedError, *, recreated: bool, files_kept: bool) -> dict[str, Any]:
     """A program that was stopped, as an answer."""
     told = error_result(error)
     partial = told["result"]
@@ -336,7 +340,7 @@ def stopped_answer(error: StoppedError, *, recreated: bool) -> dict[str, Any]:
         "kind": failure.kind,
         "state_lost": failure.state_lost,
         "stats": None,
-        "files_kept": True,
+        "files_kept": files_kept,
         "recreated": recreated,
     }
 

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from service_process import ServiceProcess
+from service_process import ServiceProcess, wait_until
 
 from paracle_sandbox import audit
 from paracle_sandbox.audit_log import AuditLog, follow, read, verify
@@ -37,6 +37,33 @@ def test_what_happens_is_written_down(fake: ServiceProcess, user: str) -> None:
     assert (write["path"], write["size"]) == ("f", 18)
     assert destroy["files_kept"] is True
     assert "the secret" not in (fake.data / "audit.jsonl").read_text()
+
+
+def test_every_line_of_a_request_says_whose_it_was(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path / "s", SANDBOX_MODE="fake").start()
+    key = service.keys("make", "ann")
+    try:
+        with service.client(key) as ann:
+            body = {"command": "true"}
+            ann.post("/sandbox/ann/shell", json=body)
+            ann.post("/sandbox/ann/shell", json=body, headers={"Idempotency-Key": "k"})
+            ann.post("/sandbox/ann/commands", json=body)
+            ann.post("/sandbox/ann/file", json={"path": "f", "content": "x"})
+            ann.get("/sandbox/ann/file", params={"path": "../../etc/passwd"})
+            ann.delete("/sandbox/ann/file", params={"path": "f"})
+            ann.delete("/sandbox/ann")
+            ann.post("/sandbox/ann/create")
+        wait_until(lambda: sum(e["event"] == "execution" for e in events(service)) == 3, 30)
+    finally:
+        service.stop()
+    *asked, ended = [line for line in events(service) if line.get("user") == "ann"]
+    assert {line["event"] for line in asked} == {
+        "create", "execution", "write_file", "security", "remove_file", "destroy",
+    }  # fmt: skip
+    whose = {(line.get("key"), line.get("address")) for line in asked}
+    assert whose == {(key.split("_")[1], "127.0.0.1")}
+    assert ended["reason"] == "shutdown" and "key" not in ended, "the service did it by itself"
+    assert service.paracle("audit", "verify").returncode == 0
 
 
 def test_refusals_are_written_down(fake: ServiceProcess) -> None:

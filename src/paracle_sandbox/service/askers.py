@@ -13,12 +13,21 @@ from .losses import Loss
 
 @dataclass
 class Asker:
-    """One request. ``losses`` are what its answer has to tell."""
+    """One request: the key it was sent with, and from where. ``losses`` are what its answer has to
+    tell."""
 
+    key_id: str | None = None
+    address: str | None = None
     losses: set[Loss] = field(default_factory=set)
 
 
 ASKER: ContextVar[Asker | None] = ContextVar("asker", default=None)
+
+
+def who() -> dict[str, object]:
+    """Who asks now, for the log; empty when it is the service itself."""
+    asker = ASKER.get()
+    return {} if asker is None else {"key": asker.key_id, "address": asker.address}
 
 
 def notice(loss: Loss | None) -> None:

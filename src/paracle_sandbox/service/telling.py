@@ -1,4 +1,7 @@
-"""Answers that tell of a loss: a header on whatever is said about a sandbox that was made anew."""
+"""Around each request: who asks is known to all below, and the answer tells of a loss.
+
+Of a sandbox that was made anew, whatever is said about it says so in a header.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ class Telling:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        asker = Asker()
+        caller = scope["state"]["caller"]
+        client = scope.get("client")
+        asker = Asker(caller.key_id if caller else None, client[0] if client else None)
 
         async def tell(message: Message) -> None:
             if message["type"] != "http.response.start" or not asker.losses:

@@ -66,6 +66,7 @@ class Home:
     last_used_mark: float = field(default_factory=time.monotonic)
     execution_count: int = 0
     users_now: int = 0
+    visits: int = 0
 
     def touch(self) -> None:
         self.last_used = time.time()
@@ -75,6 +76,11 @@ class Home:
     def recreated(self) -> bool:
         """The one before it was lost, and no answer has told its user yet."""
         return self.loss is not None and not self.loss.told
+
+    @property
+    def alone_at(self) -> int | None:
+        """The number of the visit, if there is no other now."""
+        return self.visits if self.users_now == 1 else None
 
     @property
     def is_busy(self) -> bool:
@@ -140,6 +146,7 @@ class Hosting:
         home = await self.open(user_id, config)
         notice(home.loss)
         home.users_now += 1
+        home.visits += 1
         home.touch()
         try:
             yield home

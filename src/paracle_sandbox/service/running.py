@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..backends.base import Usage
 from ..command import Command
 from ..errors import SandboxError, StoppedError
 from ..executor import error_result
 from ..launch import CommandOptions
+from ..limits import MIB
 from ..sandbox import Sandbox
 from .faults import NotFound, TooMany
 from .hosting import Home, Hosting
@@ -76,8 +78,14 @@ class Run:
     started_at: float = field(default_factory=time.time)
     loss: Loss | None = None
     files_kept: bool | None = None  # until they were saved, nobody knows
-    stats: dict[str, Any] | None = None
+    before: Usage | None = None
+    alone_at: int | None = None
     chunks: AsyncGenerator[Chunk, None] | None = None
+
+    @property
+    def was_alone(self) -> bool:
+        """Nobody else used the sandbox since it began."""
+        return self.alone_at == self.home.visits
 
     @property
     def recreated(self) -> bool:
@@ -141,10 +149,10 @@ class Runner:
                 result = await run.command.wait()
                 answer = _answer(result["exit_code"], spool, run)
                 # Side by side: each is a round trip.
-                run.stats, run.files_kept = await asyncio.gather(
+                answer["stats"], run.files_kept = await asyncio.gather(
                     _stats(run.home.sandbox), self._hosting.save(run.home)
                 )
-                answer["stats"], answer["files_kept"] = run.stats, run.files_kept
+                answer["files_kept"] = run.files_kept
         except StoppedError as error:
             answer = stopped_answer(
                 error,
@@ -180,8 +188,9 @@ class Runner:
             run: Run | None = None
             failure: BaseException | None = None
             try:
+                before, alone_at = home.sandbox.last_usage, home.alone_at
                 command = await program.start(home.sandbox, **more)
-                run = Run(home, command, loss=loss)
+                run = Run(home, command, loss=loss, before=before, alone_at=alone_at)
                 if follow:
                     run.chunks = _followed(run.command)
                 async with run.command:
@@ -353,11 +362,20 @@ async def _stats(sandbox: Sandbox) -> dict[str, Any] | None:
 
 
 def _resources(run: Run | None) -> dict[str, Any] | None:
-    """What of the figures belongs into the log."""
-    if run is None or run.stats is None:
+    """For the log, what somebody has seen by now. The kernel counts for the sandbox; only a program
+    that had it for itself can be told from those before."""
+    after = run.home.sandbox.last_usage if run is not None else None
+    if run is None or after is None or after is run.before:
         return None
-    names = ("cpu_seconds", "memory_peak_mb", "disk_mb", "processes")
-    return {name: round(run.stats[name], 3) for name in names}
+    figures = {
+        "sandbox_cpu_seconds": after.cpu_seconds,
+        "sandbox_memory_peak_mb": after.memory_peak_bytes / MIB,
+        "sandbox_disk_mb": after.disk_bytes / MIB,
+        "sandbox_processes": after.processes,
+    }
+    if run.before is not None and run.was_alone:
+        figures["cpu_seconds"] = max(0.0, after.cpu_seconds - run.before.cpu_seconds)
+    return {name: round(figure, 3) for name, figure in figures.items()}
 
 
 def _outcome(failure: BaseException | None, exit_code: int | None) -> str:

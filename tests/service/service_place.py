@@ -16,6 +16,7 @@ from paracle_sandbox.testing.fake import FakeBackend
 
 HEADER = "x-sandbox-recreated"
 KEY = "a key for this test alone"
+NO_INDEX = "http://127.0.0.1:9/simple"
 
 
 class Place:
@@ -23,7 +24,8 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.backend = FakeBackend()
-        self.service = Service(Settings(service_dir=str(directory), api_key=KEY), self.backend)
+        settings = Settings(service_dir=str(directory), api_key=KEY, package_index=NO_INDEX)
+        self.service = Service(settings, self.backend)
         self.client = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=make_app(self.service)),
             base_url="http://service", headers={"X-API-Key": KEY},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,6 @@ async def test_files_of_a_program_whose_sandbox_was_lost(place: Place) -> None:
 
 
 async def test_files_beside_an_installation(place: Place) -> None:
-    nowhere = "http://127.0.0.1:9/simple"
-    place.service.settings = replace(place.service.settings, package_index=nowhere)
     home = place.service.hosting.find("ann")
     assert home is not None
     await home.sandbox.write_file("new", "not kept by anybody yet")

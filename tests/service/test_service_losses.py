@@ -26,6 +26,7 @@ from paracle_sandbox.errors import SandboxCreationError
         ("POST", "commands", {"json": {"command": "true"}}),
         ("POST", "stream", {"json": {"command": "true"}}),
         ("POST", "create", {}),
+        ("POST", "pip/install", {"json": {"package": "no-such-package"}}),
         ("POST", "shell", {"json": {"command": "sleep 9", "timeout": 1}}),
         ("POST", "shell", {"json": {"command": "true"}, "headers": {"Idempotency-Key": "k"}}),
     ],
@@ -39,7 +40,7 @@ async def test_every_first_answer_tells(
     if path == "stream":
         start = next(line for line in first.text.splitlines() if line.startswith("data: "))
         assert json.loads(start[6:])["recreated"] is True
-    elif path == "shell":
+    elif path in ("shell", "pip/install"):
         assert first.json()["recreated"] is True
     assert (await place.shell("true"))["recreated"] is False
 

@@ -46,6 +46,7 @@ class SandboxLife:
         self._in_use = 0
         self._last_used = time.monotonic()
         self._seen = Counts()
+        self._last_usage: Usage | None = None
         self._cpu_mark = (0.0, 0.0)
         self._started_at = 0.0
 
@@ -72,6 +73,11 @@ class SandboxLife:
         return self._last_used
 
     @property
+    def last_usage(self) -> Usage | None:
+        """What it used when somebody last looked; None if nobody has."""
+        return self._last_usage
+
+    @property
     def in_use(self) -> int:
         """How many operations run now, background commands included."""
         return self._in_use
@@ -95,7 +101,7 @@ class SandboxLife:
                     f"Cannot connect to the guest: {error}", self._sandbox_id, step="connect"
                 ) from error
             raise
-        self._seen = Counts()
+        self._seen, self._last_usage = Counts(), None
         self._started_at = time.monotonic()
         self._cpu_mark = (self._started_at, 0.0)
         self._touch()
@@ -204,8 +210,12 @@ class SandboxLife:
             usage = await self._backend.usage(self._sandbox_id)
         except (SandboxError, OSError):
             return None
-        self._seen = self._seen.raised_to(usage)
+        self._saw(usage)
         return usage
+
+    def _saw(self, usage: Usage) -> None:
+        self._seen = self._seen.raised_to(usage)
+        self._last_usage = usage
 
     async def kill_leftovers(self) -> None:
         """End what ended commands left behind; a sandbox in which that fails is destroyed."""

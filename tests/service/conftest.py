@@ -3,10 +3,13 @@ one over native sandboxes for what is not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
+import pytest_asyncio
+from service_place import Place
 from service_process import ServiceProcess
 
 ROOMY = {
@@ -56,3 +59,13 @@ def real(native: ServiceProcess) -> Iterator[httpx2.Client]:
 def user(request: pytest.FixtureRequest) -> str:
     """A user of this test alone."""
     return request.node.name[:80].replace("/", "|")
+
+
+@pytest_asyncio.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    """A service in this process, in which ann has a sandbox."""
+    place = Place(tmp_path)
+    await place.service.start()
+    assert (await place.shell("echo here > kept"))["recreated"] is False
+    yield place
+    await place.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import threading
@@ -10,10 +11,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from service_process import ServiceProcess
+from service_place import Place
+from service_process import ServiceProcess, wait_until
 
 from paracle_sandbox import audit
 from paracle_sandbox.audit_log import AuditLog, follow, read, verify
+from paracle_sandbox.backends.base import Usage
 from paracle_sandbox.service.journal import SUSPICIOUS_EVENTS, SUSPICIOUS_FAILURES, Journal
 
 
@@ -39,6 +42,64 @@ def test_what_happens_is_written_down(fake: ServiceProcess, user: str) -> None:
     assert (write["path"], write["size"]) == ("f", 18)
     assert destroy["files_kept"] is True
     assert "the secret" not in (fake.data / "audit.jsonl").read_text()
+
+
+def test_every_line_of_a_request_says_whose_it_was(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path / "s", SANDBOX_MODE="fake").start()
+    key = service.keys("make", "ann")
+    try:
+        with service.client(key) as ann:
+            body = {"command": "true"}
+            ann.post("/sandbox/ann/shell", json=body)
+            ann.post("/sandbox/ann/shell", json=body, headers={"Idempotency-Key": "k"})
+            ann.post("/sandbox/ann/commands", json=body)
+            ann.post("/sandbox/ann/file", json={"path": "f", "content": "x"})
+            ann.get("/sandbox/ann/file", params={"path": "../../etc/passwd"})
+            ann.get("/sandbox/ann/file", params={"path": "f"})
+            ann.get("/sandbox/ann/files")
+            ann.get("/sandbox/ann/files/raw", params={"path": "f"})
+            ann.delete("/sandbox/ann/file", params={"path": "f"})
+            ann.delete("/sandbox/ann")
+            ann.post("/sandbox/ann/create")
+        wait_until(lambda: sum(e["event"] == "execution" for e in events(service)) == 3, 30)
+    finally:
+        service.stop()
+    *asked, ended = [line for line in events(service) if line.get("user") == "ann"]
+    assert {line["event"] for line in asked} == {
+        "create", "execution", "write_file", "read_file", "list_files", "security", "remove_file",
+        "destroy",
+    }  # fmt: skip
+    assert sum(line["event"] == "read_file" for line in asked) == 2
+    whose = {(line.get("key"), line.get("address")) for line in asked}
+    assert whose == {(key.split("_")[1], "127.0.0.1")}
+    assert ended["reason"] == "shutdown" and "key" not in ended, "the service did it by itself"
+    assert service.paracle("audit", "verify").returncode == 0
+
+
+async def test_figures_are_the_programs_own_or_named_as_the_sandboxs(place: Place) -> None:
+    name = place.service.hosting.sandbox_id("ann")
+
+    def resources() -> list[dict[str, float]]:
+        lines = read(Path(place.service.settings.service_dir) / "audit.jsonl")
+        return [line["resources"] for line in lines if line["event"] == "execution"]
+
+    def used(cpu_seconds: float) -> None:
+        place.backend.usage_of[name] = Usage(cpu_seconds, memory_peak_bytes=32 << 20, processes=2)
+
+    used(1.0)
+    await place.shell("true")
+    used(1.5)
+    await place.shell("true")
+    used(3.5)
+    assert (await place.shell("sleep 30", timeout=1))["kind"] == "timeout"
+    used(4.0)
+    await asyncio.gather(place.shell("sleep 0.2"), place.shell("sleep 0.2"))
+    first, *alone, one, other = resources()
+    assert "cpu_seconds" not in first, "nobody had looked before it"
+    assert [found["cpu_seconds"] for found in alone] == [1.0, 0.5, 2.0]
+    assert [found["sandbox_cpu_seconds"] for found in alone] == [1.0, 1.5, 3.5]
+    assert alone[-1]["sandbox_memory_peak_mb"] == 32
+    assert "cpu_seconds" not in one and "cpu_seconds" not in other
 
 
 def test_refusals_are_written_down(fake: ServiceProcess) -> None:

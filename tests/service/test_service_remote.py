@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from service_place import Place
 from service_process import ServiceProcess
 
+from paracle_sandbox.audit_log import read
+from paracle_sandbox.backends.base import Usage
 from paracle_sandbox.backends.registry import explain, get_backend
 from paracle_sandbox.backends.remote.backend import RemoteBackend
 from paracle_sandbox.backends.remote.failures import remote_error
+from paracle_sandbox.channel.frames import OPEN, RESULT, encode_json
 from paracle_sandbox.channel.resumable import Inbox, Outbox, OutOfStep, count_of, parse
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
@@ -34,6 +40,7 @@ from paracle_sandbox.errors import (
 )
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.service.leases import Leases
+from paracle_sandbox.service.relay import Watch
 from paracle_sandbox.service.service import Service
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.fake import FakeBackend
@@ -237,6 +244,83 @@ async def test_quotas_hold_over_the_channel(tmp_path: Path) -> None:
         service.stop()
     log = service.paracle("audit", "show", "--json").stdout
     assert '"event": "refused"' in log and '"reason": "quota"' in log
+
+
+async def test_a_limit_over_the_channel_is_a_security_event(native: ServiceProcess) -> None:
+    backend = remote(native, key=native.keys("make", "greedy"))
+    async with Sandbox(backend, "greedy", SandboxConfig(memory_mb=128)) as sandbox:
+        with pytest.raises(ResourceLimitError):
+            await sandbox.run_code("x = bytearray(b'1') * (1 << 30)")
+        await sandbox.execute("exit 3")
+    await backend.close()
+    lines = logged(native, "greedy")
+    (event,) = [line for line in lines if line["event"] == "security"]
+    assert (event["kind"], event["address"]) == ("limit", "127.0.0.1")
+    ended = [line for line in lines if line["event"] == "execution"]
+    assert [line["outcome"] for line in ended] == ["failed", "failed"]
+
+
+async def test_a_limit_is_told_once_for_each_time(place: Place) -> None:
+    leases = place.service.leases
+    lease = await leases.create("bob", "one", SandboxConfig(), {})
+    for usage in (
+        Usage(), Usage(oom_kills=1), Usage(oom_kills=1), Usage(oom_kills=2), Usage(oom_kills=2),
+        Usage(oom_kills=2, disk_full=True), Usage(oom_kills=2, disk_full=True),
+    ):  # fmt: skip
+        place.backend.usage_of[lease.name] = usage
+        await leases.usage(lease)
+    lines = read(Path(place.service.settings.service_dir) / "audit.jsonl")
+    told = [line["details"]["error"] for line in lines if line["event"] == "security"]
+    assert [text.split()[0] for text in told] == ["Memory", "Memory", "Disk"]
+
+
+async def test_a_program_that_ends_with_its_sandbox_is_written_down(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path / "s", SANDBOX_MODE="fake").start()
+    backend = remote(service, key=service.keys("make", "ann"))
+    try:
+        sandbox = Sandbox(backend, "ends")
+        await sandbox.start()
+        await sandbox.execute("exit 0")
+        command = await sandbox.start_command("echo up; sleep 100")
+        async for _ in command.output():
+            break
+        await sandbox.stop()
+    finally:
+        await backend.close()
+        service.stop()
+    first, last = [line for line in logged(service, "ann") if line["event"] == "execution"]
+    assert (first["cause"], last["cause"]) == ("ok", "removed")
+    assert first["key"] == last["key"]
+
+
+async def test_programs_whose_sandbox_was_lost_are_written_down(place: Place) -> None:
+    parts = place.service
+    failures: list[str] = []
+    lease = await parts.leases.create("bob", "one", SandboxConfig(), {})
+
+    async def answer(frame: bytes) -> None:
+        raise AssertionError(frame)
+
+    watch = Watch(
+        "bob", lease.name, parts.executions, parts.journal, parts.metrics, answer,
+        lambda: failures.append("failed"),
+    )  # fmt: skip
+    for stream in (1, 3):
+        await watch.passed(encode_json(OPEN, stream, {"op": "exec", "argv": ["sleep", "9"]}))
+    watch.answered(encode_json(RESULT, 1, {"exit_code": -9, "killed": True}))
+    watch.close("sandbox_lost")
+    assert failures == ["failed"] and parts.executions.running("bob") == 0
+    lines = read(Path(parts.settings.service_dir) / "audit.jsonl")
+    found = [line for line in lines if line.get("user") == "bob" and line["event"] != "create"]
+    assert [line.get("cause") or line["kind"] for line in found] == [
+        "killed", "sandbox_lost", "sandbox_lost",
+    ]  # fmt: skip
+    assert [line["event"] for line in found] == ["execution", "execution", "security"]
+
+
+def logged(service: ServiceProcess, user: str) -> list[dict[str, Any]]:
+    lines = service.paracle("audit", "show", "--json", "--user", user).stdout.splitlines()
+    return [json.loads(line) for line in lines]
 
 
 async def test_a_sandbox_that_nobody_holds_is_removed(tmp_path: Path) -> None:

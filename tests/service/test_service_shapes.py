@@ -262,7 +262,7 @@ def test_background_commands(client: httpx2.Client, user: str) -> None:
     with client.stream("GET", f"{where}/stream") as events:
         told = [json.loads(line[6:]) for line in events.iter_lines() if line.startswith("data: ")]
     assert told[0]["event"] == "start"
-    assert told[-1] == {"event": "result", "success": True, "exit_code": 0}
+    assert told[-1] == {"event": "result", "success": True, "exit_code": 0, "files_kept": True}
     seen = client.get(where).json()
     assert (seen["running"], seen["exit_code"], seen["stdout"]) == (False, 0, "got it\n")
     assert client.get(at(user, "/commands")).json()["total"] == 1

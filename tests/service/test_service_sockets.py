@@ -34,7 +34,8 @@ def test_a_program_is_fed_and_followed(fake: ServiceProcess, user: str) -> None:
         events = told(socket)
     assert events[0]["event"] == "start"
     assert "".join(e["text"] for e in events if e["event"] == "stdout") == "? hello world\n"
-    assert events[-1] == {"event": "result", "success": True, "exit_code": 0}
+    expected = {"event": "result", "success": True, "exit_code": 0, "files_kept": True}
+    assert events[-1] == expected
 
 
 def test_a_program_is_signalled(fake: ServiceProcess, user: str) -> None:

@@ -26,6 +26,7 @@ from .idempotency import Idempotency
 from .routes import commands, files, leases, operations, packages, sandboxes, streams
 from .service import Service
 from .shapes import ErrorAnswer
+from .telling import Telling
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(Exception, _internal)
     describe(app)
     return Gate(
-        Idempotency(app, service.answers),
+        Idempotency(Telling(app, service.losses), service.answers),
         doorman=service.doorman,
         journal=service.journal,
         metrics=service.metrics,

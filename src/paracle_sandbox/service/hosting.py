@@ -2,8 +2,8 @@
 
 Each user has a lock for making and removing, so that a storm of first requests makes one
 sandbox; nothing else waits on it. A sandbox that died is noticed by the next request, which
-gets a new one with the kept files, and is told. All sandboxes of the service, these and the
-ones that remote clients hold, share one number of slots.
+gets a new one with the kept files; the first answer about it tells (``losses``). All sandboxes of
+the service, these and the ones that remote clients hold, share one number of slots.
 """
 
 from __future__ import annotations
@@ -18,15 +18,22 @@ from typing import TypeVar
 
 from ..backends.base import Backend
 from ..config import SandboxConfig
-from ..errors import SandboxError, SandboxExecutionError, SandboxLimitError
+from ..errors import (
+    BackendUnavailableError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxLimitError,
+)
 from ..sandbox import Sandbox
 from ..settings import Settings
 from ..slots import Slots
+from .askers import notice
 from .faults import RETRY_SECONDS, NotKept, Unavailable
 from .journal import Journal
+from .losses import Loss, Losses
 from .metrics import Metrics
 from .quotas import check_room
-from .recovery import made
+from .recovery import classify, made
 from .tenants import Names
 from .workspaces import Workspace, Workspaces, save_quietly
 
@@ -53,16 +60,27 @@ class Home:
     user_id: str
     sandbox: Sandbox
     workspace: Workspace
+    loss: Loss | None = None
     created_at: float = field(default_factory=time.time)
     last_used: float = field(default_factory=time.time)
     last_used_mark: float = field(default_factory=time.monotonic)
     execution_count: int = 0
     users_now: int = 0
-    recreated: bool = False
+    visits: int = 0
 
     def touch(self) -> None:
         self.last_used = time.time()
         self.last_used_mark = time.monotonic()
+
+    @property
+    def recreated(self) -> bool:
+        """The one before it was lost, and no answer has told its user yet."""
+        return self.loss is not None and not self.loss.told
+
+    @property
+    def alone_at(self) -> int | None:
+        """The number of the visit, if there is no other now."""
+        return self.visits if self.users_now == 1 else None
 
     @property
     def is_busy(self) -> bool:
@@ -78,12 +96,14 @@ class Hosting:
         settings: Settings,
         names: Names,
         workspaces: Workspaces,
+        losses: Losses,
         journal: Journal,
         metrics: Metrics,
     ) -> None:
         self.backend = backend
         self.settings = settings
         self.slots = Slots(settings.max_containers)
+        self.losses = losses
         self._names = names
         self._workspaces = workspaces
         self._journal = journal
@@ -93,6 +113,9 @@ class Hosting:
         self._held: dict[str, list[SandboxConfig]] = {}
         self._idle: asyncio.Task[None] | None = None
         self._closed = False
+        self._taken_over = False
+        self._in_the_way = ""
+        self._doubt: Callable[[], None] = lambda: None
 
     @property
     def is_closed(self) -> bool:
@@ -101,7 +124,10 @@ class Hosting:
     # Finding
 
     def find(self, user_id: str) -> Home | None:
-        return self._homes.get(user_id)
+        home = self._homes.get(user_id)
+        if home is not None:
+            notice(home.loss)
+        return home
 
     def all(self) -> list[Home]:
         return [self._homes[user_id] for user_id in sorted(self._homes)]
@@ -118,7 +144,9 @@ class Hosting:
     async def using(self, user_id: str, config: SandboxConfig | None = None) -> AsyncIterator[Home]:
         """The user's sandbox, made if need be; it does not count as idle inside the block."""
         home = await self.open(user_id, config)
+        notice(home.loss)
         home.users_now += 1
+        home.visits += 1
         home.touch()
         try:
             yield home
@@ -139,7 +167,6 @@ class Hosting:
     async def open(self, user_id: str, config: SandboxConfig | None = None) -> Home:
         home = self._homes.get(user_id)
         if home is not None and home.sandbox.is_running:
-            home.recreated = False
             return home
         async with self._alone(user_id):
             home = self._homes.get(user_id)
@@ -148,7 +175,7 @@ class Hosting:
             if home is not None:
                 self._journal.record("sandbox_lost", user=user_id, sandbox_id=home.sandbox.id)
                 await self._remove(home)
-            return await self._make(user_id, config, recreated=home is not None)
+            return await self._make(user_id, config)
 
     def default_config(self) -> SandboxConfig:
         settings = self.settings
@@ -163,7 +190,7 @@ class Hosting:
 
     # Making
 
-    async def _make(self, user_id: str, config: SandboxConfig | None, recreated: bool) -> Home:
+    async def _make(self, user_id: str, config: SandboxConfig | None) -> Home:
         wanted = config or self.default_config()
         self.take_room(user_id, wanted)
         try:
@@ -180,11 +207,10 @@ class Hosting:
                 raise
         except BaseException as error:
             self.leave_room(user_id, wanted)
-            if isinstance(error, SandboxError):
-                self._journal.record("create", user=user_id, outcome="failed", error=str(error))
-                self._metrics.creations.labels("failed").inc()
+            self.failed(user_id, error)
             raise
-        home = Home(user_id, sandbox, workspace, recreated=recreated)
+        self.losses.made(sandbox.sandbox_id)
+        home = Home(user_id, sandbox, workspace, self.losses.untold(sandbox.sandbox_id))
         self._homes[user_id] = home
         self._metrics.creations.labels("ok").inc()
         limits = wanted.model_dump(include={"cpu_cores", "memory_mb", "disk_mb", "base_image"})
@@ -199,9 +225,22 @@ class Hosting:
         await sandbox.start()
         return sandbox
 
+    def failed(self, user_id: str, error: BaseException) -> None:
+        """A sandbox of this user could not be made."""
+        if not isinstance(error, SandboxError):
+            return
+        self._journal.record("create", user=user_id, outcome="failed", error=str(error))
+        self._metrics.creations.labels("failed").inc()
+        failure = classify(error)
+        if failure.retryable and failure.kind in ("creation", "engine_down"):
+            self._doubt()
+
     def take_room(self, user_id: str, config: SandboxConfig) -> None:
-        """A slot for one more sandbox of this user. Raises TooMany or Unavailable."""
+        """A slot for one more sandbox of this user. Raises TooMany, Unavailable or
+        BackendUnavailableError."""
         self.refuse_when_closed()
+        if self._in_the_way:
+            raise BackendUnavailableError(self._in_the_way)
         check_room(self.settings, self._held.get(user_id, []), config)
         try:
             self.slots.take()
@@ -237,14 +276,20 @@ class Hosting:
         """Save the files and remove the sandbox; whether there was one."""
         async with self._alone(user_id):
             home = self._homes.get(user_id)
+            notice(self.losses.untold(self.sandbox_id(user_id)))
             if home is None:
                 return False
             await self._remove(home, reason)
             return True
 
     async def _remove(self, home: Home, reason: str = "lost") -> None:
+        # Not what its user wished, nor what idle ones have to expect.
+        is_loss = reason in ("lost", "shutdown") or (
+            reason == "idle" and not home.sandbox.is_running
+        )
         kept = await save_quietly(home.workspace, home.sandbox)
         del self._homes[home.user_id]
+        self.losses.removed(home.sandbox.id, is_loss=is_loss)
         try:
             await home.sandbox.stop()
         except SandboxError as error:
@@ -272,11 +317,25 @@ class Hosting:
 
     # Life of the service
 
-    async def start(self) -> None:
-        await self.clean_up_predecessor()
+    def start(self, doubt: Callable[[], None] = lambda: None) -> None:
+        """``doubt`` is called when a sandbox could not be made."""
+        self._doubt = doubt
+        self.losses.start()
         self._idle = asyncio.create_task(self._watch_idle())
 
-    async def clean_up_predecessor(self) -> None:
+    async def take_over(self) -> None:
+        """Once, when the engine is there; until then nothing is made, which could bear the name of
+        something that a predecessor left. Raises SandboxError."""
+        if self._taken_over:
+            return
+        try:
+            await self._clean_up_predecessor()
+        except SandboxError as error:
+            self._in_the_way = error.message
+            raise
+        self._in_the_way, self._taken_over = "", True
+
+    async def _clean_up_predecessor(self) -> None:
         """Remove what a service that was killed left; its users' files are in the workspaces.
         Whatever bears our name is a predecessor's, since the directory's lock is ours: no need to
         judge by process numbers, which mean nothing when that was another container."""
@@ -287,6 +346,7 @@ class Hosting:
         ]
         for info in left:
             logger.warning("Removing sandbox %s, left by a service that died", info.sandbox_id)
+            self.losses.note(info.sandbox_id)
             with suppress(SandboxError):
                 await self.backend.destroy(info.sandbox_id)
         if left:

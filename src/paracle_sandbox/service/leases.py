@@ -2,7 +2,8 @@
 
 The client runs the library, with its own Sandbox and Connection; the service makes the place
 and passes bytes between the WebSocket and the guest. It looks at what the client asks the guest
-(never the reverse), to count executions against the user's quota and to log them. When the
+(never the reverse), to count executions against the user's quota and to log them, and the limits
+that they ran into, whether the client asks for its figures or not. When the
 WebSocket breaks, the lease waits a while for the client to come back and resume where it was;
 then the sandbox is removed.
 """
@@ -15,10 +16,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..backends.base import Usage
 from ..config import SandboxConfig
 from ..errors import SandboxError
+from ..limits import Counts, verdict
 from .faults import Conflict, NotFound
 from .hosting import LABEL, Hosting
 from .journal import Journal
@@ -47,6 +50,8 @@ class Lease:
     relay: Relay | None = None
     ready: bool = False
     unheld_since: float = field(default_factory=time.monotonic)
+    seen: Counts = field(default_factory=Counts)
+    breached: str | None = None
 
     def is_abandoned(self, seconds: float) -> bool:
         """Whether nobody has held its channel for so long."""
@@ -76,6 +81,7 @@ class Leases:
         self._metrics = metrics
         self._leases: dict[tuple[str, str], Lease] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._looks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self._watcher = asyncio.create_task(self._watch())
@@ -110,9 +116,7 @@ class Leases:
             )
         except BaseException as error:
             self._forget(lease)
-            if isinstance(error, SandboxError):
-                self._metrics.creations.labels("failed").inc()
-                self._journal.record("create", user=user_id, outcome="failed", error=str(error))
+            self._hosting.failed(user_id, error)
             raise
         lease.ready = True
         if self._hosting.is_closed:
@@ -128,13 +132,31 @@ class Leases:
         if lease.relay is None:
             channel = await self._hosting.backend.connect(lease.name)
             lease.relay = Relay(
-                channel, lease.user_id, lease.name, self._executions, self._journal, self._metrics
-            )
+                channel, lease.user_id, lease.name, self._executions, self._journal, self._metrics,
+                partial(self._look_soon, lease),
+            )  # fmt: skip
             lease.relay.start()
         return lease.relay
 
     async def usage(self, lease: Lease) -> Usage:
-        return await self._hosting.backend.usage(lease.name)
+        usage = await self._hosting.backend.usage(lease.name)
+        breach = verdict(usage, lease.seen, lease.config, failed=True)
+        before, lease.seen = lease.seen, lease.seen.raised_to(usage)
+        # A count tells of one breach each; a full disk stays full, and is told once.
+        if breach is not None and (lease.seen != before or breach.resource_type != lease.breached):
+            self._journal.security_event("limit", lease.name, {"error": breach.message})
+        lease.breached = breach.resource_type if breach is not None else None
+        return usage
+
+    def _look_soon(self, lease: Lease) -> None:
+        """A program in it failed."""
+        look = asyncio.create_task(self._look(lease))
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+
+    async def _look(self, lease: Lease) -> None:
+        with suppress(SandboxError, OSError):  # it may be gone by now
+            await self.usage(lease)
 
     async def remove(self, user_id: str, sandbox_id: str, reason: str = "request") -> bool:
         """Whether there was one. Raises SandboxCleanupError; it can then be tried again."""
@@ -178,3 +200,7 @@ class Leases:
               for one in list(self._leases.values())),
             return_exceptions=True,
         )  # fmt: skip
+        looks = list(self._looks)
+        for look in looks:
+            look.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)

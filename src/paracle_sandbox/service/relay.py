@@ -3,7 +3,7 @@
 The relay outlives the WebSocket: it reads the guest all the time, as far as its outbox has
 room, and a client that comes back gets what it missed. What the client asks of the guest is
 read frame by frame before it is passed on: an execution counts against the user's quota and is
-logged; a frame that is none ends the relay.
+logged, however it ends; a frame that is none ends the relay.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from contextvars import copy_context
 
 from ..backends.base import Channel
 from ..channel.frames import (
@@ -56,11 +57,12 @@ class Relay:
         executions: Executions,
         journal: Journal,
         metrics: Metrics,
+        on_failure: Callable[[], None],
     ) -> None:
         self._channel = channel
         self._outbox = Outbox()
         self._inbox = Inbox()
-        self._asked = Watch(user_id, name, executions, journal, metrics, self._answer)
+        self._asked = Watch(user_id, name, executions, journal, metrics, self._answer, on_failure)
         self._send: SendBytes | None = None
         self._sending = asyncio.Lock()
         self._taking = asyncio.Lock()
@@ -85,7 +87,7 @@ class Relay:
                 await self._reader
         await self._channel.close()
         await self._tell(END_MESSAGE)
-        self._asked.close()
+        self._asked.close("removed")
 
     # The guest's side
 
@@ -96,7 +98,7 @@ class Relay:
                 await self._outbox.wait_for_room()
                 await self._put(data[start : start + MAX_MESSAGE])
         self._over = True
-        self._asked.close()
+        self._asked.close("sandbox_lost")
         await self._tell(END_MESSAGE)
 
     async def _put(self, piece: bytes) -> None:
@@ -174,7 +176,8 @@ class Relay:
 
 
 class Watch:
-    """What the client asks the guest, as far as quota and log are concerned."""
+    """What the client asks the guest, as far as quota and log are concerned. ``on_failure`` is
+    called when a program did not succeed."""
 
     def __init__(
         self,
@@ -184,6 +187,7 @@ class Watch:
         journal: Journal,
         metrics: Metrics,
         answer: Callable[[bytes], Awaitable[None]],
+        on_failure: Callable[[], None],
     ) -> None:
         self._user_id = user_id
         self._name = name
@@ -191,6 +195,7 @@ class Watch:
         self._journal = journal
         self._metrics = metrics
         self._answer = answer
+        self._on_failure = on_failure
         self._asked = FrameReader(TO_GUEST)
         self._answers: FrameReader | None = FrameReader(TO_HOST)
         self._running: dict[int, _Running] = {}
@@ -231,37 +236,50 @@ class Watch:
         try:
             for kind, stream, payload in self._answers.feed(data):
                 if kind in (RESULT, ERROR) and stream in self._running:
-                    self._ended(self._running.pop(stream), kind, payload)
+                    running = self._running.pop(stream)
+                    running.context.run(self._ended, running, kind, payload)
         except ProtocolError:
             self._answers = None  # the client sees it as well, and breaks off
 
     def _ended(self, running: _Running, kind: int, payload: bytes) -> None:
-        code = None
+        result: dict[str, object] = {}
         with suppress(ProtocolError):
-            code = decode_json(payload).get("exit_code")
+            result = decode_json(payload)
+        code = result.get("exit_code")
+        if kind == RESULT and code == 0:
+            cause = "ok"
+        else:
+            cause = "killed" if result.get("killed") else "failed"
+            self._on_failure()
+        self._log(running, cause, code if isinstance(code, int) else None)
+
+    def _log(self, running: _Running, cause: str, code: int | None = None) -> None:
         running.allowance.close()
-        ok = kind == RESULT and code == 0
         seconds = time.monotonic() - running.started
-        self._metrics.executions.labels(running.kind, "ok" if ok else "failed").inc()
+        self._metrics.executions.labels(running.kind, cause).inc()
         self._metrics.durations.labels(running.kind).observe(seconds)
         self._journal.execution(
-            user=self._user_id, ok=ok, content=running.content, kind=running.kind,
-            sandbox_id=self._name, exit_code=code if isinstance(code, int) else None,
-            seconds=round(seconds, 6),
+            user=self._user_id, ok=cause == "ok", content=running.content, kind=running.kind,
+            cause=cause, sandbox_id=self._name, exit_code=code, seconds=round(seconds, 6),
         )  # fmt: skip
 
-    def close(self) -> None:
+    def close(self, cause: str) -> None:
         """Whatever still ran has ended with its sandbox."""
         running, self._running = self._running, {}
         for one in running.values():
-            one.allowance.close()
+            one.context.run(self._log, one, cause)
+        if running and cause == "sandbox_lost":
+            self._journal.security_event(cause, self._name, {"programs": len(running)})
 
 
 class _Running:
-    __slots__ = ("allowance", "content", "kind", "started")
+    """A program, and the context of the request that began it: whose it is, when it ends."""
+
+    __slots__ = ("allowance", "content", "context", "kind", "started")
 
     def __init__(self, kind: str, allowance: ExitStack, content: str) -> None:
         self.kind = kind
         self.allowance = allowance
         self.content = content
+        self.context = copy_context()
         self.started = time.monotonic()

@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..backends.base import Usage
 from ..command import Command
 from ..errors import SandboxError, StoppedError
 from ..executor import error_result
 from ..launch import CommandOptions
+from ..limits import MIB
 from ..sandbox import Sandbox
 from .faults import NotFound, TooMany
 from .hosting import Home, Hosting
 from .journal import Journal
+from .losses import Loss
 from .metrics import Metrics
 from .quotas import Executions
 from .recovery import classify
@@ -74,9 +77,20 @@ class Run:
     takes_input: bool = False
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
-    saved: bool = False
-    stats: dict[str, Any] | None = None
+    loss: Loss | None = None
+    files_kept: bool | None = None  # until they were saved, nobody knows
+    before: Usage | None = None
+    alone_at: int | None = None
     chunks: AsyncGenerator[Chunk, None] | None = None
+
+    @property
+    def was_alone(self) -> bool:
+        """Nobody else used the sandbox since it began."""
+        return self.alone_at == self.home.visits
+
+    @property
+    def recreated(self) -> bool:
+        return self.loss is not None
 
     @property
     def kept_bytes(self) -> int:
@@ -122,26 +136,30 @@ class Runner:
         self._journal = journal
         self._metrics = metrics
         self._background: dict[str, dict[str, Run]] = {}
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._watchers: set[asyncio.Task[Any]] = set()
 
     async def run(self, user_id: str, program: Program) -> dict[str, Any]:
         """Run it to its end. A program that was stopped is an answer too, with its error. A large
         output is a SpooledText in it."""
         started = time.monotonic()
+        run: Run | None = None
         spool = Spool(self._spools, MAX_OUTPUT, self._hosting.sandbox_id(user_id))
         try:
             options: dict[str, Any] = {"max_output": 0, "on_output_bytes": spool.take}
             async with self.started(user_id, program, then_listed=True, **options) as run:
                 result = await run.command.wait()
-                answer = _answer(result["exit_code"], spool, run.home)
+                answer = _answer(result["exit_code"], spool, run)
                 # Side by side: each is a round trip.
-                run.stats, answer["files_kept"] = await asyncio.gather(
+                answer["stats"], run.files_kept = await asyncio.gather(
                     _stats(run.home.sandbox), self._hosting.save(run.home)
                 )
-                answer["stats"] = run.stats
-                run.saved = True
+                answer["files_kept"] = run.files_kept
         except StoppedError as error:
-            answer = stopped_answer(error)
+            answer = stopped_answer(
+                error,
+                recreated=run is not None and run.recreated,
+                files_kept=run is None or bool(run.files_kept),
+            )
             output = {"stdout": spool.text_of("stdout"), "stderr": spool.text_of("stderr")}
             answer["output"] = output["stdout"]
             answer["result"] = {**answer["result"], **output, "truncated": spool.truncated}
@@ -166,11 +184,14 @@ class Runner:
             stack.enter_context(self._executions.one(user_id))
             home = await stack.enter_async_context(self._hosting.using(user_id))
             home.execution_count += 1
+            loss = home.loss if home.recreated else None  # another answer may tell meanwhile
             begun = time.monotonic()
             run: Run | None = None
             failure: BaseException | None = None
             try:
-                run = Run(home, await program.start(home.sandbox, **more))
+                before, alone_at = home.sandbox.last_usage, home.alone_at
+                command = await program.start(home.sandbox, **more)
+                run = Run(home, command, loss=loss, before=before, alone_at=alone_at)
                 if follow:
                     run.chunks = _followed(run.command)
                 async with run.command:
@@ -180,18 +201,20 @@ class Runner:
                 raise
             finally:
                 self._told(home, program, run, failure, time.monotonic() - begun)
-                if run is None or not run.saved:
-                    await self._save(home)
+                await (self._save(home) if run is None else self.keep(run))
 
-    async def _save(self, home: Home) -> None:
+    async def keep(self, run: Run) -> bool:
+        """Save what a program that has ended left, unless that was done; whether all is kept."""
+        if run.files_kept is None:
+            run.files_kept = await self._save(run.home)
+        return run.files_kept
+
+    async def _save(self, home: Home) -> bool:
         """Keep the files, though whoever waits for that may be cancelled again and again."""
-        saving = asyncio.create_task(self._save_to_the_end(home))
+        saving = asyncio.create_task(self._hosting.save(home))
         self._watchers.add(saving)
         saving.add_done_callback(self._watchers.discard)
-        await asyncio.shield(saving)
-
-    async def _save_to_the_end(self, home: Home) -> None:
-        await self._hosting.save(home)
+        return await asyncio.shield(saving)
 
     def _told(
         self,
@@ -263,9 +286,11 @@ class Runner:
             del known[run.command_id]
 
     def commands(self, user_id: str) -> list[Run]:
+        self._hosting.find(user_id)  # so that the answer tells of a loss
         return list(self._background.get(user_id, {}).values())
 
     def command(self, user_id: str, command_id: str) -> Run:
+        self._hosting.find(user_id)
         try:
             return self._background[user_id][command_id]
         except KeyError:
@@ -287,7 +312,7 @@ class Runner:
         await asyncio.gather(*self._watchers, return_exceptions=True)
 
 
-def _answer(exit_code: int, spool: Spool, home: Home) -> dict[str, Any]:
+def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
     stdout, stderr = spool.text_of("stdout"), spool.text_of("stderr")
     failed = f"Execution failed with exit code {exit_code}"
     return {
@@ -302,15 +327,15 @@ def _answer(exit_code: int, spool: Spool, home: Home) -> dict[str, Any]:
             "timed_out": False,
             "truncated": spool.truncated,
         },
-        "sandbox_id": home.sandbox.sandbox_id,
+        "sandbox_id": run.home.sandbox.sandbox_id,
         "error_type": None,
         "kind": None,
         "state_lost": False,
-        "recreated": home.recreated,
+        "recreated": run.recreated,
     }
 
 
-def stopped_answer(error: StoppedError) -> dict[str, Any]:
+def stopped_answer(error: StoppedError, *, recreated: bool, files_kept: bool) -> dict[str, Any]:
     """A program that was stopped, as an answer."""
     told = error_result(error)
     partial = told["result"]
@@ -326,8 +351,8 @@ def stopped_answer(error: StoppedError) -> dict[str, Any]:
         "kind": failure.kind,
         "state_lost": failure.state_lost,
         "stats": None,
-        "files_kept": True,
-        "recreated": False,
+        "files_kept": files_kept,
+        "recreated": recreated,
     }
 
 
@@ -339,11 +364,20 @@ async def _stats(sandbox: Sandbox) -> dict[str, Any] | None:
 
 
 def _resources(run: Run | None) -> dict[str, Any] | None:
-    """What of the figures belongs into the log."""
-    if run is None or run.stats is None:
+    """For the log, what somebody has seen by now. The kernel counts for the sandbox; only a program
+    that had it for itself can be told from those before."""
+    after = run.home.sandbox.last_usage if run is not None else None
+    if run is None or after is None or after is run.before:
         return None
-    names = ("cpu_seconds", "memory_peak_mb", "disk_mb", "processes")
-    return {name: round(run.stats[name], 3) for name in names}
+    figures = {
+        "sandbox_cpu_seconds": after.cpu_seconds,
+        "sandbox_memory_peak_mb": after.memory_peak_bytes / MIB,
+        "sandbox_disk_mb": after.disk_bytes / MIB,
+        "sandbox_processes": after.processes,
+    }
+    if run.before is not None and run.was_alone:
+        figures["cpu_seconds"] = max(0.0, after.cpu_seconds - run.before.cpu_seconds)
+    return {name: round(figure, 3) for name, figure in figures.items()}
 
 
 def _outcome(failure: BaseException | None, exit_code: int | None) -> str:

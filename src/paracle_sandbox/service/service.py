@@ -16,8 +16,10 @@ from .hosting import Hosting
 from .journal import Journal
 from .keys import Doorman, KeyStore
 from .leases import Leases
+from .losses import Losses
 from .metrics import Metrics
 from .quotas import Executions
+from .readiness import Readiness
 from .running import Runner
 from .tenants import Names
 from .workspaces import Workspaces
@@ -56,29 +58,28 @@ class Service:
         self.executions = Executions(settings)
         self.workspaces = Workspaces(directory / "users")
         self.names = Names(directory)
+        self.losses = Losses(directory / "live")
         self.hosting = Hosting(
-            backend, settings, self.names, self.workspaces, self.journal, self.metrics
+            backend, settings, self.names, self.workspaces, self.losses, self.journal, self.metrics
         )
         self.runner = Runner(
             self.hosting, self.executions, self.journal, self.metrics, spools=directory
         )
         self.leases = Leases(self.hosting, self.executions, self.names, self.journal, self.metrics)
         self.journal.know_users(self._user_of)
-        self.ready = False
-        self.health: Health | None = None
+        self.readiness = Readiness(backend, self.hosting.take_over)
 
     async def start(self) -> None:
-        """Take over from a predecessor, and be ready when a sandbox can be made."""
+        """Take over from a predecessor, and be ready when a sandbox can be made: now or later."""
         self.journal.record("service_start", backend=self.backend.name)
-        self.health = await self.backend.health()
-        await self.hosting.start()
+        self.hosting.start(self.readiness.doubt)
+        await self.readiness.start()
         self.leases.start()
-        self.ready = self.health.available
 
     async def wind_down(self) -> None:
         """Keep every user's files, remove every sandbox; what runs ends with an error. From now
         on nothing new is made. May be called again."""
-        self.ready = False
+        await self.readiness.close()
         await self.leases.close()
         await self.hosting.close()
         await self.runner.close()
@@ -90,6 +91,14 @@ class Service:
         self.journal.close()
         self.keys.close()
         self.answers.close()
+
+    @property
+    def ready(self) -> bool:
+        return self.readiness.is_ready
+
+    @property
+    def health(self) -> Health | None:
+        return self.readiness.health
 
     @property
     def live(self) -> int:

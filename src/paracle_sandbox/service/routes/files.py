@@ -59,6 +59,7 @@ async def read_file(service: TheService, user: TheUser, path: FilePath) -> dict[
         return await home.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
 
     content = await service.hosting.read(user, read)
+    service.journal.record("read_file", user=user, path=path, size=len(content))
     try:
         text, encoding = content.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
@@ -102,6 +103,7 @@ async def list_files(
     entries = await service.hosting.read(
         user, lambda home: home.sandbox.list_files(path, recursive)
     )
+    service.journal.record("list_files", user=user, path=path)
     entries.sort(key=lambda entry: entry["path"])
     page = entries[offset : offset + limit]
     return {
@@ -152,6 +154,7 @@ async def download(
         await stack.aclose()
         raise
     start, length = part or (0, info["size"])
+    service.journal.record("read_file", user=user, path=path, size=length)
     headers = _headers(path, length)
     if part is not None:
         headers["content-range"] = f"bytes {start}-{start + length - 1}/{info['size']}"

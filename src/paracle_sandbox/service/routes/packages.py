@@ -53,14 +53,15 @@ async def _install(
             try:
                 result = await home.sandbox.install(*wanted, timeout=timeout, index_url=index)
             except StoppedError as error:
-                answer = stopped_answer(error)
+                answer = stopped_answer(error, recreated=home.recreated, files_kept=False)
             else:
                 ok = result["exit_code"] == 0
                 answer = {
                     "success": ok, "output": result["stdout"], "exit_code": result["exit_code"],
                     "error": None if ok else result["stderr"], "result": result,
-                    "sandbox_id": home.sandbox.sandbox_id,
+                    "sandbox_id": home.sandbox.sandbox_id, "recreated": home.recreated,
                 }  # fmt: skip
+            answer["files_kept"] = await service.hosting.save(home)
             home.execution_count += 1
     service.journal.record(
         "install", user=user, packages=wanted, outcome="ok" if answer["success"] else "failed"

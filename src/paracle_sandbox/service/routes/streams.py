@@ -51,7 +51,7 @@ async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Respon
     ``result`` or ``error``. Who goes away ends it."""
     stack = AsyncExitStack()
     run = await stack.enter_async_context(service.runner.followed(user, Program.of(wish)))
-    return sse(_closing(stack, events(run)))
+    return sse(_closing(stack, events(service, run)))
 
 
 @router.get(
@@ -59,7 +59,7 @@ async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Respon
 )
 async def follow(service: TheService, user: TheUser, command_id: str) -> Response:
     """Follow a background command from its beginning. Who goes away leaves it running."""
-    return sse(events(service.runner.command(user, command_id)))
+    return sse(events(service, service.runner.command(user, command_id)))
 
 
 @router.websocket("/sandbox/{user_id}/ws")
@@ -79,9 +79,14 @@ async def terminal(socket: WebSocket) -> None:
 # Events
 
 
-async def events(run: Run) -> AsyncGenerator[Event, None]:
+async def events(service: Service, run: Run) -> AsyncGenerator[Event, None]:
     """What happens to a program, from its beginning to its end."""
-    yield {"event": "start", "command_id": run.command_id, "sandbox_id": run.home.sandbox.id}
+    yield {
+        "event": "start", "command_id": run.command_id, "sandbox_id": run.home.sandbox.id,
+        "recreated": run.recreated,
+    }  # fmt: skip
+    if run.loss is not None:
+        service.losses.tell(run.loss)  # whoever asks for the next event has sent this one
     decoders = {
         name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
     }
@@ -91,14 +96,15 @@ async def events(run: Run) -> AsyncGenerator[Event, None]:
     for name, decoder in decoders.items():
         if text := decoder.decode(b"", final=True):
             yield {"event": name, "text": text}
-    yield await _last(run.command)
+    yield await _last(service, run)
 
 
-async def _last(command: Command) -> Event:
+async def _last(service: Service, run: Run) -> Event:
     try:
-        result = await command.wait()
+        result = await run.command.wait()
     except StoppedError as error:
-        answer = stopped_answer(error)
+        kept = await service.runner.keep(run)
+        answer = stopped_answer(error, recreated=run.recreated, files_kept=kept)
         del answer["result"], answer["output"]
         return {"event": "error", **answer}
     except SandboxError as error:
@@ -107,6 +113,7 @@ async def _last(command: Command) -> Event:
         "event": "result",
         "success": result["exit_code"] == 0,
         "exit_code": result["exit_code"],
+        "files_kept": await service.runner.keep(run),
     }
 
 
@@ -183,11 +190,11 @@ async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
         raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
     wish = RunRequest.model_validate(_object(first))
     async with service.runner.followed(user, Program.of(wish)) as run:
-        await _both_ways(_listen(socket, run.command), _tell(socket, run))
+        await _both_ways(_listen(socket, run.command), _tell(service, socket, run))
 
 
-async def _tell(socket: WebSocket, run: Run) -> None:
-    async for event in events(run):
+async def _tell(service: Service, socket: WebSocket, run: Run) -> None:
+    async for event in events(service, run):
         await socket.send_text(json.dumps(event))
 
 
@@ -211,13 +218,13 @@ async def _run_terminal(service: Service, user: str, socket: WebSocket) -> None:
     text = socket.query_params.get("command", "command -v bash >/dev/null && exec bash; exec sh")
     program = Program("terminal", text, 3600, {"pty": size, "stdin": True})
     async with service.runner.followed(user, program) as run:
-        await _both_ways(_type(socket, run.command), _show(socket, run))
+        await _both_ways(_type(socket, run.command), _show(service, socket, run))
 
 
-async def _show(socket: WebSocket, run: Run) -> None:
+async def _show(service: Service, socket: WebSocket, run: Run) -> None:
     async for _, data in run.output():
         await socket.send_bytes(data)
-    last = await _last(run.command)
+    last = await _last(service, run)
     await socket.send_text(json.dumps({key: last.get(key) for key in ("exit_code", "error")}))
 
 

@@ -1,0 +1,72 @@
+"""Sandboxes that ended without their users: who has not been told yet.
+
+A loss is told when an answer has carried it, not before: a request whose client went away, or
+that never got a sandbox, tells nobody. While a sandbox is there, a file of its name is too; what
+files a service finds when it starts were sandboxes of one that ended, or died.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Loss:
+    """Of the processes and /tmp of one sandbox. Several before it is told are one."""
+
+    name: str
+    told: bool = False
+
+
+class Losses:
+    """By the names of the sandboxes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._untold: dict[str, Loss] = {}
+        self._live: set[str] = set()
+
+    def start(self) -> None:
+        """What a predecessor had is lost."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._directory.iterdir():
+            self.note(path.name)
+
+    def note(self, name: str) -> None:
+        self._untold.setdefault(name, Loss(name))
+
+    def untold(self, name: str) -> Loss | None:
+        return self._untold.get(name)
+
+    def made(self, name: str) -> None:
+        self._live.add(name)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._directory / name).touch(mode=0o600)
+        except OSError as error:
+            logger.error("If the service dies, nobody learns that %s was lost: %s", name, error)
+
+    def removed(self, name: str, *, is_loss: bool) -> None:
+        self._live.discard(name)
+        if is_loss:
+            self.note(name)
+        self._forget(name)
+
+    def tell(self, loss: Loss) -> None:
+        """An answer has carried it."""
+        loss.told = True
+        if self._untold.get(loss.name) is loss:
+            del self._untold[loss.name]
+        self._forget(loss.name)
+
+    def _forget(self, name: str) -> None:
+        if name in self._live or name in self._untold:
+            return
+        try:
+            (self._directory / name).unlink(missing_ok=True)
+        except OSError as error:
+            logger.error("The loss of %s will be told again: %s", name, error)

@@ -1,0 +1,108 @@
+"""Whether sandboxes can be made now.
+
+The backend is examined when the service starts, when it was found wanting, and when a sandbox
+could not be made. An examination makes a sandbox, so while nothing is amiss it is only asked for
+one that does not exist: an engine that is there says so, for next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from ..backends.base import Backend, Health
+from ..errors import SandboxError, SandboxNotFoundError
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 5.0
+LOOK_SECONDS = 30.0
+_ANSWER_SECONDS = 10.0
+
+
+class Readiness:
+    """``take_over`` is called until it succeeds for the first time, before anything is ready."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        take_over: Callable[[], Awaitable[None]],
+        pause_seconds: float = PAUSE_SECONDS,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self.is_ready = False
+        self.health: Health | None = None
+        self._backend = backend
+        self._take_over = take_over
+        self._pause_seconds = pause_seconds
+        self._look_seconds = look_seconds
+        self._doubt = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._examine()
+        self._watcher = asyncio.create_task(self._watch())
+
+    def doubt(self) -> None:
+        """A sandbox could not be made: it is examined soon."""
+        self._doubt.set()
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watcher
+        self.is_ready = False
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause_seconds)  # also when many cannot be made
+            if self.is_ready:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._look_seconds):
+                        await self._doubt.wait()
+            try:
+                await self._look()
+            except Exception:  # whatever a backend breaks with, the next look may find it well
+                logger.exception("Looking after the %s backend failed", self._backend.name)
+
+    async def _look(self) -> None:
+        is_doubtful = self._doubt.is_set() or not self.is_ready
+        self._doubt.clear()
+        fault = await self._silence()
+        if fault:
+            self._say(fault)
+        elif is_doubtful:
+            await self._examine()
+
+    async def _silence(self) -> str:
+        """Why the backend does not answer; empty if it does."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._backend.usage(f"none-{secrets.token_hex(8)}")
+        except SandboxNotFoundError:
+            return ""
+        except TimeoutError:
+            return f"it did not answer within {_ANSWER_SECONDS:g} seconds"
+        except (SandboxError, OSError) as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    async def _examine(self) -> None:
+        self.health = await self._backend.health()
+        fault = "" if self.health.available else self.health.detail or "it is not available"
+        try:
+            await self._take_over()
+        except SandboxError as error:
+            fault = fault or error.message
+        self._say(fault)
+
+    def _say(self, fault: str) -> None:
+        was_ready, self.is_ready = self.is_ready, not fault
+        if was_ready and fault:
+            logger.error("The %s backend makes no sandboxes: %s", self._backend.name, fault)
+        elif self.is_ready and not was_ready:
+            logger.info("The %s backend is ready", self._backend.name)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -187,6 +188,7 @@ class SandboxLife:
             raise
         except ResourceLimitError as error:
             error.limit = error.limit or self._config.disk_mb * MIB
+            self._seen = replace(self._seen, disk_full=True)
             raise
 
     def _checked(self, path: str) -> str:
@@ -198,10 +200,11 @@ class SandboxLife:
 
     # For commands (command.Place)
 
-    async def look(self) -> Usage | None:
+    async def look(self, *, exact: bool = False) -> Usage | None:
         """What it uses now; None when nobody can say."""
+        read = self._backend.exact_usage if exact else self._backend.usage
         try:
-            usage = await self._backend.usage(self._sandbox_id)
+            usage = await read(self._sandbox_id)
         except (SandboxError, OSError):
             return None
         self._seen = self._seen.raised_to(usage)

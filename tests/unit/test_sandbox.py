@@ -438,11 +438,23 @@ async def test_an_oom_killed_child_outweighs_a_success(
 async def test_other_limits_need_a_failure(
     backend: FakeBackend, sandbox: Sandbox, usage: Usage, kind: str
 ) -> None:
-    backend.usage_of["box"] = usage
     assert (await sandbox.execute("true"))["exit_code"] == 0
+    backend.usage_of["box"] = usage
     with pytest.raises(ResourceLimitError) as caught:
         await sandbox.execute("false")
     assert caught.value.resource_type == kind
+
+
+async def test_a_disk_that_was_full_before_is_nobodys_failure_unless_it_says_so(
+    backend: FakeBackend, sandbox: Sandbox
+) -> None:
+    backend.usage_of["box"] = Usage(disk_full=True)
+    with pytest.raises(ResourceLimitError):
+        await sandbox.execute("exit 1")
+    assert (await sandbox.execute("echo unrelated >&2; exit 1"))["exit_code"] == 1
+    for words in ("cp: No space left on device", "open x: disk quota exceeded"):
+        with pytest.raises(ResourceLimitError, match="Disk limit"):
+            await sandbox.execute(f"echo '{words}' >&2; exit 1")
 
 
 async def test_137_alone_means_nothing(sandbox: Sandbox) -> None:

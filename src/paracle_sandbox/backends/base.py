@@ -105,6 +105,11 @@ class Backend(ABC):
     async def usage(self, sandbox_id: str) -> Usage:
         """What it uses now. Raises SandboxNotFoundError when it is gone."""
 
+    async def exact_usage(self, sandbox_id: str) -> Usage:
+        """As usage(), where that still counts files which were removed a moment ago: without
+        them. May take longer."""
+        return await self.usage(sandbox_id)
+
     @abstractmethod
     async def destroy(self, sandbox_id: str) -> None:
         """Remove it with everything in it. Idempotent: gone is success. Raises

@@ -22,7 +22,7 @@ class Sandbox(SandboxPackages):
         """What it uses now; CPU over the time since the previous call, or since the start."""
         self._live()
         usage = await self._backend.usage(self.sandbox_id)
-        self._seen = self._seen.raised_to(usage)
+        self._note(usage)
         limit = self.config.memory_mb * MIB
         return {
             "cpu_percent": self._cpu_percent(usage),

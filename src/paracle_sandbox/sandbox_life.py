@@ -47,6 +47,7 @@ class SandboxLife:
         self._in_use = 0
         self._last_used = time.monotonic()
         self._seen = Counts()
+        self._usage = Usage()
         self._cpu_mark = (0.0, 0.0)
         self._started_at = 0.0
 
@@ -76,6 +77,11 @@ class SandboxLife:
     def in_use(self) -> int:
         """How many operations run now, background commands included."""
         return self._in_use
+
+    @property
+    def last_usage(self) -> Usage:
+        """What was seen when somebody last looked."""
+        return self._usage
 
     # Life
 
@@ -207,8 +213,12 @@ class SandboxLife:
             usage = await read(self._sandbox_id)
         except (SandboxError, OSError):
             return None
-        self._seen = self._seen.raised_to(usage)
+        self._note(usage)
         return usage
+
+    def _note(self, usage: Usage) -> None:
+        self._usage = usage
+        self._seen = self._seen.raised_to(usage)
 
     async def kill_leftovers(self) -> None:
         """End what ended commands left behind; a sandbox in which that fails is destroyed."""

@@ -28,6 +28,7 @@ from .errors import (
     StoppedError,
 )
 from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
+from .launch import Stdin
 from .manager import AnyConfig, SandboxManager
 from .monitor import SandboxMonitor
 from .results import CommandResult, ExecutionResult, Stats
@@ -69,7 +70,7 @@ class SandboxExecutor:
         rollback_on_error: bool = True,
         *,
         args: Sequence[str] = (),
-        stdin: str | bytes | None = None,
+        stdin: Stdin = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         on_stdout: TextCallback | None = None,

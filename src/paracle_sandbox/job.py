@@ -15,6 +15,7 @@ from typing import Any
 from .config import SandboxConfig
 from .consumers import TextCallback
 from .errors import SandboxError
+from .launch import Stdin, check_stdin
 from .sandbox_settings import SandboxSettings
 
 Inputs = Mapping[str, Any]
@@ -37,7 +38,7 @@ class Job:
     monitor: bool = True
     rollback_on_error: bool = True
     args: tuple[str, ...] = ()
-    stdin: str | bytes | None = None
+    stdin: Stdin = None
     env: Mapping[str, str] | None = None
     timeout: float | None = None
     on_stdout: TextCallback | None = None
@@ -50,16 +51,20 @@ class Job:
         inputs: Inputs | None = None,
         *,
         args: Sequence[str] = (),
+        stdin: Stdin = None,
         timeout: float | None = None,
         **rest: Any,
     ) -> Job:
-        """Read and check the parts. Raises SandboxError that says which one is wrong."""
+        """Read and check the parts. Raises SandboxError that says which one is wrong, TypeError
+        for what could not be meant."""
+        check_stdin(stdin)
         if timeout is not None and not timeout > 0:
             raise SandboxError(f"timeout must be positive, not {timeout}")
         if isinstance(args, str):
             raise SandboxError("args must be a list of strings, not one string")
+        source = read_source(agent_code)
         return cls(
-            read_source(agent_code), dump_inputs(inputs), args=tuple(args), timeout=timeout, **rest
+            source, dump_inputs(inputs), args=tuple(args), stdin=stdin, timeout=timeout, **rest
         )
 
     @classmethod

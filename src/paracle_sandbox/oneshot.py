@@ -15,6 +15,7 @@ from .backends.base import Backend
 from .consumers import TextCallback
 from .executor import SandboxExecutor
 from .job import Inputs
+from .launch import Stdin
 from .manager import AnyConfig
 from .results import ExecutionResult
 
@@ -26,7 +27,7 @@ async def run_async(
     inputs: Inputs | None = None,
     timeout: float | None = None,
     args: Sequence[str] = (),
-    stdin: str | bytes | None = None,
+    stdin: Stdin = None,
     env: Mapping[str, str] | None = None,
     monitor: bool = False,
     on_stdout: TextCallback | None = None,
@@ -48,7 +49,7 @@ def run(
     inputs: Inputs | None = None,
     timeout: float | None = None,
     args: Sequence[str] = (),
-    stdin: str | bytes | None = None,
+    stdin: Stdin = None,
     env: Mapping[str, str] | None = None,
     monitor: bool = False,
     on_stdout: TextCallback | None = None,

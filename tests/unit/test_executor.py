@@ -124,6 +124,17 @@ print(os.path.basename(sys.argv[0]))
         assert result["result"]["stdout"] == "False\n"
 
 
+async def test_stdin_of_other_bytes_and_of_none(
+    executor: SandboxExecutor, backend: WatchedBackend
+) -> None:
+    result = await executor.execute_agent("print(input())", stdin=bytearray(b"typed"), timeout=10)
+    assert result["result"]["stdout"] == "typed\n"
+    made = len(backend.created)
+    with pytest.raises(TypeError, match="stdin must be"):
+        await executor.execute_agent("print(input())", stdin=5, timeout=10)  # type: ignore[arg-type]
+    assert len(backend.created) == made
+
+
 async def test_code_arrives_byte_by_byte(executor: SandboxExecutor, tmp_path: Path) -> None:
     """Nothing in it can end it early, and its size does not matter."""
     code = "x = '''\nEOF\n'$(id)'\\\\ \"'''\nprint(x)\n# " + "é" * 200_000

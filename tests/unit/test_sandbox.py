@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -160,6 +162,18 @@ async def test_env_cwd_and_stdin(sandbox: Sandbox) -> None:
     assert (await sandbox.execute("cat"))["stdout"] == ""
     with pytest.raises(SandboxFileNotFoundError, match="not found"):
         await sandbox.execute("true", cwd="/workspace/none")
+
+
+@pytest.mark.parametrize("stdin", [b"in", bytearray(b"in"), memoryview(b"in"), "in"])
+async def test_stdin_may_be_any_kind_of_bytes(sandbox: Sandbox, stdin: Any) -> None:
+    assert (await sandbox.execute("cat", stdin=stdin, timeout=10))["stdout"] == "in"
+
+
+@pytest.mark.parametrize("stdin", [5, 0, ["in"], io.BytesIO(b"in")])
+async def test_stdin_that_cannot_be_written_is_refused(sandbox: Sandbox, stdin: Any) -> None:
+    with pytest.raises(TypeError, match="stdin must be"):
+        await sandbox.execute("cat", stdin=stdin, timeout=10)
+    assert sandbox.in_use == 0
 
 
 async def test_more_stdin_than_anything_buffers(sandbox: Sandbox) -> None:

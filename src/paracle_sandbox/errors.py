@@ -139,4 +139,10 @@ class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
 
 
 class SandboxPathError(SandboxFileError, ValueError):
-    """The path leaves the working directory, or is not a path at all."""
+    """The path leaves the working directory, or is not a path at all. ``path`` is it, if known."""
+
+    def __init__(
+        self, message: str, sandbox_id: str | None = None, *, path: str | None = None
+    ) -> None:
+        super().__init__(message, sandbox_id)
+        self.path = path

@@ -25,7 +25,7 @@ from .errors import (
     SandboxTimeoutError,
 )
 from .limits import MIB, Counts
-from .paths import checked_path
+from .paths import AnyPath, checked_path, path_text
 
 
 class SandboxLife:
@@ -190,18 +190,20 @@ class SandboxLife:
         try:
             yield
         except SandboxPathError as error:
-            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=str(error))
+            path = error.path or str(error)
+            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=path)
             raise
         except ResourceLimitError as error:
             error.limit = error.limit or self._config.disk_mb * MIB
             self._seen = replace(self._seen, disk_full=True)
             raise
 
-    def _checked(self, path: str) -> str:
+    def _checked(self, path: AnyPath) -> str:
+        text = path_text(path, self._sandbox_id)
         try:
-            return checked_path(path, self._config.working_dir, self._sandbox_id)
+            return checked_path(text, self._config.working_dir, self._sandbox_id)
         except SandboxPathError:
-            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=path)
+            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=text)
             raise
 
     # For commands (command.Place)

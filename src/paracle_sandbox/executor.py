@@ -29,10 +29,11 @@ from .errors import (
 )
 from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
 from .launch import Stdin
-from .manager import AnyConfig, SandboxManager
+from .manager import SandboxManager
 from .monitor import SandboxMonitor
 from .results import CommandResult, ExecutionResult, Stats
 from .sandbox import Sandbox
+from .sandbox_settings import ConfigLike
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class SandboxExecutor:
     async def execute_agent(
         self,
         agent_code: str | Path,
-        config: AnyConfig | None = None,
+        config: ConfigLike | None = None,
         inputs: Inputs | None = None,
         monitor: bool = True,
         rollback_on_error: bool = True,
@@ -78,8 +79,8 @@ class SandboxExecutor:
     ) -> ExecutionResult:
         """Run ``agent_code`` in a fresh sandbox and wait for it.
 
-        A Path is a file of the host, a str is always code. ``inputs`` becomes ``inputs.json`` in
-        the working directory.
+        A Path is a file of the host, a str is always code. ``config`` may be a dict of its
+        fields. ``inputs`` becomes ``inputs.json`` in the working directory.
 
         Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError when the program
         was stopped, each with its partial output; SandboxCreationError or SandboxLimitError when
@@ -97,7 +98,7 @@ class SandboxExecutor:
     async def execute_batch(
         self,
         jobs: Sequence[Mapping[str, Any]],
-        config: AnyConfig | None = None,
+        config: ConfigLike | None = None,
         max_concurrent: int | None = None,
     ) -> list[ExecutionResult]:
         """Run every job in its own sandbox, side by side; results in the order of the jobs.
@@ -168,7 +169,7 @@ class SandboxExecutor:
         self,
         queue: Iterator[tuple[int, Mapping[str, Any]]],
         results: list[ExecutionResult | None],
-        config: AnyConfig | None,
+        config: ConfigLike | None,
     ) -> None:
         for index, fields in queue:
             try:

@@ -16,7 +16,7 @@ from .config import SandboxConfig
 from .consumers import TextCallback
 from .errors import SandboxError
 from .launch import Stdin, check_stdin
-from .sandbox_settings import SandboxSettings
+from .sandbox_settings import full_config
 
 Inputs = Mapping[str, Any]
 
@@ -68,9 +68,7 @@ class Job:
         )
 
     @classmethod
-    def from_fields(
-        cls, fields: Mapping[str, Any]
-    ) -> tuple[Job, SandboxConfig | SandboxSettings | None]:
+    def from_fields(cls, fields: Mapping[str, Any]) -> tuple[Job, SandboxConfig | None]:
         """A job of a batch, and its own configuration if it has one."""
         if not isinstance(fields, Mapping) or "agent_code" not in fields:
             raise SandboxError("A job must be a dict with the key 'agent_code'")
@@ -80,9 +78,8 @@ class Job:
             known = ", ".join(sorted(_KEYS))
             raise SandboxError(f"A job has no key {unknown[0]!r}; known are agent_code, {known}")
         config = rest.pop("config", None)
-        if not isinstance(config, SandboxConfig | SandboxSettings | None):
-            raise SandboxError(f"config must be a SandboxConfig, not {type(config).__name__}")
-        return cls.prepare(fields["agent_code"], **rest), config
+        own = None if config is None else full_config(config)
+        return cls.prepare(fields["agent_code"], **rest), own
 
 
 def read_source(agent_code: str | Path) -> bytes:

@@ -16,14 +16,14 @@ from .consumers import TextCallback
 from .executor import SandboxExecutor
 from .job import Inputs
 from .launch import Stdin
-from .manager import AnyConfig
 from .results import ExecutionResult
+from .sandbox_settings import ConfigLike
 
 
 async def run_async(
     code: str | Path,
     *,
-    config: AnyConfig | None = None,
+    config: ConfigLike | None = None,
     inputs: Inputs | None = None,
     timeout: float | None = None,
     args: Sequence[str] = (),
@@ -45,7 +45,7 @@ async def run_async(
 def run(
     code: str | Path,
     *,
-    config: AnyConfig | None = None,
+    config: ConfigLike | None = None,
     inputs: Inputs | None = None,
     timeout: float | None = None,
     args: Sequence[str] = (),

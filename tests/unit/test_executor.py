@@ -296,16 +296,18 @@ async def test_batch_never_loses_a_job(executor: SandboxExecutor, backend: Watch
         {"agent_code": "print('said', flush=True)\nwhile True: pass", "timeout": 0.4},
         {"code": "print()"},
         {"agent_code": "print()", "nonsense": 1},
-        {"agent_code": "print()", "config": {"memory_mb": 1}},
+        {"agent_code": "print()", "config": 256},
         "print()",
         {"agent_code": Path("/nowhere/at/all.py")},
         {"agent_code": 3},
         {"agent_code": "print('ok')", "config": SandboxSettings(memory_limit="1m")},
         {"agent_code": "print('ok')", "args": "abc"},
+        {"agent_code": "print()", "config": {"memory_mb": 1}},
+        {"agent_code": "print('ok')", "config": {"memory_mb": 444}},
         {"agent_code": "print('last')", "config": SandboxConfig(memory_mb=333)},
     ]
     results = await executor.execute_batch(jobs, SandboxConfig(memory_mb=222))
-    assert [result["success"] for result in results] == [True] + [False] * 10 + [True]
+    assert [result["success"] for result in results] == [True] + [False] * 11 + [True] * 2
     assert "ZeroDivisionError" in results[1]["error"]
     assert "error_type" not in results[1]
     timed_out = results[2]
@@ -322,8 +324,23 @@ async def test_batch_never_loses_a_job(executor: SandboxExecutor, backend: Watch
         assert results[index]["job_index"] == index
         assert results[index]["error_type"]
         assert results[index]["sandbox_id"] is None
-    assert {config.memory_mb for config in backend.configs} == {222, 333}
+    assert {config.memory_mb for config in backend.configs} == {222, 333, 444}
     assert not backend.alive
+
+
+async def test_a_configuration_may_be_a_dict(
+    executor: SandboxExecutor, backend: WatchedBackend
+) -> None:
+    assert (await executor.execute_agent("print(1)", config={"memory_mb": 256}))["success"]
+    assert [config.memory_mb for config in backend.configs] == [256]
+    with pytest.raises(ValueError, match="memory"):
+        await executor.execute_agent("print(1)", config={"memory": 256})
+    wrong: list[Any] = [256, "256m", ["memory_mb"]]
+    for config in wrong:
+        with pytest.raises(TypeError, match="SandboxConfig or a dict of its fields"):
+            await executor.execute_agent("print(1)", config=config)
+    # Nothing of it holds a place.
+    assert (await executor.execute_agent("print(1)"))["success"]
 
 
 async def test_batch_waits_for_room_that_others_hold(

@@ -34,6 +34,7 @@ from .monitor import SandboxMonitor
 from .results import CommandResult, ExecutionResult, Stats
 from .sandbox import Sandbox
 from .sandbox_settings import ConfigLike
+from .slots import at_least_one
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +108,9 @@ class SandboxExecutor:
         batch's. A job waits for room instead of failing. What execute_agent() would raise
         becomes a result with ``error``, ``error_type`` and ``job_index``.
         """
-        width = min(max_concurrent or self.manager.max_concurrent, self.manager.max_concurrent)
-        if width < 1:
-            raise ValueError(f"max_concurrent must be at least 1, not {max_concurrent}")
+        width = self.manager.max_concurrent
+        if max_concurrent is not None:
+            width = min(at_least_one("max_concurrent", max_concurrent), width)
         results: list[ExecutionResult | None] = [None] * len(jobs)
         queue = iter(enumerate(jobs))
         async with asyncio.TaskGroup() as group:

@@ -15,7 +15,7 @@ from typing import Any
 from .config import SandboxConfig
 from .consumers import TextCallback
 from .errors import SandboxError
-from .launch import Stdin, check_stdin
+from .launch import Stdin, check_stdin, checked_timeout
 from .sandbox_settings import full_config
 
 Inputs = Mapping[str, Any]
@@ -58,8 +58,8 @@ class Job:
         """Read and check the parts. Raises SandboxError that says which one is wrong, TypeError
         for what could not be meant."""
         check_stdin(stdin)
-        if timeout is not None and not timeout > 0:
-            raise SandboxError(f"timeout must be positive, not {timeout}")
+        if timeout is not None:
+            timeout = _seconds(timeout)
         if isinstance(args, str):
             raise SandboxError("args must be a list of strings, not one string")
         source = read_source(agent_code)
@@ -82,6 +82,13 @@ class Job:
         return cls.prepare(fields["agent_code"], **rest), own
 
 
+def _seconds(timeout: float) -> float:
+    try:
+        return checked_timeout(timeout)
+    except ValueError as error:
+        raise SandboxError(f"timeout must be positive, not {timeout}") from error
+
+
 def read_source(agent_code: str | Path) -> bytes:
     """A Path is a file of the host, a str is always the code itself: code is often written by a
     model, and a line of it must never choose a file of the host."""
@@ -102,9 +109,10 @@ def read_source(agent_code: str | Path) -> bytes:
 
 def dump_inputs(inputs: Inputs | None) -> bytes | None:
     """The content of inputs.json; None when there is nothing to write."""
-    if not inputs:
+    if inputs is None:
         return None
     try:
-        return json.dumps(inputs).encode()
+        # NaN and the infinities are no JSON, although Python would write them.
+        return json.dumps(inputs, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise SandboxError(f"inputs cannot be written as JSON: {error}") from error

@@ -84,6 +84,8 @@ def stdin_of(options: CommandOptions) -> bytes | None:
 
 
 def checked_timeout(timeout: float) -> float:
+    if not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
     if not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
     return float(timeout)

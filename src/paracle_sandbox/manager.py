@@ -26,7 +26,7 @@ from .errors import (
     SandboxError,
     SandboxNotFoundError,
 )
-from .idle import IdleTimer
+from .idle import IdleTimer, checked_seconds
 from .ids import check_sandbox_id, new_sandbox_id
 from .manager_stats import ManagerStats, stats_of
 from .sandbox import Sandbox
@@ -44,8 +44,9 @@ class SandboxManager:
     """Creates, finds and removes sandboxes, at most ``max_concurrent`` at a time.
 
     A backend given as an object stays the caller's; one given by name is closed with the manager.
-    ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever. ``labels`` go to each
-    sandbox, for whoever lists them.
+    ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever, 0 removes them at the
+    next look, which is every ``cleanup_interval`` seconds. ``labels`` go to each sandbox, for
+    whoever lists them.
     """
 
     def __init__(
@@ -60,6 +61,10 @@ class SandboxManager:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self._slots = Slots(one_limit(max_concurrent, max_sandboxes))
+        if not checked_seconds("cleanup_interval", cleanup_interval):
+            raise ValueError("cleanup_interval must be more than 0 seconds")
+        if idle_timeout is not None:
+            checked_seconds("idle_timeout", idle_timeout)
         self.cleanup_interval = cleanup_interval
         self.settings = settings or load_settings()
         self.labels = dict(labels or {})
@@ -160,7 +165,7 @@ class SandboxManager:
     def _free_id(self, wanted: str | None) -> str:
         if self._closed:
             raise SandboxError("The manager is closed")
-        sandbox_id = wanted or new_sandbox_id()
+        sandbox_id = new_sandbox_id() if wanted is None else wanted
         check_sandbox_id(sandbox_id)
         if any(sandbox_id in s for s in (self._sandboxes, self._starting, self._removing)):
             raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)

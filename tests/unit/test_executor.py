@@ -118,10 +118,8 @@ print(os.path.basename(sys.argv[0]))
     )
     assert result["result"]["stdout"] == "Päracle ['a', 'b c'] typed red\nagent_code.py\n"
     looks = "import os; print(os.path.exists('inputs.json'))"
-    nothings: list[dict[str, int] | None] = [None, {}]
-    for nothing in nothings:
-        result = await executor.execute_agent(looks, inputs=nothing, monitor=False)
-        assert result["result"]["stdout"] == "False\n"
+    result = await executor.execute_agent(looks, monitor=False)
+    assert result["result"]["stdout"] == "False\n"
 
 
 async def test_stdin_of_other_bytes_and_of_none(
@@ -341,6 +339,31 @@ async def test_a_configuration_may_be_a_dict(
             await executor.execute_agent("print(1)", config=config)
     # Nothing of it holds a place.
     assert (await executor.execute_agent("print(1)"))["success"]
+
+
+@pytest.mark.parametrize(
+    ("width", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), ("3", TypeError)]
+)
+async def test_a_batch_of_no_width_is_refused(
+    executor: SandboxExecutor, width: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="max_concurrent must be"):
+        await executor.execute_batch([{"agent_code": "print(1)"}], max_concurrent=width)
+
+
+async def test_inputs_are_written_even_if_empty_and_only_as_json(
+    executor: SandboxExecutor, backend: WatchedBackend
+) -> None:
+    code = "print(open('inputs.json').read())"
+    assert (await executor.execute_agent(code, inputs={}))["result"]["stdout"] == "{}\n"
+    assert not (await executor.execute_agent(code))["success"]
+    made = len(backend.created)
+    with pytest.raises(SandboxError, match="not JSON compliant"):
+        await executor.execute_agent(code, inputs={"x": float("nan")})
+    wrong: Any = "5"
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        await executor.execute_agent(code, timeout=wrong)
+    assert len(backend.created) == made
 
 
 async def test_batch_waits_for_room_that_others_hold(

@@ -176,6 +176,13 @@ async def test_stdin_that_cannot_be_written_is_refused(sandbox: Sandbox, stdin: 
     assert sandbox.in_use == 0
 
 
+async def test_a_timeout_that_is_no_number_is_refused(sandbox: Sandbox) -> None:
+    wrong: Any = "5"
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        await sandbox.execute("true", timeout=wrong)
+    assert sandbox.in_use == 0
+
+
 async def test_more_stdin_than_anything_buffers(sandbox: Sandbox) -> None:
     result = await sandbox.execute("wc -c", stdin=bytes(10 * MIB))
     assert int(result["stdout"]) == 10 * MIB

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .agents import SandboxAgent, SandboxManus
+    from .backends.base import Backend
+    from .backends.registry import get_backend
     from .client import (
         BaseSandboxClient,
         LocalSandboxClient,
         SandboxFileOperations,
         create_sandbox_client,
     )
+    from .command import Command
     from .config import SandboxConfig
     from .docker_sandbox import DockerSandbox
     from .dockerized_terminal import AsyncDockerizedTerminal
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
         SandboxNotFoundError,
         SandboxPathError,
         SandboxTimeoutError,
+        StoppedError,
     )
     from .executor import SandboxExecutor
     from .manager import SandboxManager
@@ -64,8 +68,10 @@ __version__ = "1.0.1"
 
 __all__ = [
     "AsyncDockerizedTerminal",
+    "Backend",
     "BackendUnavailableError",
     "BaseSandboxClient",
+    "Command",
     "CommandResult",
     "DockerConnectionError",
     "DockerSandbox",
@@ -103,10 +109,12 @@ __all__ = [
     "SandboxVisionTool",
     "Settings",
     "Stats",
+    "StoppedError",
     "Terminal",
     "Toolbox",
     "__version__",
     "create_sandbox_client",
+    "get_backend",
     "load_settings",
     "run",
     "run_async",
@@ -116,7 +124,9 @@ __all__ = [
 # Where a name lives, if not in errors.
 _HOME = {
     "AsyncDockerizedTerminal": "dockerized_terminal",
+    "Backend": "backends.base",
     "BaseSandboxClient": "client",
+    "Command": "command",
     "CommandResult": "results",
     "DockerSandbox": "docker_sandbox",
     "ExecutionResult": "results",
@@ -144,6 +154,7 @@ _HOME = {
     "Terminal": "terminal",
     "Toolbox": "tools",
     "create_sandbox_client": "client",
+    "get_backend": "backends.registry",
     "load_settings": "settings",
     "run": "oneshot",
     "run_async": "oneshot",

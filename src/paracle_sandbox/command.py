@@ -23,7 +23,7 @@ from .config import SandboxConfig
 from .consumers import Consumers
 from .ending import Ending, Stop
 from .errors import ResourceLimitError, SandboxError
-from .limits import Counts, memory_breach, output_breach
+from .limits import Counts, complains_of_disk, memory_breach, output_breach
 from .output import Output
 from .results import CommandResult
 
@@ -42,8 +42,8 @@ class Place(Protocol):
     def sandbox_id(self) -> str: ...
     @property
     def config(self) -> SandboxConfig: ...
-    async def look(self) -> Usage | None:
-        """What the sandbox uses now; None when nobody can say."""
+    async def look(self, *, exact: bool = False) -> Usage | None:
+        """What the sandbox uses now, at some cost ``exact``; None when nobody can say."""
 
     async def kill_leftovers(self) -> None:
         """End what commands that have ended left running."""
@@ -277,11 +277,20 @@ class Command:
             killed=self._killed,
             stop=self._stop_reason,
             lost=lost,
-            usage=await self._place.look() if suspicious else None,
+            usage=await self._look() if suspicious else None,
             before=self._terms.before,
             destroyed_because=self._destroyed_because,
             output=self._output,
         )
+
+    async def _look(self) -> Usage | None:
+        usage = await self._place.look()
+        if usage is None or not usage.disk_full or self._terms.before.disk_full:
+            return usage
+        if not self._exit_code or complains_of_disk(self._output):
+            return usage
+        # It may have filled the disk without a word, or have removed what did.
+        return await self._place.look(exact=True)
 
     def _result(self) -> CommandResult:
         assert self._exit_code is not None

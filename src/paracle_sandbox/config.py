@@ -56,7 +56,9 @@ class SandboxConfig(BaseModel):
     @field_validator("working_dir")
     @classmethod
     def _working_dir_is_free(cls, value: str) -> str:
-        if "\0" in value or not value.startswith("/") or posixpath.normpath(value) != value:
+        value = value.rstrip("/") or value[:1]
+        plain = value.startswith("/") and not value.startswith("//") and "\0" not in value
+        if not plain or posixpath.normpath(value) != value:
             raise ValueError(f"working_dir must be a plain absolute path, not {value!r}")
         if _is_of_the_system(value):
             raise ValueError(f"working_dir may not be a system directory: {value!r}")

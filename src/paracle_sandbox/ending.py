@@ -67,7 +67,7 @@ class Ending:
         if self.stop is not None:
             return memory_breach(self.usage, self.before, self.config)
         failed = self.lost is not None or self.exit_code != 0
-        return verdict(self.usage, self.before, self.config, failed)
+        return verdict(self.usage, self.before, self.config, failed, self.output)
 
     def _limit_error(self, breach: Breach) -> ResourceLimitError:
         stdout, stderr = self.output.text_of("stdout"), self.output.text_of("stderr")

@@ -2,15 +2,16 @@
 
     SandboxError (RuntimeError)
     ├── SandboxCreationError        the place could not be made
-    │   └── BackendUnavailableError   this kind of isolation cannot be had here
-    │       └── DockerConnectionError   Docker is not available
-    ├── SandboxExecutionError       the place itself broke while something ran in it
-    ├── ResourceLimitError          a limit was reached and the program was stopped
-    ├── SandboxTimeoutError         the deadline passed (also a TimeoutError)
+    │   ├── BackendUnavailableError   this kind of isolation cannot be had here
+    │   │   └── DockerConnectionError   Docker is not available
+    │   └── SandboxConflictError      a sandbox with that id exists already
+    ├── StoppedError                a program did not end by itself; with what it had printed
+    │   ├── SandboxExecutionError     the place itself broke while something ran in it
+    │   ├── ResourceLimitError        a limit was reached and the program was stopped
+    │   └── SandboxTimeoutError       the deadline passed (also a TimeoutError)
     ├── SandboxCleanupError         something could not be removed
     ├── SandboxLimitError           no room for one more sandbox
     ├── SandboxNotFoundError        no sandbox has that id (also a KeyError)
-    ├── SandboxConflictError        a sandbox with that id exists already
     └── SandboxFileError            a file operation failed
         ├── SandboxFileNotFoundError  (also a FileNotFoundError)
         └── SandboxPathError          the path leaves the working directory (also a ValueError)
@@ -139,4 +140,10 @@ class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
 
 
 class SandboxPathError(SandboxFileError, ValueError):
-    """The path leaves the working directory, or is not a path at all."""
+    """The path leaves the working directory, or is not a path at all. ``path`` is it, if known."""
+
+    def __init__(
+        self, message: str, sandbox_id: str | None = None, *, path: str | None = None
+    ) -> None:
+        super().__init__(message, sandbox_id)
+        self.path = path

@@ -28,10 +28,13 @@ from .errors import (
     StoppedError,
 )
 from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
-from .manager import AnyConfig, SandboxManager
+from .launch import Stdin
+from .manager import SandboxManager
 from .monitor import SandboxMonitor
 from .results import CommandResult, ExecutionResult, Stats
 from .sandbox import Sandbox
+from .sandbox_settings import ConfigLike
+from .slots import at_least_one
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +66,13 @@ class SandboxExecutor:
     async def execute_agent(
         self,
         agent_code: str | Path,
-        config: AnyConfig | None = None,
+        config: ConfigLike | None = None,
         inputs: Inputs | None = None,
         monitor: bool = True,
         rollback_on_error: bool = True,
         *,
         args: Sequence[str] = (),
-        stdin: str | bytes | None = None,
+        stdin: Stdin = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         on_stdout: TextCallback | None = None,
@@ -77,8 +80,8 @@ class SandboxExecutor:
     ) -> ExecutionResult:
         """Run ``agent_code`` in a fresh sandbox and wait for it.
 
-        A Path is a file of the host, a str is always code. ``inputs`` becomes ``inputs.json`` in
-        the working directory.
+        A Path is a file of the host, a str is always code. ``config`` may be a dict of its
+        fields. ``inputs`` becomes ``inputs.json`` in the working directory.
 
         Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError when the program
         was stopped, each with its partial output; SandboxCreationError or SandboxLimitError when
@@ -96,7 +99,7 @@ class SandboxExecutor:
     async def execute_batch(
         self,
         jobs: Sequence[Mapping[str, Any]],
-        config: AnyConfig | None = None,
+        config: ConfigLike | None = None,
         max_concurrent: int | None = None,
     ) -> list[ExecutionResult]:
         """Run every job in its own sandbox, side by side; results in the order of the jobs.
@@ -105,9 +108,9 @@ class SandboxExecutor:
         batch's. A job waits for room instead of failing. What execute_agent() would raise
         becomes a result with ``error``, ``error_type`` and ``job_index``.
         """
-        width = min(max_concurrent or self.manager.max_concurrent, self.manager.max_concurrent)
-        if width < 1:
-            raise ValueError(f"max_concurrent must be at least 1, not {max_concurrent}")
+        width = self.manager.max_concurrent
+        if max_concurrent is not None:
+            width = min(at_least_one("max_concurrent", max_concurrent), width)
         results: list[ExecutionResult | None] = [None] * len(jobs)
         queue = iter(enumerate(jobs))
         async with asyncio.TaskGroup() as group:
@@ -167,7 +170,7 @@ class SandboxExecutor:
         self,
         queue: Iterator[tuple[int, Mapping[str, Any]]],
         results: list[ExecutionResult | None],
-        config: AnyConfig | None,
+        config: ConfigLike | None,
     ) -> None:
         for index, fields in queue:
             try:

@@ -20,6 +20,8 @@ def new_sandbox_id() -> str:
 
 def check_sandbox_id(sandbox_id: str) -> None:
     """An id becomes part of file and cgroup names: refuse what could leave its directory."""
+    if not isinstance(sandbox_id, str):
+        raise TypeError(f"a sandbox id must be a str, not {type(sandbox_id).__name__}")
     if not _CHOSEN.match(sandbox_id):
         raise SandboxCreationError(
             f"Not a sandbox id: {sandbox_id[:80]!r}; use up to 64 letters, digits, - and _"

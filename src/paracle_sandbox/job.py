@@ -15,7 +15,8 @@ from typing import Any
 from .config import SandboxConfig
 from .consumers import TextCallback
 from .errors import SandboxError
-from .sandbox_settings import SandboxSettings
+from .launch import Stdin, check_stdin, checked_timeout
+from .sandbox_settings import full_config
 
 Inputs = Mapping[str, Any]
 
@@ -37,7 +38,7 @@ class Job:
     monitor: bool = True
     rollback_on_error: bool = True
     args: tuple[str, ...] = ()
-    stdin: str | bytes | None = None
+    stdin: Stdin = None
     env: Mapping[str, str] | None = None
     timeout: float | None = None
     on_stdout: TextCallback | None = None
@@ -50,22 +51,24 @@ class Job:
         inputs: Inputs | None = None,
         *,
         args: Sequence[str] = (),
+        stdin: Stdin = None,
         timeout: float | None = None,
         **rest: Any,
     ) -> Job:
-        """Read and check the parts. Raises SandboxError that says which one is wrong."""
-        if timeout is not None and not timeout > 0:
-            raise SandboxError(f"timeout must be positive, not {timeout}")
+        """Read and check the parts. Raises SandboxError that says which one is wrong, TypeError
+        for what could not be meant."""
+        check_stdin(stdin)
+        if timeout is not None:
+            timeout = _seconds(timeout)
         if isinstance(args, str):
             raise SandboxError("args must be a list of strings, not one string")
+        source = read_source(agent_code)
         return cls(
-            read_source(agent_code), dump_inputs(inputs), args=tuple(args), timeout=timeout, **rest
+            source, dump_inputs(inputs), args=tuple(args), stdin=stdin, timeout=timeout, **rest
         )
 
     @classmethod
-    def from_fields(
-        cls, fields: Mapping[str, Any]
-    ) -> tuple[Job, SandboxConfig | SandboxSettings | None]:
+    def from_fields(cls, fields: Mapping[str, Any]) -> tuple[Job, SandboxConfig | None]:
         """A job of a batch, and its own configuration if it has one."""
         if not isinstance(fields, Mapping) or "agent_code" not in fields:
             raise SandboxError("A job must be a dict with the key 'agent_code'")
@@ -75,9 +78,15 @@ class Job:
             known = ", ".join(sorted(_KEYS))
             raise SandboxError(f"A job has no key {unknown[0]!r}; known are agent_code, {known}")
         config = rest.pop("config", None)
-        if not isinstance(config, SandboxConfig | SandboxSettings | None):
-            raise SandboxError(f"config must be a SandboxConfig, not {type(config).__name__}")
-        return cls.prepare(fields["agent_code"], **rest), config
+        own = None if config is None else full_config(config)
+        return cls.prepare(fields["agent_code"], **rest), own
+
+
+def _seconds(timeout: float) -> float:
+    try:
+        return checked_timeout(timeout)
+    except ValueError as error:
+        raise SandboxError(f"timeout must be positive, not {timeout}") from error
 
 
 def read_source(agent_code: str | Path) -> bytes:
@@ -100,9 +109,10 @@ def read_source(agent_code: str | Path) -> bytes:
 
 def dump_inputs(inputs: Inputs | None) -> bytes | None:
     """The content of inputs.json; None when there is nothing to write."""
-    if not inputs:
+    if inputs is None:
         return None
     try:
-        return json.dumps(inputs).encode()
+        # NaN and the infinities are no JSON, although Python would write them.
+        return json.dumps(inputs, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise SandboxError(f"inputs cannot be written as JSON: {error}") from error

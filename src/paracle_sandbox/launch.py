@@ -14,6 +14,7 @@ MAX_SOURCE = 128 << 10
 _TERMINAL_SIZE = (24, 80)
 
 Request = dict[str, Any]
+Stdin = str | bytes | bytearray | memoryview | None
 
 
 class CommandOptions(TypedDict, total=False):
@@ -30,7 +31,7 @@ class CommandOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     clear_env: bool
     cwd: str | None
-    stdin: bytes | str | bool | None
+    stdin: Stdin | bool
     pty: bool | tuple[int, int]
     on_stdout: TextCallback | None
     on_stderr: TextCallback | None
@@ -46,6 +47,13 @@ def check_options(options: CommandOptions) -> None:
     """Raises TypeError for a misspelt option, as any call would."""
     if unknown := set(options) - _NAMES:
         raise TypeError(f"unknown option {sorted(unknown)[0]!r}; there are {sorted(_NAMES)}")
+    check_stdin(options.get("stdin"))
+
+
+def check_stdin(stdin: Stdin | bool) -> None:
+    """What is neither text nor bytes would never be written, and the program wait for it."""
+    if not isinstance(stdin, Stdin | bool):
+        raise TypeError(f"stdin must be a str, bytes or True, not {type(stdin).__name__}")
 
 
 def exec_request(argv: Sequence[str], options: CommandOptions) -> Request:
@@ -72,10 +80,12 @@ def stdin_of(options: CommandOptions) -> bytes | None:
     stdin = options.get("stdin")
     if isinstance(stdin, str):
         return stdin.encode()
-    return stdin if isinstance(stdin, bytes) else None
+    return None if stdin is None or isinstance(stdin, bool) else bytes(stdin)
 
 
 def checked_timeout(timeout: float) -> float:
+    if not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
     if not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
     return float(timeout)

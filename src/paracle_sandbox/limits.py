@@ -2,20 +2,26 @@
 
 The kernel's counters say it, never an exit code: 137 may be a program's own choice. They count
 for the whole sandbox, so a command compares them with what was seen before it started; when
-memory runs out, every command that is running then is stopped and told.
+memory runs out, every command that is running then is stopped and told. A full disk has no count,
+only a state that outlasts its cause: a command that found it full must have said so itself.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from .backends.base import Usage
 from .config import SandboxConfig
 from .errors import ResourceLimitError
+from .output import Output
 
 MIB = 1 << 20
 # Of the memory limit: above this, check_limits() complains.
 MEMORY_ALARM = 0.95
+# What programs print when no more can be stored, and where they print it: at their end.
+_NO_ROOM = rb"(?i)no space left on device|disk quota exceeded|disk is full|ENOSPC|EDQUOT"
+_LAST_WORDS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,13 @@ class Counts:
 
     oom_kills: int = 0
     pids_denied: int = 0
+    disk_full: bool = False
 
     def raised_to(self, usage: Usage) -> Counts:
         return Counts(
-            max(self.oom_kills, usage.oom_kills), max(self.pids_denied, usage.pids_denied)
+            max(self.oom_kills, usage.oom_kills),
+            max(self.pids_denied, usage.pids_denied),
+            usage.disk_full,
         )
 
 
@@ -68,7 +77,9 @@ def memory_breach(usage: Usage, before: Counts, config: SandboxConfig) -> Breach
     )
 
 
-def verdict(usage: Usage, before: Counts, config: SandboxConfig, failed: bool) -> Breach | None:
+def verdict(
+    usage: Usage, before: Counts, config: SandboxConfig, failed: bool, output: Output
+) -> Breach | None:
     """The limit that a command which has ended ran into. Only memory outweighs a success."""
     breach = memory_breach(usage, before, config)
     if breach is not None or not failed:
@@ -80,7 +91,15 @@ def verdict(usage: Usage, before: Counts, config: SandboxConfig, failed: bool) -
             limit=config.max_processes,
             usage=max(usage.processes, config.max_processes),
         )
+    if before.disk_full and not complains_of_disk(output):
+        return None
     return disk_breach(usage, config)
+
+
+def complains_of_disk(output: Output) -> bool:
+    """Whether the last that a command printed says that nothing more can be stored."""
+    tails = (output.bytes_of(name)[-_LAST_WORDS:] for name in ("stdout", "stderr"))
+    return any(re.search(_NO_ROOM, tail) for tail in tails)
 
 
 def disk_breach(usage: Usage, config: SandboxConfig) -> Breach | None:

@@ -26,11 +26,11 @@ from .errors import (
     SandboxError,
     SandboxNotFoundError,
 )
-from .idle import IdleTimer
+from .idle import IdleTimer, checked_seconds
 from .ids import check_sandbox_id, new_sandbox_id
 from .manager_stats import ManagerStats, stats_of
 from .sandbox import Sandbox
-from .sandbox_settings import SandboxSettings
+from .sandbox_settings import ConfigLike, SandboxSettings, full_config
 from .settings import Settings, load_settings
 from .slots import Slots, one_limit
 
@@ -44,8 +44,9 @@ class SandboxManager:
     """Creates, finds and removes sandboxes, at most ``max_concurrent`` at a time.
 
     A backend given as an object stays the caller's; one given by name is closed with the manager.
-    ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever. ``labels`` go to each
-    sandbox, for whoever lists them.
+    ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever, 0 removes them at the
+    next look, which is every ``cleanup_interval`` seconds. ``labels`` go to each sandbox, for
+    whoever lists them.
     """
 
     def __init__(
@@ -60,6 +61,10 @@ class SandboxManager:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self._slots = Slots(one_limit(max_concurrent, max_sandboxes))
+        if not checked_seconds("cleanup_interval", cleanup_interval):
+            raise ValueError("cleanup_interval must be more than 0 seconds")
+        if idle_timeout is not None:
+            checked_seconds("idle_timeout", idle_timeout)
         self.cleanup_interval = cleanup_interval
         self.settings = settings or load_settings()
         self.labels = dict(labels or {})
@@ -100,21 +105,21 @@ class SandboxManager:
     # Making
 
     async def create(
-        self, config: AnyConfig | None = None, sandbox_id: str | None = None
+        self, config: ConfigLike | None = None, sandbox_id: str | None = None
     ) -> Sandbox:
         """A started sandbox. Raises SandboxLimitError at once when there is no room,
         SandboxConflictError when the id is taken, SandboxCreationError when it cannot be made."""
         self._slots.take()
         return await self._create(config, sandbox_id)
 
-    async def create_when_free(self, config: AnyConfig | None = None) -> Sandbox:
+    async def create_when_free(self, config: ConfigLike | None = None) -> Sandbox:
         """Like create(), but waits for room instead of raising. For batches."""
         await self._slots.wait()
         return await self._create(config, None)
 
     async def create_sandbox(
         self,
-        config: AnyConfig | None = None,
+        config: ConfigLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> str:
         """Like create(), but returns the id. ``volume_bindings`` adds to the configuration's
@@ -122,7 +127,7 @@ class SandboxManager:
         return (await self.create(with_volumes(self._config(config), volume_bindings))).sandbox_id
 
     @asynccontextmanager
-    async def managed_sandbox(self, config: AnyConfig | None = None) -> AsyncIterator[Sandbox]:
+    async def managed_sandbox(self, config: ConfigLike | None = None) -> AsyncIterator[Sandbox]:
         """A sandbox that is gone when the block ends, however it ends."""
         sandbox = await self.create(config)
         try:
@@ -130,7 +135,7 @@ class SandboxManager:
         finally:
             await self.destroy(sandbox.sandbox_id)
 
-    async def _create(self, config: AnyConfig | None, sandbox_id: str | None) -> Sandbox:
+    async def _create(self, config: ConfigLike | None, sandbox_id: str | None) -> Sandbox:
         """The caller holds a slot for it; a failure gives the slot back."""
         try:
             sandbox = Sandbox(
@@ -160,16 +165,16 @@ class SandboxManager:
     def _free_id(self, wanted: str | None) -> str:
         if self._closed:
             raise SandboxError("The manager is closed")
-        sandbox_id = wanted or new_sandbox_id()
+        sandbox_id = new_sandbox_id() if wanted is None else wanted
         check_sandbox_id(sandbox_id)
         if any(sandbox_id in s for s in (self._sandboxes, self._starting, self._removing)):
             raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
         return sandbox_id
 
-    def _config(self, config: AnyConfig | None) -> SandboxConfig:
+    def _config(self, config: ConfigLike | None) -> SandboxConfig:
         if config is None:
             return self.settings.default_config(self.backend.name)
-        return config.to_config() if isinstance(config, SandboxSettings) else config
+        return full_config(config)
 
     # Finding
 

@@ -2,7 +2,8 @@
 
 One task takes samples at a fixed pace. The first is taken by start() itself and the last by
 stop(), so that a run of a few milliseconds has data too. CPU is measured between two samples of
-this monitor, so other readers of the same sandbox do not disturb it.
+this monitor, so other readers of the same sandbox do not disturb it. Memory that was taken and
+given back, or killed for, between two samples is told by the kernel's own marks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self, cast
 
+from .backends.base import Usage
 from .errors import SandboxError, SandboxNotFoundError
+from .limits import MIB
 from .results import Averages, Monitoring, Stats
 from .sandbox import Sandbox
 
@@ -42,8 +45,8 @@ class SandboxMonitor:
     """Samples a sandbox every ``interval_seconds`` inside ``async with``.
 
     ``on_warning`` is called for each sample above 80 % of the memory or CPU limit,
-    ``on_limit_exceeded`` for each above 95 % of the memory limit. A callback that raises is
-    logged and does not end the monitoring.
+    ``on_limit_exceeded`` for each above 95 % of the memory limit; what was used since the sample
+    before counts as well. A callback that raises is logged and does not end the monitoring.
     """
 
     def __init__(
@@ -62,12 +65,13 @@ class SandboxMonitor:
         self._history: deque[Sample] = deque(maxlen=MAX_HISTORY)
         self._cpu: deque[float] = deque(maxlen=MAX_HISTORY)
         self._previous: tuple[float, float] | None = None
+        self._usage: Usage | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Take the first sample and keep sampling. No-op while it runs."""
         if self._task is None:
-            self._previous = None
+            self._previous = self._usage = None
             await self._sample()
             self._task = asyncio.create_task(self._keep_sampling())
 
@@ -171,11 +175,25 @@ class SandboxMonitor:
 
     async def _warn(self, sample: Sample) -> None:
         cpu_limit = self.sandbox.config.cpu_cores * WARNING_PERCENT
-        memory = sample["memory_percent"]
+        memory = max(sample["memory_percent"], self._percent_between())
         if memory > WARNING_PERCENT or sample["cpu_percent"] > cpu_limit:
             await self._call(self._on_warning, sample)
         if memory > LIMIT_PERCENT:
             await self._call(self._on_limit_exceeded, sample)
+
+    def _percent_between(self) -> float:
+        """The most memory since the sample before, as far as it was more than ever."""
+        before, now = self._usage, self.sandbox.last_usage
+        self._usage = now
+        if before is None or now is None:
+            return 0.0
+        if now.oom_kills > before.oom_kills:
+            return 100.0
+        if now.memory_peak_bytes <= before.memory_peak_bytes:
+            return 0.0
+        # A program that writes files takes all memory for their cache, and is in no danger.
+        taken = now.memory_peak_bytes - now.cache_bytes
+        return 100.0 * taken / (self.sandbox.config.memory_mb * MIB)
 
     async def _call(self, callback: Callback | None, sample: Sample) -> None:
         if callback is None:

@@ -15,18 +15,19 @@ from .backends.base import Backend
 from .consumers import TextCallback
 from .executor import SandboxExecutor
 from .job import Inputs
-from .manager import AnyConfig
+from .launch import Stdin
 from .results import ExecutionResult
+from .sandbox_settings import ConfigLike
 
 
 async def run_async(
     code: str | Path,
     *,
-    config: AnyConfig | None = None,
+    config: ConfigLike | None = None,
     inputs: Inputs | None = None,
     timeout: float | None = None,
     args: Sequence[str] = (),
-    stdin: str | bytes | None = None,
+    stdin: Stdin = None,
     env: Mapping[str, str] | None = None,
     monitor: bool = False,
     on_stdout: TextCallback | None = None,
@@ -44,11 +45,11 @@ async def run_async(
 def run(
     code: str | Path,
     *,
-    config: AnyConfig | None = None,
+    config: ConfigLike | None = None,
     inputs: Inputs | None = None,
     timeout: float | None = None,
     args: Sequence[str] = (),
-    stdin: str | bytes | None = None,
+    stdin: Stdin = None,
     env: Mapping[str, str] | None = None,
     monitor: bool = False,
     on_stdout: TextCallback | None = None,

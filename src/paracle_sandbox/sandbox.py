@@ -56,6 +56,8 @@ class Sandbox(SandboxPackages):
         """Raises ResourceLimitError when memory is all but used up, or the disk is full."""
         self._live()
         usage = await self._backend.usage(self.sandbox_id)
+        if usage.disk_full:
+            usage = await self._backend.exact_usage(self.sandbox_id)
         breach = memory_alarm(usage, self.config) or disk_breach(usage, self.config)
         if breach is not None:
             raise breach.error(self.sandbox_id)

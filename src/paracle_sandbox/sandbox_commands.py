@@ -21,6 +21,7 @@ from .launch import (
     stdin_of,
 )
 from .limits import MIB
+from .paths import AnyPath
 from .results import CommandResult
 from .sandbox_transfers import SandboxTransfers
 
@@ -70,7 +71,7 @@ class SandboxCommands(SandboxTransfers):
 
     async def start_file(
         self,
-        path: str,
+        path: AnyPath,
         args: Sequence[str] = (),
         *,
         timeout: float | None = None,
@@ -102,7 +103,7 @@ class SandboxCommands(SandboxTransfers):
 
     async def run_file(
         self,
-        path: str,
+        path: AnyPath,
         args: Sequence[str] = (),
         timeout: float | None = None,
         **options: Unpack[CommandOptions],

@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeVar, overload
 from .channel.frames import CHUNK, DATA, EVENT
 from .channel.stream import Stream
 from .channel.tree import FileSink, Unpacker, pack
-from .errors import SandboxFileError, SandboxFileNotFoundError
+from .errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
 from .limits import MIB
+from .paths import AnyPath, path_text
 from .results import FileInfo
 from .sandbox_life import SandboxLife
 
@@ -42,15 +43,15 @@ class SandboxFiles(SandboxLife):
     ResourceLimitError, anything else that goes wrong SandboxFileError."""
 
     @overload
-    async def read_file(self, path: str, *, encoding: str = "utf-8") -> str: ...
+    async def read_file(self, path: AnyPath, *, encoding: str = "utf-8") -> str: ...
     @overload
-    async def read_file(self, path: str, *, encoding: None) -> bytes: ...
-    async def read_file(self, path: str, *, encoding: str | None = "utf-8") -> str | bytes:
+    async def read_file(self, path: AnyPath, *, encoding: None) -> bytes: ...
+    async def read_file(self, path: AnyPath, *, encoding: str | None = "utf-8") -> str | bytes:
         """The content as text, what is no text replaced; the exact bytes without encoding."""
         content = await self.read_bytes(path)
         return content if encoding is None else content.decode(encoding, "replace")
 
-    async def read_bytes(self, path: str, *, max_bytes: int = MAX_READ) -> bytes:
+    async def read_bytes(self, path: AnyPath, *, max_bytes: int = MAX_READ) -> bytes:
         """The content, which must fit into memory: use copy_from for what is larger."""
         content = bytearray()
         request = {"op": "read", "path": self._checked(path)}
@@ -67,7 +68,7 @@ class SandboxFiles(SandboxLife):
                         )
         return bytes(content)
 
-    async def write_file(self, path: str, content: str | bytes) -> None:
+    async def write_file(self, path: AnyPath, content: str | bytes) -> None:
         """Replace the file, or make it with its parents: whole, or not at all."""
         raw = content.encode() if isinstance(content, str) else content
         await self._write(self._checked(path), raw)
@@ -79,7 +80,7 @@ class SandboxFiles(SandboxLife):
                     stream.end()
                 await stream.finish()
 
-    async def list_files(self, path: str = ".", recursive: bool = False) -> list[FileInfo]:
+    async def list_files(self, path: AnyPath = ".", recursive: bool = False) -> list[FileInfo]:
         """What is in a directory, and below it with ``recursive``, in no particular order."""
         request = {"op": "list", "path": self._checked(path), "recursive": recursive}
         entries: list[FileInfo] = []
@@ -98,30 +99,30 @@ class SandboxFiles(SandboxLife):
                         )
         return entries
 
-    async def stat(self, path: str) -> FileInfo:
+    async def stat(self, path: AnyPath) -> FileInfo:
         """Follows links."""
         request = {"op": "stat", "path": self._checked(path)}
         async with self._operation() as connection:
             with connection.open(request) as stream:
                 return _file_info(stream, await stream.finish())
 
-    async def exists(self, path: str) -> bool:
+    async def exists(self, path: AnyPath) -> bool:
         try:
             await self.stat(path)
         except SandboxFileNotFoundError:
             return False
         return True
 
-    async def mkdir(self, path: str, parents: bool = True) -> None:
+    async def mkdir(self, path: AnyPath, parents: bool = True) -> None:
         """Make a directory; with ``parents`` the missing ones above it, and it may exist."""
         await self._call({"op": "mkdir", "path": self._checked(path), "parents": parents})
 
-    async def move(self, source: str, target: str) -> None:
+    async def move(self, source: AnyPath, target: AnyPath) -> None:
         await self._call(
             {"op": "move", "source": self._checked(source), "target": self._checked(target)}
         )
 
-    async def remove(self, path: str, recursive: bool = False) -> None:
+    async def remove(self, path: AnyPath, recursive: bool = False) -> None:
         """Remove a file or an empty directory; any directory with ``recursive``."""
         await self._call({"op": "remove", "path": self._checked(path), "recursive": recursive})
 
@@ -131,17 +132,28 @@ class SandboxFiles(SandboxLife):
 
     # Copies
 
-    async def copy_to(self, source: str | os.PathLike[str], path: str) -> None:
+    async def copy_to(self, source: AnyPath, path: AnyPath) -> None:
         """Copy a file or directory of the host into the sandbox, as ``path``; into ``path``
-        under its own name when that ends in a slash."""
-        local = Path(source)
-        target = self._checked(posixpath.join(path, local.name) if path.endswith("/") else path)
+        under its own name when that ends in a slash, and a file also when it is a directory."""
+        local, target = Path(source), path_text(path, self.sandbox_id)
+        if target.endswith("/"):
+            target = posixpath.join(target, local.name)
+        target = self._checked(target)
         if await asyncio.to_thread(local.is_dir):
-            pieces = pack(local)
-            request: dict[str, Any] = {"op": "put_tree", "path": target}
-        else:
-            mode, pieces = await asyncio.to_thread(_open_file, local)
-            request = {"op": "write", "path": target, "mode": mode}
+            await self._send({"op": "put_tree", "path": target}, pack(local))
+            return
+        try:
+            await self._send_file(local, target)
+        except SandboxFileError as error:
+            if isinstance(error, SandboxPathError) or not await self._is_directory(target):
+                raise
+            await self._send_file(local, posixpath.join(target, local.name))
+
+    async def _send_file(self, local: Path, target: str) -> None:
+        mode, pieces = await asyncio.to_thread(_open_file, local)
+        await self._send({"op": "write", "path": target, "mode": mode}, pieces)
+
+    async def _send(self, request: dict[str, Any], pieces: Generator[bytes, None, None]) -> None:
         with closing(pieces):
             async with self._operation() as connection:
                 with connection.open(request) as stream:
@@ -151,9 +163,15 @@ class SandboxFiles(SandboxLife):
                     stream.end()
                     await stream.finish()
 
+    async def _is_directory(self, path: str) -> bool:
+        try:
+            return (await self.stat(path))["kind"] == "directory"
+        except SandboxFileError:
+            return False
+
     async def copy_from(
         self,
-        path: str,
+        path: AnyPath,
         destination: str | os.PathLike[str],
         *,
         max_bytes: int | None = None,
@@ -164,6 +182,7 @@ class SandboxFiles(SandboxLife):
         Links and special files are left out. Raises SandboxFileError when it is larger than
         ``max_bytes`` (twice the disk limit if not given) or has more than ``max_entries``.
         """
+        path = self._checked(path)
         limit = self.config.disk_mb * 2 * MIB if max_bytes is None else max_bytes
         target = Path(destination)
         if (await self.stat(path))["kind"] == "directory":

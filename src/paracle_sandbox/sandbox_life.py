@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +25,7 @@ from .errors import (
     SandboxTimeoutError,
 )
 from .limits import MIB, Counts
-from .paths import checked_path
+from .paths import AnyPath, checked_path, path_text
 
 
 class SandboxLife:
@@ -189,25 +190,29 @@ class SandboxLife:
         try:
             yield
         except SandboxPathError as error:
-            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=str(error))
+            path = error.path or str(error)
+            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=path)
             raise
         except ResourceLimitError as error:
             error.limit = error.limit or self._config.disk_mb * MIB
+            self._seen = replace(self._seen, disk_full=True)
             raise
 
-    def _checked(self, path: str) -> str:
+    def _checked(self, path: AnyPath) -> str:
+        text = path_text(path, self._sandbox_id)
         try:
-            return checked_path(path, self._config.working_dir, self._sandbox_id)
+            return checked_path(text, self._config.working_dir, self._sandbox_id)
         except SandboxPathError:
-            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=path)
+            audit.security_event("path_escape", sandbox_id=self._sandbox_id, path=text)
             raise
 
     # For commands (command.Place)
 
-    async def look(self) -> Usage | None:
+    async def look(self, *, exact: bool = False) -> Usage | None:
         """What it uses now; None when nobody can say."""
+        read = self._backend.exact_usage if exact else self._backend.usage
         try:
-            usage = await self._backend.usage(self._sandbox_id)
+            usage = await read(self._sandbox_id)
         except (SandboxError, OSError):
             return None
         self._saw(usage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,20 @@ class SandboxSettings(BaseModel):
             return cls(**own)
         except ValidationError as error:
             raise SandboxError(f"config.toml, section [sandbox]: {error}") from error
+
+
+ConfigLike = SandboxConfig | SandboxSettings | Mapping[str, Any]
+
+
+def full_config(config: ConfigLike) -> SandboxConfig:
+    """The configuration, of whatever shape, a dict of its fields included. Raises ValueError when
+    they are out of range, TypeError for anything else."""
+    if isinstance(config, SandboxConfig):
+        return config
+    if isinstance(config, SandboxSettings):
+        return config.to_config()
+    if isinstance(config, Mapping):
+        return SandboxConfig(**config)
+    raise TypeError(
+        f"config must be a SandboxConfig or a dict of its fields, not {type(config).__name__}"
+    )

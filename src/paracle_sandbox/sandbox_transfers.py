@@ -6,6 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 
 from .channel.frames import DATA
 from .errors import SandboxFileError
+from .paths import AnyPath
 from .sandbox_files import SandboxFiles
 
 
@@ -13,7 +14,7 @@ class SandboxTransfers(SandboxFiles):
     """Memory stays flat: a slow reader or writer stalls the other side."""
 
     async def read_stream(
-        self, path: str, *, offset: int = 0, length: int | None = None
+        self, path: AnyPath, *, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[bytes]:
         """The content from ``offset`` on, ``length`` bytes at most."""
         request: dict[str, object] = {"op": "read", "path": self._checked(path), "offset": offset}
@@ -27,7 +28,7 @@ class SandboxTransfers(SandboxFiles):
                     yield payload
 
     async def write_stream(
-        self, path: str, pieces: AsyncIterable[bytes], *, max_bytes: int | None = None
+        self, path: AnyPath, pieces: AsyncIterable[bytes], *, max_bytes: int | None = None
     ) -> int:
         """Replace the file, or make it with its parents: whole, or not at all. Returns its size;
         raises SandboxFileError when there is more than ``max_bytes``."""

@@ -79,7 +79,13 @@ def one_limit(max_concurrent: int | None, max_sandboxes: int | None) -> int:
     given = {limit for limit in (max_concurrent, max_sandboxes) if limit is not None}
     if len(given) > 1:
         raise ValueError("max_concurrent and max_sandboxes are one limit; give one of them")
-    limit = given.pop() if given else DEFAULT_LIMIT
-    if limit < 1:
-        raise ValueError(f"a manager needs room for at least one sandbox, not {limit}")
-    return limit
+    name = "max_sandboxes" if max_concurrent is None else "max_concurrent"
+    return at_least_one(name, given.pop() if given else DEFAULT_LIMIT)
+
+
+def at_least_one(name: str, value: int) -> int:
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least one, not {value}")
+    return int(value)

@@ -140,6 +140,31 @@ async def test_disk(count, size, fits):
         assert (await full.execute("rm -f 00*; echo well"))["stdout"] == "well\n"
 
 
+FILL = "head -c 400M /dev/zero > big"
+
+
+async def test_a_full_disk_is_not_to_blame_for_every_failure():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(disk_mb=256)
+        await limit_reached(sandbox.execute(FILL, timeout=60), "disk", 256 * MIB)
+        assert (await sandbox.execute("grep zzz /etc/hostname"))["exit_code"] == 1
+        await limit_reached(sandbox.execute("cp big more"), "disk", 256 * MIB)
+        await sandbox.execute("rm -f big more")
+        # The kernel counts what was removed for some seconds.
+        result = await sandbox.execute("echo unrelated >&2; exit 1")
+        assert (result["exit_code"], result["stderr"]) == (1, "unrelated\n")
+        await sandbox.check_limits()
+
+
+async def test_a_disk_filled_without_a_word_and_one_made_free_again():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(disk_mb=256)
+        freed = f"{FILL} 2>/dev/null; rm big; exit 3"
+        assert (await sandbox.execute(freed, timeout=60))["exit_code"] == 3
+        silent = f"{FILL} 2>/dev/null"
+        await limit_reached(sandbox.execute(silent, timeout=60), "disk", 256 * MIB)
+
+
 async def test_the_workspace_is_not_memory():
     """900 MB of files with 512 MB of memory: nobody is killed for it."""
     async with Scene() as scene:

@@ -34,7 +34,8 @@ def test_given_values_are_kept() -> None:
         ("cleanup_timeout", 4), ("cleanup_timeout", 301),
         ("network_mode", "foo"),
         ("working_dir", "workspace"), ("working_dir", "/a/../b"), ("working_dir", "/etc/x"),
-        ("working_dir", "/"), ("working_dir", "/tmp/x"),
+        ("working_dir", "/"), ("working_dir", "/tmp/x"), ("working_dir", "//app"),
+        ("working_dir", ""), ("working_dir", "//"), ("working_dir", "/tmp/"),
         ("env_vars", {"A=B": "1"}), ("env_vars", {"A": "x\0y"}), ("env_vars", {"": "1"}),
         ("base_image", "--privileged"), ("base_image", ""),
         ("no_such_field", 1),
@@ -68,3 +69,8 @@ def test_presets() -> None:
     big = SandboxConfig.high_performance()
     assert (big.cpu_cores, big.memory_mb, big.disk_mb) == (4.0, 2048, 4096)
     assert (big.network_mode, big.timeout_seconds) == ("bridge", 600)
+
+
+def test_a_slash_at_the_end_of_the_working_directory_means_nothing() -> None:
+    assert SandboxConfig(working_dir="/app/").working_dir == "/app"
+    assert SandboxConfig(working_dir="/data/deep//").working_dir == "/data/deep"

@@ -118,10 +118,19 @@ print(os.path.basename(sys.argv[0]))
     )
     assert result["result"]["stdout"] == "Päracle ['a', 'b c'] typed red\nagent_code.py\n"
     looks = "import os; print(os.path.exists('inputs.json'))"
-    nothings: list[dict[str, int] | None] = [None, {}]
-    for nothing in nothings:
-        result = await executor.execute_agent(looks, inputs=nothing, monitor=False)
-        assert result["result"]["stdout"] == "False\n"
+    result = await executor.execute_agent(looks, monitor=False)
+    assert result["result"]["stdout"] == "False\n"
+
+
+async def test_stdin_of_other_bytes_and_of_none(
+    executor: SandboxExecutor, backend: WatchedBackend
+) -> None:
+    result = await executor.execute_agent("print(input())", stdin=bytearray(b"typed"), timeout=10)
+    assert result["result"]["stdout"] == "typed\n"
+    made = len(backend.created)
+    with pytest.raises(TypeError, match="stdin must be"):
+        await executor.execute_agent("print(input())", stdin=5, timeout=10)  # type: ignore[arg-type]
+    assert len(backend.created) == made
 
 
 async def test_code_arrives_byte_by_byte(executor: SandboxExecutor, tmp_path: Path) -> None:
@@ -285,16 +294,18 @@ async def test_batch_never_loses_a_job(executor: SandboxExecutor, backend: Watch
         {"agent_code": "print('said', flush=True)\nwhile True: pass", "timeout": 0.4},
         {"code": "print()"},
         {"agent_code": "print()", "nonsense": 1},
-        {"agent_code": "print()", "config": {"memory_mb": 1}},
+        {"agent_code": "print()", "config": 256},
         "print()",
         {"agent_code": Path("/nowhere/at/all.py")},
         {"agent_code": 3},
         {"agent_code": "print('ok')", "config": SandboxSettings(memory_limit="1m")},
         {"agent_code": "print('ok')", "args": "abc"},
+        {"agent_code": "print()", "config": {"memory_mb": 1}},
+        {"agent_code": "print('ok')", "config": {"memory_mb": 444}},
         {"agent_code": "print('last')", "config": SandboxConfig(memory_mb=333)},
     ]
     results = await executor.execute_batch(jobs, SandboxConfig(memory_mb=222))
-    assert [result["success"] for result in results] == [True] + [False] * 10 + [True]
+    assert [result["success"] for result in results] == [True] + [False] * 11 + [True] * 2
     assert "ZeroDivisionError" in results[1]["error"]
     assert "error_type" not in results[1]
     timed_out = results[2]
@@ -311,8 +322,48 @@ async def test_batch_never_loses_a_job(executor: SandboxExecutor, backend: Watch
         assert results[index]["job_index"] == index
         assert results[index]["error_type"]
         assert results[index]["sandbox_id"] is None
-    assert {config.memory_mb for config in backend.configs} == {222, 333}
+    assert {config.memory_mb for config in backend.configs} == {222, 333, 444}
     assert not backend.alive
+
+
+async def test_a_configuration_may_be_a_dict(
+    executor: SandboxExecutor, backend: WatchedBackend
+) -> None:
+    assert (await executor.execute_agent("print(1)", config={"memory_mb": 256}))["success"]
+    assert [config.memory_mb for config in backend.configs] == [256]
+    with pytest.raises(ValueError, match="memory"):
+        await executor.execute_agent("print(1)", config={"memory": 256})
+    wrong: list[Any] = [256, "256m", ["memory_mb"]]
+    for config in wrong:
+        with pytest.raises(TypeError, match="SandboxConfig or a dict of its fields"):
+            await executor.execute_agent("print(1)", config=config)
+    # Nothing of it holds a place.
+    assert (await executor.execute_agent("print(1)"))["success"]
+
+
+@pytest.mark.parametrize(
+    ("width", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), ("3", TypeError)]
+)
+async def test_a_batch_of_no_width_is_refused(
+    executor: SandboxExecutor, width: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="max_concurrent must be"):
+        await executor.execute_batch([{"agent_code": "print(1)"}], max_concurrent=width)
+
+
+async def test_inputs_are_written_even_if_empty_and_only_as_json(
+    executor: SandboxExecutor, backend: WatchedBackend
+) -> None:
+    code = "print(open('inputs.json').read())"
+    assert (await executor.execute_agent(code, inputs={}))["result"]["stdout"] == "{}\n"
+    assert not (await executor.execute_agent(code))["success"]
+    made = len(backend.created)
+    with pytest.raises(SandboxError, match="not JSON compliant"):
+        await executor.execute_agent(code, inputs={"x": float("nan")})
+    wrong: Any = "5"
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        await executor.execute_agent(code, timeout=wrong)
+    assert len(backend.created) == made
 
 
 async def test_batch_waits_for_room_that_others_hold(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -131,8 +132,40 @@ def test_one_limit_with_two_names() -> None:
     assert SandboxManager(max_sandboxes=7).max_concurrent == 7
     with pytest.raises(ValueError, match="one limit"):
         SandboxManager(5, max_sandboxes=7)
-    with pytest.raises(ValueError, match="at least one"):
-        SandboxManager(0)
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match="max_concurrent must be at least one"):
+            SandboxManager(limit)
+    wrong: list[Any] = [2.5, "3"]
+    for limit in wrong:
+        with pytest.raises(TypeError, match="max_sandboxes must be an int"):
+            SandboxManager(max_sandboxes=limit)
+
+
+def test_times_that_are_none_are_refused() -> None:
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="cleanup_interval"):
+            SandboxManager(cleanup_interval=seconds)
+    for seconds in (-1, float("nan")):
+        with pytest.raises(ValueError, match="idle_timeout"):
+            SandboxManager(idle_timeout=seconds)
+    wrong: Any = "5"
+    with pytest.raises(TypeError, match="idle_timeout must be a number"):
+        SandboxManager(idle_timeout=wrong)
+    with pytest.raises(TypeError, match="cleanup_interval must be a number"):
+        SandboxManager(cleanup_interval=wrong)
+    assert SandboxManager(idle_timeout=0).idle_timeout == 0
+
+
+async def test_an_id_that_is_none_is_refused_and_never_replaced(backend: WatchedBackend) -> None:
+    wrong: Any = 5
+    async with managed(backend) as manager:
+        with pytest.raises(TypeError, match="sandbox id must be a str"):
+            await manager.create(sandbox_id=wrong)
+        with pytest.raises(SandboxCreationError, match="Not a sandbox id: ''"):
+            await manager.create(sandbox_id="")
+        assert backend.created == []
+        await manager.create()
+        await manager.create()
 
 
 async def test_a_failed_creation_frees_its_slot(backend: WatchedBackend) -> None:

@@ -21,6 +21,8 @@ class Meter:
 
     memory_mb: float = 10.0
     peak_mb: float = 0.0
+    cache_mb: float = 0.0
+    oom_kills: int = 0
     cpu_cores_used: float = 0.0
     fails: bool = False
     started: float = field(default_factory=time.monotonic)
@@ -38,6 +40,8 @@ class MeteredBackend(FakeBackend):
             cpu_seconds=(time.monotonic() - self.meter.started) * self.meter.cpu_cores_used,
             memory_bytes=int(self.meter.memory_mb * MIB),
             memory_peak_bytes=int(self.meter.peak_mb * MIB),
+            cache_bytes=int(self.meter.cache_mb * MIB),
+            oom_kills=self.meter.oom_kills,
         )
 
 
@@ -153,6 +157,32 @@ async def test_callbacks_at_their_thresholds(
     assert (bool(warnings), bool(breaches)) == (warned, exceeded)
     if warnings:
         assert {"cpu_percent", "memory_percent"} <= set(warnings[0])
+
+
+@pytest.mark.parametrize(
+    ("peak_mb", "cache_mb", "oom_kills", "warned", "exceeded"),
+    [
+        (64, 0, 0, False, False),
+        (110, 0, 0, True, False),
+        (128, 0, 0, True, True),
+        (64, 0, 1, True, True),
+        (128, 100, 0, False, False),
+    ],
+    ids=["little", "much", "all", "killed", "a cache of files"],
+)
+async def test_callbacks_for_what_no_sample_saw(
+    sandbox: Sandbox, meter: Meter, peak_mb: float, cache_mb: float, oom_kills: int,
+    warned: bool, exceeded: bool,
+) -> None:  # fmt: skip
+    meter.peak_mb = 20
+    warnings: list[Sample] = []
+    breaches: list[Sample] = []
+    async with SandboxMonitor(sandbox, 0.02, warnings.append, breaches.append) as monitor:
+        await until_samples(monitor, 2)
+        meter.peak_mb, meter.cache_mb, meter.oom_kills = peak_mb, cache_mb, oom_kills
+        await until_samples(monitor, len(monitor.get_history()) + 3)
+    # It is told once, not for ever after.
+    assert (len(warnings), len(breaches)) == (warned, exceeded)
 
 
 async def test_a_callback_that_raises_is_logged_only(

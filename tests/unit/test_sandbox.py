@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -160,6 +162,25 @@ async def test_env_cwd_and_stdin(sandbox: Sandbox) -> None:
     assert (await sandbox.execute("cat"))["stdout"] == ""
     with pytest.raises(SandboxFileNotFoundError, match="not found"):
         await sandbox.execute("true", cwd="/workspace/none")
+
+
+@pytest.mark.parametrize("stdin", [b"in", bytearray(b"in"), memoryview(b"in"), "in"])
+async def test_stdin_may_be_any_kind_of_bytes(sandbox: Sandbox, stdin: Any) -> None:
+    assert (await sandbox.execute("cat", stdin=stdin, timeout=10))["stdout"] == "in"
+
+
+@pytest.mark.parametrize("stdin", [5, 0, ["in"], io.BytesIO(b"in")])
+async def test_stdin_that_cannot_be_written_is_refused(sandbox: Sandbox, stdin: Any) -> None:
+    with pytest.raises(TypeError, match="stdin must be"):
+        await sandbox.execute("cat", stdin=stdin, timeout=10)
+    assert sandbox.in_use == 0
+
+
+async def test_a_timeout_that_is_no_number_is_refused(sandbox: Sandbox) -> None:
+    wrong: Any = "5"
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        await sandbox.execute("true", timeout=wrong)
+    assert sandbox.in_use == 0
 
 
 async def test_more_stdin_than_anything_buffers(sandbox: Sandbox) -> None:
@@ -438,11 +459,23 @@ async def test_an_oom_killed_child_outweighs_a_success(
 async def test_other_limits_need_a_failure(
     backend: FakeBackend, sandbox: Sandbox, usage: Usage, kind: str
 ) -> None:
-    backend.usage_of["box"] = usage
     assert (await sandbox.execute("true"))["exit_code"] == 0
+    backend.usage_of["box"] = usage
     with pytest.raises(ResourceLimitError) as caught:
         await sandbox.execute("false")
     assert caught.value.resource_type == kind
+
+
+async def test_a_disk_that_was_full_before_is_nobodys_failure_unless_it_says_so(
+    backend: FakeBackend, sandbox: Sandbox
+) -> None:
+    backend.usage_of["box"] = Usage(disk_full=True)
+    with pytest.raises(ResourceLimitError):
+        await sandbox.execute("exit 1")
+    assert (await sandbox.execute("echo unrelated >&2; exit 1"))["exit_code"] == 1
+    for words in ("cp: No space left on device", "open x: disk quota exceeded"):
+        with pytest.raises(ResourceLimitError, match="Disk limit"):
+            await sandbox.execute(f"echo '{words}' >&2; exit 1")
 
 
 async def test_137_alone_means_nothing(sandbox: Sandbox) -> None:
@@ -521,7 +554,7 @@ async def test_a_missing_file_is_not_found(sandbox: Sandbox, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "path",
-    ["../x", "a/../../x", "/etc/passwd", "/workspace/../etc/x", "", "a\0b", "/workspace2/x", 7],
+    ["../x", "a/../../x", "/etc/passwd", "/workspace/../etc/x", "a\0b", "/workspace2/x"],
 )
 async def test_paths_that_leave_are_refused_and_recorded(
     sandbox: Sandbox, path: str, caplog: pytest.LogCaptureFixture
@@ -541,6 +574,7 @@ async def test_a_link_that_leaves_is_refused_and_recorded(
         with pytest.raises(SandboxPathError):
             await sandbox.read_file("link")
     assert caplog.records[0].event == "path_escape"  # type: ignore[attr-defined]
+    assert caplog.records[0].details == {"path": "link"}  # type: ignore[attr-defined]
 
 
 async def test_copies_of_files(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -555,6 +589,54 @@ async def test_copies_of_files(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     await sandbox.copy_from("/workspace/new/dir/in.bin", tmp_path / "target")
     assert (tmp_path / "target/in.bin").read_bytes() == content
+
+
+@pytest.mark.parametrize("directory", ["/workspace", ".", "dir", PurePosixPath("dir")])
+async def test_a_file_copied_to_a_directory_is_put_into_it(
+    sandbox: Sandbox, tmp_path: Path, directory: Any
+) -> None:
+    await sandbox.mkdir("dir")
+    (tmp_path / "in.txt").write_text("in")
+    await sandbox.copy_to(tmp_path / "in.txt", directory)
+    assert await sandbox.read_file(PurePosixPath(directory) / "in.txt") == "in"
+
+
+async def test_a_path_is_named_once_when_something_is_wrong_with_it(sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxFileError) as caught:
+        await sandbox.read_file(".")
+    assert str(caught.value).startswith("Is a directory: /")
+    await sandbox.write_file("file", "x")
+    with pytest.raises(SandboxFileError) as caught:
+        await sandbox.list_files("file")
+    assert str(caught.value).count("file") == 1
+
+
+async def test_a_path_may_be_a_path_object(
+    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await sandbox.write_file(Path("dir") / "p.txt", "p")
+    assert await sandbox.read_file(PurePosixPath("/workspace/dir/p.txt")) == "p"
+    (tmp_path / "in").write_text("i")
+    await sandbox.copy_to(tmp_path / "in", PurePosixPath("dir/in"))
+    await sandbox.copy_from(Path("dir"), tmp_path / "out")
+    assert (tmp_path / "out/in").read_text() == "i"
+    assert {entry["name"] for entry in await sandbox.list_files(Path("dir"))} == {"p.txt", "in"}
+    assert (await sandbox.run_file(Path("dir/p.txt")))["exit_code"] == 1
+    assert not caplog.records
+
+
+async def test_what_is_no_path_is_no_security_event(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong: list[Any] = [3, None, b"bytes", ["list"]]
+    for path in wrong:
+        with pytest.raises(TypeError):
+            await sandbox.read_file(path)
+        with pytest.raises(TypeError):
+            await sandbox.copy_to("/etc/hostname", path)
+    with pytest.raises(SandboxPathError, match="empty"):
+        await sandbox.write_file("", "x")
+    assert not caplog.records
 
 
 async def test_copies_of_trees(sandbox: Sandbox, tmp_path: Path) -> None:

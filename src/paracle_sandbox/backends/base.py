@@ -52,11 +52,16 @@ class Health:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a sandbox has used, and the kernel's own counts of limits that were reached."""
+    """What a sandbox has used, and the kernel's own counts of limits that were reached.
+
+    ``memory_bytes`` is without the page cache, ``cache_bytes``, which the kernel gives up when it
+    needs the room; its ``memory_peak_bytes`` is of both together.
+    """
 
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
     memory_peak_bytes: int = 0
+    cache_bytes: int = 0
     processes: int = 0
     disk_bytes: int = 0
     disk_full: bool = False
@@ -104,6 +109,11 @@ class Backend(ABC):
     @abstractmethod
     async def usage(self, sandbox_id: str) -> Usage:
         """What it uses now. Raises SandboxNotFoundError when it is gone."""
+
+    async def exact_usage(self, sandbox_id: str) -> Usage:
+        """As usage(), where that still counts files which were removed a moment ago: without
+        them. May take longer."""
+        return await self.usage(sandbox_id)
 
     @abstractmethod
     async def destroy(self, sandbox_id: str) -> None:

@@ -86,10 +86,12 @@ def _unified(group: str) -> Usage:
     current = _number(f"{group}/memory.current")
     # Read after the current value, and never below it: a sandbox grows while we look.
     peak = max(current, _number(f"{group}/memory.peak"))
+    cache = memory.get("file", 0) - memory.get("shmem", 0)
     return Usage(
         cpu_seconds=_pairs(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6,
-        memory_bytes=max(0, current - memory.get("file", 0) + memory.get("shmem", 0)),
+        memory_bytes=max(0, current - cache),
         memory_peak_bytes=peak,
+        cache_bytes=max(0, cache),
         processes=_number(f"{group}/pids.current"),
         oom_kills=_pairs(f"{group}/memory.events").get("oom_kill", 0),
         pids_denied=_pairs(f"{group}/pids.events").get("max", 0),
@@ -107,6 +109,7 @@ def _separate(groups: Mapping[str, str]) -> Usage:
         cpu_seconds=_number(f"{accounting}/cpuacct.usage") / 1e9 if accounting else 0.0,
         memory_bytes=max(0, current - cache),
         memory_peak_bytes=max(current, _number(f"{memory}/memory.max_usage_in_bytes")),
+        cache_bytes=max(0, cache),
         processes=_number(f"{pids}/pids.current"),
         oom_kills=_pairs(f"{memory}/memory.oom_control").get("oom_kill", 0),
         pids_denied=_pairs(f"{pids}/pids.events").get("max", 0),

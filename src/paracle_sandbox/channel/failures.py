@@ -24,7 +24,7 @@ def _not_found(path: str, message: str, sandbox_id: str) -> SandboxError:
 
 
 def _path_escape(path: str, message: str, sandbox_id: str) -> SandboxError:
-    return SandboxPathError(f"The path leaves the working directory: {path}", sandbox_id)
+    return SandboxPathError(f"The path leaves the working directory: {path}", sandbox_id, path=path)
 
 
 def _no_space(path: str, message: str, sandbox_id: str) -> SandboxError:
@@ -44,7 +44,10 @@ def _not_started(path: str, message: str, sandbox_id: str) -> SandboxError:
 
 
 def _other(path: str, message: str, sandbox_id: str) -> SandboxError:
-    return SandboxFileError(f"{path}: {message}" if path else message, sandbox_id)
+    says_where = message.startswith("/") or ": /" in message
+    return SandboxFileError(
+        f"{path}: {message}" if path and not says_where else message, sandbox_id
+    )
 
 
 _BY_CODE: dict[str, Callable[[str, str, str], SandboxError]] = {

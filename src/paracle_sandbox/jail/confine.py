@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from . import kernel, landlock, seccomp
-from .root import OTHER_PROC, READ_ONLY, VOLUME
+from .root import EMPTY, OTHER_PROC, READ_ONLY, VOLUME, enter
 
 UID_INSIDE = 1000
 _NAMESPACES = (
@@ -163,6 +163,9 @@ def _mount_workspace(
     slot: str, shape: Shape, identity: Identity, show_disk: Callable[[int], None]
 ) -> None:
     """/workspace and /tmp, both in one place with one limit, and nothing else of that place."""
+    first = "/" + shape.working_dir.strip("/").split("/")[0]
+    if not os.path.isdir(first):
+        _take_own_root(first)
     if shape.tmpfs_mb:
         options = f"mode=755,size={shape.tmpfs_mb}m,nr_inodes={shape.tmpfs_mb * 128}"
         kernel.mount("tmpfs", VOLUME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
@@ -173,14 +176,16 @@ def _mount_workspace(
         os.close(disk)
     else:
         home = f"{VOLUME}/{slot}"
+    extra = () if shape.read_only else EXTRA_WRITABLE
+    for name in extra:
+        kernel.bind(f"{home}/{name}", f"/{name}", _WRITABLE)
     target = shape.working_dir
-    if target != "/workspace":
-        _make_mountpoint(target)
+    if first[1:] in extra:
+        os.makedirs(target, 0o755, exist_ok=True)
+    elif target != first:
+        _make_mountpoint(target, first)
     kernel.bind(home + "/workspace", target, _WRITABLE)
     kernel.bind(home + "/tmp", "/tmp", _WRITABLE)
-    if not shape.read_only:
-        for name in EXTRA_WRITABLE:
-            kernel.bind(f"{home}/{name}", f"/{name}", _WRITABLE)
     if shape.resolv_conf:
         bind_text(home + "/resolv.conf", shape.resolv_conf, "/etc/resolv.conf")
     kernel.umount(VOLUME)
@@ -194,15 +199,27 @@ def prepare_workspace(home: str, shape: Shape, identity: Identity) -> None:
         os.chown(f"{home}/{name}", identity.uid, identity.gid)
 
 
-def _make_mountpoint(path: str) -> None:
+def _make_mountpoint(path: str, first: str) -> None:
     """A working directory elsewhere: on a tmpfs over its first component, in this sandbox only."""
-    first = "/" + path.strip("/").split("/")[0]
-    if not os.path.isdir(first):
-        raise OSError(2, "choose a working_dir below /workspace, /home, /opt, /srv or /mnt", path)
-    if path != first:
-        kernel.mount("tmpfs", first, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k")
-        os.makedirs(path, 0o755)
-        kernel.set_attributes(first, kernel.ATTR_RDONLY, recursive=False)
+    kernel.mount("tmpfs", first, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k")
+    os.makedirs(path, 0o755)
+    kernel.set_attributes(first, kernel.ATTR_RDONLY, recursive=False)
+
+
+def _take_own_root(extra: str) -> None:
+    """A root that has one directory more. Made in the shared one it would be seen by others."""
+    entries = list(os.scandir("/"))
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", EMPTY, "tmpfs", flags, "mode=755,size=256k")
+    for entry in entries:
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), EMPTY + entry.path)
+            continue
+        os.mkdir(EMPTY + entry.path, 0o755)
+        if entry.path != EMPTY:
+            kernel.mount(entry.path, EMPTY + entry.path, "", kernel.MS_BIND | kernel.MS_REC)
+    os.mkdir(EMPTY + extra, 0o755)
+    enter(EMPTY)
 
 
 def bind_text(path: str, text: str, target: str) -> None:
@@ -224,7 +241,7 @@ def mount_proc() -> None:
             kernel.mount("/dev/null", "/proc/" + name, "", kernel.MS_BIND)
     for name in _PROC_HIDDEN_DIRS:
         if os.path.isdir("/proc/" + name):
-            kernel.bind("/.empty", "/proc/" + name)
+            kernel.bind(EMPTY, "/proc/" + name)
     for name in _PROC_READ_ONLY:
         kernel.bind("/proc/" + name, "/proc/" + name, READ_ONLY | kernel.ATTR_NOEXEC)
 

@@ -15,13 +15,14 @@ import sys
 
 from . import kernel
 
+EMPTY = "/.empty"
 VOLUME = "/.volume"
 # In a user namespace the kernel allows a new /proc only beside one that shows everything.
 OTHER_PROC = "/.proc"
 READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _EMPTY = ("/proc", "/sys", "/dev", "/tmp", "/run", "/var", "/home", "/opt", "/srv", "/mnt",
-          "/root", "/etc", "/workspace", "/.empty", VOLUME, OTHER_PROC)  # fmt: skip
+          "/root", "/etc", "/workspace", EMPTY, VOLUME, OTHER_PROC)  # fmt: skip
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9),
             "tty": (5, 0)}  # fmt: skip
 # What programs need of the host's /etc, and what says nothing about its users. Files are
@@ -98,7 +99,7 @@ def _show_python(root: str, template_dir: str | None) -> None:
         if not shown and template_dir is not None:
             shown = _cover(root, directory, template_dir, make=True)
         else:
-            _cover(root, directory, root + "/.empty", make=False)
+            _cover(root, directory, root + EMPTY, make=False)
 
 
 def package_dirs() -> list[str]:

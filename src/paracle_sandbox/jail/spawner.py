@@ -156,6 +156,9 @@ class Spawner:
 
     def _disk(self, message: dict[str, Any]) -> None:
         child = self._children.get(message["slot"])
+        if message["exact"] and self._ground.volume:
+            with contextlib.suppress(OSError):  # a broken volume: its figures are all there is
+                self._ground.volume.commit()
         used, limit = self._ground.disk_usage(child) if child else (0, 0)
         self._answer(message["request"], used=used, limit=limit)
 

@@ -115,6 +115,10 @@ class Volume:
         used = self._figure(group, "referenced") + self._figure(group, "rsv_data")
         return used, self._figure(group, "max_referenced")
 
+    def commit(self) -> None:
+        """Write down what is pending: `usage` then no longer counts what was removed."""
+        btrfs.sync(self._root)
+
     def delete_subvolume(self, name: str) -> None:
         """Remove a subvolume at once, whatever is in it or holds it open; its blocks come back in
         the background. Raises FileNotFoundError when there is none of that name."""

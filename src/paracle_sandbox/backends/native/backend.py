@@ -238,6 +238,12 @@ class NativeBackend(Backend):
     # -- look ----------------------------------------------------------------------------
 
     async def usage(self, sandbox_id: str) -> Usage:
+        return await self._usage(sandbox_id, exact=False)
+
+    async def exact_usage(self, sandbox_id: str) -> Usage:
+        return await self._usage(sandbox_id, exact=True)
+
+    async def _usage(self, sandbox_id: str, *, exact: bool) -> Usage:
         owned = self._owned.get(sandbox_id)
         record = owned.record if owned else self._record(sandbox_id).content
         try:
@@ -246,7 +252,7 @@ class NativeBackend(Backend):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
         if owned is None:
             return usage
-        disk, _ = await owned.spawner.request("disk", slot=record["slot"])
+        disk, _ = await owned.spawner.request("disk", slot=record["slot"], exact=exact)
         used, limit = disk["used"], disk["limit"]
         slack = max(_DISK_SLACK, limit // _DISK_SLACK_SHARE)
         return replace(usage, disk_bytes=used, disk_full=bool(limit) and used + slack >= limit)

@@ -56,6 +56,18 @@ def test_without_apply_nothing_is_written(cli: Cli, project: Path) -> None:
         assert done.code == 0 and "a + b" in (project / "calc.py").read_text()
 
 
+@pytest.mark.parametrize("left_out", ["", ".git", ".venv"])
+def test_what_is_made_in_an_empty_folder_comes_back(cli: Cli, left_out: str) -> None:
+    folder = cli.home / "empty"
+    (folder / left_out).mkdir(parents=True)
+    make = {"command": "mkdir d; echo made > d/new.txt"}
+    turns = [Turn("", [("sandbox_shell", make)]), Turn("ok")]
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), "--workspace", str(folder), "--apply", "--json")
+    assert done.code == 0 and done.json["applied"], done
+    assert (folder / "d" / "new.txt").read_text() == "made\n"
+
+
 def test_what_may_not_come_back_does_not(cli: Cli, project: Path) -> None:
     """Hooks, links, files that the user changed meanwhile."""
     outside = cli.home / "outside"

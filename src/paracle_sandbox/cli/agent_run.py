@@ -272,7 +272,9 @@ def _prompt(plan: Plan, config: RunConfig) -> str:
 
 
 async def _changes(agent: SandboxAgent, plan: Plan) -> list[Change]:
-    if agent.client.sandbox_id is None or not plan.project.sources:
+    # An empty folder has no files to compare, but a place for what the agent makes.
+    given = plan.project.folder is not None or plan.project.sources
+    if agent.client.sandbox_id is None or not given:
         return []
     try:
         return await plan.project.changes(await agent.client.sandbox())

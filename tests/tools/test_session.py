@@ -126,6 +126,34 @@ async def test_lines_of_notebooks(shared: Sandbox, cell: str, out: str) -> None:
     assert result["stdout"] == out
 
 
+async def test_braces_that_are_the_shells(shared: Sandbox) -> None:
+    """IPython would take these too; nobody who writes them means Python."""
+    async with PythonSession(shared) as session:
+        for command, out in (
+            ("""!echo '{"a":1}' '{"a": {"b": {}}}'""", '{"a":1} {"a": {"b": {}}}\n'),
+            ("!echo one two | awk '{print $2}' | awk '{print}'", "two\n"),
+            ("!echo {none} {none+1} {} ${HOME} {1..3}", None),
+        ):
+            result = await session.run(command)
+            assert result["error"] is None, result["error"]
+            expected = out or "{none} {none+1} {} /tmp {1..3}\n"
+            assert result["stdout"].replace("1 2 3", "{1..3}") == expected
+
+
+async def test_question_marks_show_help(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        await session.run('def twice(n: int) -> int:\n    """Two of it."""\n    return 2 * n')
+        for cell in ("twice?", "?twice", "x = 1\ntwice?"):
+            said = (await session.run(cell))["stdout"]
+            assert "twice(n: int) -> int" in said and "Two of it." in said, cell
+            assert "return 2 * n" not in said
+        assert "return 2 * n" in (await session.run("twice??"))["stdout"]
+        assert "Return the number" in (await session.run("len?"))["stdout"]
+        assert "`nothing.there` not found" in (await session.run("nothing.there?"))["stdout"]
+        wrong = await session.run("1 +?")
+        assert wrong["error"] is not None and wrong["error"]["name"] == "SyntaxError"
+
+
 async def test_magic_that_is_not_there_is_said(shared: Sandbox) -> None:
     async with PythonSession(shared) as session:
         for cell in ("%%html\n<b>", "%load_everything"):

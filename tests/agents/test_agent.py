@@ -255,13 +255,22 @@ async def test_unknown_tool_and_failing_program(dialect: str) -> None:
     assert "no tool 'fly'" in unknown and "exit code 7" in failed and "timed out" in slow
 
 
-async def test_pictures_reach_the_model(dialect: str) -> None:
-    code = "class P:\n    def _repr_png_(self): return bytes([137]) + b'PNG\\r\\n'\nP()"
+@pytest.mark.parametrize(
+    ("kind", "content", "sent_as"),
+    [
+        ("png", "bytes([137]) + b'PNG\\r\\n'", "iVBORw0K"),
+        ("jpeg", "bytes([255, 216, 255])", "/9j/"),
+    ],
+)
+async def test_pictures_reach_the_model(
+    dialect: str, kind: str, content: str, sent_as: str
+) -> None:
+    code = f"class P:\n    def _repr_{kind}_(self): return {content}\nP()"
     script = [Turn("", [("python_execute", {"code": code})]), Turn("I see.")]
     async with agent_over(script, dialect) as (agent, conversation):
         assert (await agent.run("draw")).success
     sent = json.dumps(conversation.requests[-1]["messages"])
-    assert "iVBORw0K" in sent and "image" in sent
+    assert sent_as in sent and f"image/{kind}" in sent
 
 
 async def test_empty_and_cut_off_answers(dialect: str) -> None:

@@ -45,7 +45,10 @@ async def agent_over(
 ) -> AsyncIterator[tuple[SandboxAgent, Conversation]]:
     with model_server(script) as conversation:
         url = conversation.url + ("/v1" if dialect == "openai" else "")
-        asked = Options(base_url=url, api_key="test", max_retries=options.pop("max_retries", 0))
+        asked = Options(
+            base_url=url, api_key="test", max_retries=options.pop("max_retries", 0),
+            stream=options.pop("stream", True),
+        )  # fmt: skip
         async with SandboxAgent("m", provider=dialect, options=asked, **options) as agent:
             yield agent, conversation
 
@@ -92,6 +95,36 @@ async def test_events_stream(dialect: str) -> None:
     call = next(e for e in events if e.kind == "tool_call")
     assert json.loads(call.data["arguments"]) == {"command": "echo out"}
     assert events[-1].data["status"] == "done"
+
+
+async def test_answers_that_are_not_streamed(dialect: str) -> None:
+    calls = [("sandbox_shell", {"command": "echo out"}), ("python_execute", {"code": "6 * 7"})]
+    length = "length" if dialect == "openai" else "max_tokens"
+    script = [Turn("Let me see.", calls), Turn("half", finish=length), Turn("The end.")]
+    async with agent_over(script, dialect, stream=False) as (agent, conversation):
+        events = [event async for event in agent.stream("go")]
+        assert conversation.tool_texts() == ["out\n", "42"]
+    assert not any(request["stream"] for request in conversation.requests)
+    assert [e.text for e in events if e.kind == "text"] == ["Let me see.", "half", "The end."]
+    end = events[-1].data
+    assert end["status"] == "done" and events[-1].text == "The end.", end
+    assert "cut off" in json.dumps(conversation.requests[-1])
+
+
+WRONG_ANSWERS = {
+    "no JSON": b"<html>busy</html>",
+    "another API": b'{"answer": 42}',
+    "a list": b"[]",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ANSWERS)
+async def test_whole_answers_that_are_none(dialect: str, wrong: str) -> None:
+    script = [Turn(raw=WRONG_ANSWERS[wrong])]
+    async with agent_over(script, dialect, stream=False) as (agent, _):
+        result = await asyncio.wait_for(agent.run("go"), 60)
+    assert result.status == "error" and result.error, result
 
 
 async def test_leaving_the_stream_stops_the_task() -> None:

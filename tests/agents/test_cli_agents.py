@@ -257,6 +257,7 @@ def test_stream_and_inputs(cli: Cli) -> None:
         done = cli.run(*words(chat), "--input", "who=world", "--no-stream", "--verbose")
         assert chat.tool_texts() == ["world\n"]
     assert done.stdout == "Hello there.\n" and "2 steps, 200 tokens in" in done.stderr
+    assert not any(request["stream"] for request in chat.requests)
     assert '\\"who\\": \\"world\\"' in json.dumps(chat.requests[0]["messages"])
 
 

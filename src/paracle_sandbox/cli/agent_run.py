@@ -214,6 +214,7 @@ def _make_agent(
     options = Options(
         temperature=agent.temperature if order.temperature is None else order.temperature,
         max_tokens=order.max_tokens or agent.max_tokens, base_url=order.base_url,
+        stream=order.stream,
     )  # fmt: skip
     runs = config["sandbox"] or config["on_host"]
     if config["on_host"]:

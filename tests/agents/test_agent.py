@@ -276,6 +276,25 @@ async def test_peculiar_endpoints(call: str) -> None:
         assert conversation.tool_texts() == ["hi\n"]
 
 
+@pytest.mark.parametrize("pieces", ["whole", "in pieces"])
+async def test_calls_that_share_an_index(pieces: str) -> None:
+    """Told apart by their ids; but an id for every piece of a call does not make it many."""
+
+    def call(id: str | None, name: str | None, arguments: str) -> bytes:
+        function = {"name": name, "arguments": arguments}
+        return chunk({"tool_calls": [{"index": 0, "id": id, "function": function}]})
+
+    one, two = '{"command": "echo one"}', '{"command": "echo two"}'
+    if pieces == "whole":
+        asks = call("a", "sandbox_shell", one) + call("b", "sandbox_shell", two)
+    else:
+        asks = call("a", "sandbox_shell", one[:9]) + call("a2", None, one[9:])
+        asks += call("b", "sandbox_shell", two[:9]) + call(None, None, two[9:])
+    async with agent_over([Turn(raw=asks), Turn("done")]) as (agent, conversation):
+        assert (await agent.run("go")).success
+        assert conversation.tool_texts() == ["one\n", "two\n"]
+
+
 async def test_unknown_tool_and_failing_program(dialect: str) -> None:
     script = [
         Turn("", [("fly", {}), ("sandbox_shell", {"command": "exit 7"})]),

@@ -49,7 +49,10 @@ class OpenAIModel(SdkModel):
 
 @dataclass
 class _Heard(Heard):
+    """``under`` says which call an index of the endpoint stands for at the moment."""
+
     usage: Usage = field(default_factory=Usage)
+    under: dict[int, int] = field(default_factory=dict)
 
     def take(self, chunk: Any) -> str:
         said = ""
@@ -78,16 +81,28 @@ class _Heard(Heard):
             self.usage = Usage(usage.prompt_tokens or 0, usage.completion_tokens or 0)
 
     def _take_call(self, piece: Any) -> None:
-        # Some endpoints leave the index out, and send each call whole.
-        index = getattr(piece, "index", None)
-        index = len(self.calls) if index is None else index
-        call = self.calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
-        call["id"] = piece.id or call["id"]
+        call = self.calls.setdefault(self._place(piece), {"id": "", "name": "", "arguments": ""})
+        call["id"] = call["id"] or piece.id or ""
         if piece.function is not None:
             call["name"] += piece.function.name or ""
             given = piece.function.arguments or ""
             # Some endpoints send an object where the API has its text.
             call["arguments"] += given if isinstance(given, str) else json.dumps(given)
+
+    def _place(self, piece: Any) -> int:
+        """Which call a piece belongs to, in the order in which they began."""
+        new = len(self.calls)
+        # Some endpoints leave the index out, and send each call whole.
+        index = getattr(piece, "index", None)
+        if index is None:
+            return new
+        held = self.calls.get(self.under.get(index, new))
+        named = piece.function is not None and piece.function.name
+        # Some send every call under the same index. A new id alone does not tell: others make
+        # one for every piece.
+        if held is None or (named and piece.id and held["id"] not in ("", piece.id)):
+            self.under[index] = new
+        return self.under[index]
 
     def reply(self) -> Reply:
         return Reply(self.text, self.tool_calls(), self.usage, cut_off=self.finish == "length")

@@ -269,7 +269,7 @@ def test_list_and_show(cli: Cli) -> None:
     assert [agent["name"] for agent in listed] == ["analyst", "coder", "reviewer"]
     assert "careful software engineer" in cli.run("agents", "show", "coder").stdout
     missing = cli.run("agents", "show", "poet")
-    assert missing.code == 3 and "analyst, coder, reviewer" in missing.stderr
+    assert missing.code == 2 and "analyst, coder, reviewer" in missing.stderr
 
 
 def own_agent(cli: Cli, name: str, text: str) -> None:
@@ -316,8 +316,31 @@ def test_own_agents(cli: Cli) -> None:
 )
 def test_wrong_agent_files_say_what_is_wrong(cli: Cli, text: str, message: str) -> None:
     own_agent(cli, "odd.md", text)
-    done = cli.run("agents", "list")
-    assert done.code == 3 and message in done.stderr and "odd.md" in done.stderr
+    for order in (["show", "odd"], ["run", "odd", "--task", "x", "--dry-run"]):
+        done = cli.run("agents", *order)
+        assert done.code == 2 and message in done.stderr and "odd.md" in done.stderr
+
+
+def test_one_wrong_agent_file_does_not_stop_the_others(cli: Cli) -> None:
+    own_agent(cli, "poet.md", "Rhyme.\n")
+    own_agent(cli, "odd.md", "")
+    own_agent(cli, "analyst.yaml", "instructions: {")
+    (cli.home / ".config/paracle/agents/bytes.md").write_bytes(b"\xff\xfe")
+    for name in ("coder", "poet"):
+        done = cli.run("agents", "run", name, "--task", "x", "--dry-run")
+        assert done.code == 0, done
+    listed = cli.run("agents", "list")
+    assert listed.code == 0 and "needs instructions" in listed.stdout
+    wrong = {
+        a["name"]: a["error"] for a in cli.run("agents", "list", "--json").json if "error" in a
+    }
+    assert set(wrong) == {"odd", "analyst", "bytes"} and "bytes.md" in wrong["bytes"]
+    assert cli.run("agents", "show", "poet").code == 0
+    # The user's own was meant, not the built-in one of that name.
+    assert "analyst.yaml" in cli.run("agents", "show", "analyst").stderr
+    missing = cli.run("agents", "show", "painter")
+    assert missing.code == 2 and "coder, reviewer, poet" in missing.stderr
+    assert "odd.md" in missing.stderr, "it may be the one that was meant"
 
 
 @pytest.mark.parametrize(
@@ -328,6 +351,8 @@ def test_wrong_agent_files_say_what_is_wrong(cli: Cli, text: str, message: str) 
         (["--workspace", "none"], "no folder none"),
         (["--cost-limit", "1"], "--price"),
         (["--price", "cheap"], "3/15"),
+        (["--mcp", "none.json"], "none.json"),
+        (["--mcp", "a/same.txt"], "mcp.json"),
         (["--memory", "1"], "--memory"),
         (["--mode", "wild"], "wild"),
         (["--timeout", "0"], "--timeout"),

@@ -97,6 +97,7 @@ def make_plan(order: Order) -> Plan:
     from ..agents.agent import AGENT_ENV
     from ..agents.definitions import find_agent, parse_price
     from ..agents.loop import Limits
+    from ..agents.mcp_tools import read_servers
     from ..agents.project import Project
 
     settings = settings_or_fault()
@@ -111,6 +112,7 @@ def make_plan(order: Order) -> Plan:
         agent = find_agent(order.name, Path(settings.agents_dir))
         project = Project.gather(Path(folders[0]) if folders else None, files)
         price = parse_price(order.price) if order.price else agent.price
+        read_servers(order.mcp)
     except SandboxError as error:
         raise UsageFault(str(error)) from None
     if order.cost_limit is not None and price is None:

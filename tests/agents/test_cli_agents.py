@@ -127,6 +127,18 @@ def test_dry_run(cli: Cli, mode: str) -> None:
     assert plan.json["config"]["sandbox"] is (mode != "safe")
 
 
+def test_dry_run_says_what_is_missing(cli: Cli) -> None:
+    plan = ["agents", "run", "coder", "--task", "x", "--dry-run"]
+    priced = cli.run(*plan, "--cost-limit", "1")
+    assert priced.code == 0 and "$1" in priced.stdout and "--price" in priced.stderr
+    assert "--price" not in cli.run(*plan, "--cost-limit", "1", "--price", "3/15").stderr
+    for more in ([], ["--json"]):
+        unnamed = cli.run(*plan, "--provider", "google", *more)
+        assert unnamed.code == 0 and "--model" in unnamed.stderr
+        assert "None" not in unnamed.stdout
+    assert "--model" not in cli.run(*plan, "--provider", "google", "--model", "g").stderr
+
+
 def test_use_sandbox_of_the_configuration(cli: Cli) -> None:
     plan = ["agents", "run", "coder", "--task", "x", "--dry-run", "--json"]
     assert cli.run(*plan).json["config"]["mode"] == "safe"

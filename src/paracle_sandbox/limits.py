@@ -78,7 +78,7 @@ def memory_breach(usage: Usage, before: Counts, config: SandboxConfig) -> Breach
 
 
 def verdict(
-    usage: Usage, before: Counts, config: SandboxConfig, failed: bool, output: Output
+    usage: Usage, before: Counts, config: SandboxConfig, failed: bool, output: Output | None = None
 ) -> Breach | None:
     """The limit that a command which has ended ran into. Only memory outweighs a success."""
     breach = memory_breach(usage, before, config)
@@ -96,8 +96,10 @@ def verdict(
     return disk_breach(usage, config)
 
 
-def complains_of_disk(output: Output) -> bool:
+def complains_of_disk(output: Output | None) -> bool:
     """Whether the last that a command printed says that nothing more can be stored."""
+    if output is None:  # nobody kept it
+        return False
     tails = (output.bytes_of(name)[-_LAST_WORDS:] for name in ("stdout", "stderr"))
     return any(re.search(_NO_ROOM, tail) for tail in tails)
 

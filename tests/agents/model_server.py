@@ -1,4 +1,4 @@
-"""A model endpoint for tests, over real HTTP with streaming: the APIs of OpenAI and Anthropic.
+"""A model endpoint for tests, over real HTTP, streamed or not: the APIs of OpenAI and Anthropic.
 
 What it says is a script: a list of turns, or a function from the request to the next turn.
 """
@@ -76,7 +76,11 @@ def model_server(script: Script) -> Iterator[Conversation]:
             if turn.status != 200:
                 self.answer(turn.status, "application/json", [b'{"error": {"message": "no"}}'])
             elif turn.raw is not None:
-                self.answer(200, "text/event-stream", [turn.raw])
+                kind = "text/event-stream" if request.get("stream") else "application/json"
+                self.answer(200, kind, [turn.raw])
+            elif not request.get("stream"):
+                whole = openai_whole if "chat/completions" in self.path else anthropic_whole
+                self.answer(200, "application/json", [json.dumps(whole(turn)).encode()])
             else:
                 is_openai = self.path.endswith("/chat/completions")
                 events = as_openai(turn) if is_openai else as_anthropic(turn)
@@ -145,6 +149,31 @@ def as_openai(turn: Turn) -> Iterator[bytes]:
     }
     yield chunk({}, usage=usage)
     yield b"data: [DONE]\n\n"
+
+
+def openai_whole(turn: Turn) -> dict[str, Any]:
+    calls = [
+        {"id": f"call_{index}", "type": "function",
+         "function": {"name": name, "arguments": written(arguments)}}
+        for index, (name, arguments) in enumerate(turn.calls)
+    ]  # fmt: skip
+    message = {"role": "assistant", "content": turn.text or None, "tool_calls": calls or None}
+    reason = turn.finish or ("tool_calls" if calls else "stop")
+    usage = dict(zip(("prompt_tokens", "completion_tokens"), turn.tokens, strict=True))
+    return {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "usage": usage,
+            "choices": [{"index": 0, "message": message, "finish_reason": reason}]}  # fmt: skip
+
+
+def anthropic_whole(turn: Turn) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": turn.text}] if turn.text else []
+    blocks += [
+        {"type": "tool_use", "id": f"call_{index}", "name": name, "input": arguments}
+        for index, (name, arguments) in enumerate(turn.calls)
+    ]
+    reason = turn.finish or ("tool_use" if turn.calls else "end_turn")
+    usage = dict(zip(("input_tokens", "output_tokens"), turn.tokens, strict=True))
+    return {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": blocks,
+            "stop_reason": reason, "stop_sequence": None, "usage": usage}  # fmt: skip
 
 
 def as_anthropic(turn: Turn) -> Iterator[bytes]:

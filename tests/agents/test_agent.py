@@ -45,7 +45,10 @@ async def agent_over(
 ) -> AsyncIterator[tuple[SandboxAgent, Conversation]]:
     with model_server(script) as conversation:
         url = conversation.url + ("/v1" if dialect == "openai" else "")
-        asked = Options(base_url=url, api_key="test", max_retries=options.pop("max_retries", 0))
+        asked = Options(
+            base_url=url, api_key="test", max_retries=options.pop("max_retries", 0),
+            stream=options.pop("stream", True),
+        )  # fmt: skip
         async with SandboxAgent("m", provider=dialect, options=asked, **options) as agent:
             yield agent, conversation
 
@@ -92,6 +95,36 @@ async def test_events_stream(dialect: str) -> None:
     call = next(e for e in events if e.kind == "tool_call")
     assert json.loads(call.data["arguments"]) == {"command": "echo out"}
     assert events[-1].data["status"] == "done"
+
+
+async def test_answers_that_are_not_streamed(dialect: str) -> None:
+    calls = [("sandbox_shell", {"command": "echo out"}), ("python_execute", {"code": "6 * 7"})]
+    length = "length" if dialect == "openai" else "max_tokens"
+    script = [Turn("Let me see.", calls), Turn("half", finish=length), Turn("The end.")]
+    async with agent_over(script, dialect, stream=False) as (agent, conversation):
+        events = [event async for event in agent.stream("go")]
+        assert conversation.tool_texts() == ["out\n", "42"]
+    assert not any(request["stream"] for request in conversation.requests)
+    assert [e.text for e in events if e.kind == "text"] == ["Let me see.", "half", "The end."]
+    end = events[-1].data
+    assert end["status"] == "done" and events[-1].text == "The end.", end
+    assert "cut off" in json.dumps(conversation.requests[-1])
+
+
+WRONG_ANSWERS = {
+    "no JSON": b"<html>busy</html>",
+    "another API": b'{"answer": 42}',
+    "a list": b"[]",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ANSWERS)
+async def test_whole_answers_that_are_none(dialect: str, wrong: str) -> None:
+    script = [Turn(raw=WRONG_ANSWERS[wrong])]
+    async with agent_over(script, dialect, stream=False) as (agent, _):
+        result = await asyncio.wait_for(agent.run("go"), 60)
+    assert result.status == "error" and result.error, result
 
 
 async def test_leaving_the_stream_stops_the_task() -> None:
@@ -243,6 +276,25 @@ async def test_peculiar_endpoints(call: str) -> None:
         assert conversation.tool_texts() == ["hi\n"]
 
 
+@pytest.mark.parametrize("pieces", ["whole", "in pieces"])
+async def test_calls_that_share_an_index(pieces: str) -> None:
+    """Told apart by their ids; but an id for every piece of a call does not make it many."""
+
+    def call(id: str | None, name: str | None, arguments: str) -> bytes:
+        function = {"name": name, "arguments": arguments}
+        return chunk({"tool_calls": [{"index": 0, "id": id, "function": function}]})
+
+    one, two = '{"command": "echo one"}', '{"command": "echo two"}'
+    if pieces == "whole":
+        asks = call("a", "sandbox_shell", one) + call("b", "sandbox_shell", two)
+    else:
+        asks = call("a", "sandbox_shell", one[:9]) + call("a2", None, one[9:])
+        asks += call("b", "sandbox_shell", two[:9]) + call(None, None, two[9:])
+    async with agent_over([Turn(raw=asks), Turn("done")]) as (agent, conversation):
+        assert (await agent.run("go")).success
+        assert conversation.tool_texts() == ["one\n", "two\n"]
+
+
 async def test_unknown_tool_and_failing_program(dialect: str) -> None:
     script = [
         Turn("", [("fly", {}), ("sandbox_shell", {"command": "exit 7"})]),
@@ -255,13 +307,22 @@ async def test_unknown_tool_and_failing_program(dialect: str) -> None:
     assert "no tool 'fly'" in unknown and "exit code 7" in failed and "timed out" in slow
 
 
-async def test_pictures_reach_the_model(dialect: str) -> None:
-    code = "class P:\n    def _repr_png_(self): return bytes([137]) + b'PNG\\r\\n'\nP()"
+@pytest.mark.parametrize(
+    ("kind", "content", "sent_as"),
+    [
+        ("png", "bytes([137]) + b'PNG\\r\\n'", "iVBORw0K"),
+        ("jpeg", "bytes([255, 216, 255])", "/9j/"),
+    ],
+)
+async def test_pictures_reach_the_model(
+    dialect: str, kind: str, content: str, sent_as: str
+) -> None:
+    code = f"class P:\n    def _repr_{kind}_(self): return {content}\nP()"
     script = [Turn("", [("python_execute", {"code": code})]), Turn("I see.")]
     async with agent_over(script, dialect) as (agent, conversation):
         assert (await agent.run("draw")).success
     sent = json.dumps(conversation.requests[-1]["messages"])
-    assert "iVBORw0K" in sent and "image" in sent
+    assert sent_as in sent and f"image/{kind}" in sent
 
 
 async def test_empty_and_cut_off_answers(dialect: str) -> None:

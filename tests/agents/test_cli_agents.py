@@ -56,6 +56,18 @@ def test_without_apply_nothing_is_written(cli: Cli, project: Path) -> None:
         assert done.code == 0 and "a + b" in (project / "calc.py").read_text()
 
 
+@pytest.mark.parametrize("left_out", ["", ".git", ".venv"])
+def test_what_is_made_in_an_empty_folder_comes_back(cli: Cli, left_out: str) -> None:
+    folder = cli.home / "empty"
+    (folder / left_out).mkdir(parents=True)
+    make = {"command": "mkdir d; echo made > d/new.txt"}
+    turns = [Turn("", [("sandbox_shell", make)]), Turn("ok")]
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), "--workspace", str(folder), "--apply", "--json")
+    assert done.code == 0 and done.json["applied"], done
+    assert (folder / "d" / "new.txt").read_text() == "made\n"
+
+
 def test_what_may_not_come_back_does_not(cli: Cli, project: Path) -> None:
     """Hooks, links, files that the user changed meanwhile."""
     outside = cli.home / "outside"
@@ -113,6 +125,18 @@ def test_dry_run(cli: Cli, mode: str) -> None:
     assert done.code == 0 and "Execution Plan" in done.stdout and mode in done.stdout
     plan = cli.run("agents", "run", "coder", "--task", "x", "--mode", mode, "--dry-run", "--json")
     assert plan.json["config"]["sandbox"] is (mode != "safe")
+
+
+def test_dry_run_says_what_is_missing(cli: Cli) -> None:
+    plan = ["agents", "run", "coder", "--task", "x", "--dry-run"]
+    priced = cli.run(*plan, "--cost-limit", "1")
+    assert priced.code == 0 and "$1" in priced.stdout and "--price" in priced.stderr
+    assert "--price" not in cli.run(*plan, "--cost-limit", "1", "--price", "3/15").stderr
+    for more in ([], ["--json"]):
+        unnamed = cli.run(*plan, "--provider", "google", *more)
+        assert unnamed.code == 0 and "--model" in unnamed.stderr
+        assert "None" not in unnamed.stdout
+    assert "--model" not in cli.run(*plan, "--provider", "google", "--model", "g").stderr
 
 
 def test_use_sandbox_of_the_configuration(cli: Cli) -> None:
@@ -245,6 +269,7 @@ def test_stream_and_inputs(cli: Cli) -> None:
         done = cli.run(*words(chat), "--input", "who=world", "--no-stream", "--verbose")
         assert chat.tool_texts() == ["world\n"]
     assert done.stdout == "Hello there.\n" and "2 steps, 200 tokens in" in done.stderr
+    assert not any(request["stream"] for request in chat.requests)
     assert '\\"who\\": \\"world\\"' in json.dumps(chat.requests[0]["messages"])
 
 
@@ -256,7 +281,7 @@ def test_list_and_show(cli: Cli) -> None:
     assert [agent["name"] for agent in listed] == ["analyst", "coder", "reviewer"]
     assert "careful software engineer" in cli.run("agents", "show", "coder").stdout
     missing = cli.run("agents", "show", "poet")
-    assert missing.code == 3 and "analyst, coder, reviewer" in missing.stderr
+    assert missing.code == 2 and "analyst, coder, reviewer" in missing.stderr
 
 
 def own_agent(cli: Cli, name: str, text: str) -> None:
@@ -303,8 +328,31 @@ def test_own_agents(cli: Cli) -> None:
 )
 def test_wrong_agent_files_say_what_is_wrong(cli: Cli, text: str, message: str) -> None:
     own_agent(cli, "odd.md", text)
-    done = cli.run("agents", "list")
-    assert done.code == 3 and message in done.stderr and "odd.md" in done.stderr
+    for order in (["show", "odd"], ["run", "odd", "--task", "x", "--dry-run"]):
+        done = cli.run("agents", *order)
+        assert done.code == 2 and message in done.stderr and "odd.md" in done.stderr
+
+
+def test_one_wrong_agent_file_does_not_stop_the_others(cli: Cli) -> None:
+    own_agent(cli, "poet.md", "Rhyme.\n")
+    own_agent(cli, "odd.md", "")
+    own_agent(cli, "analyst.yaml", "instructions: {")
+    (cli.home / ".config/paracle/agents/bytes.md").write_bytes(b"\xff\xfe")
+    for name in ("coder", "poet"):
+        done = cli.run("agents", "run", name, "--task", "x", "--dry-run")
+        assert done.code == 0, done
+    listed = cli.run("agents", "list")
+    assert listed.code == 0 and "needs instructions" in listed.stdout
+    wrong = {
+        a["name"]: a["error"] for a in cli.run("agents", "list", "--json").json if "error" in a
+    }
+    assert set(wrong) == {"odd", "analyst", "bytes"} and "bytes.md" in wrong["bytes"]
+    assert cli.run("agents", "show", "poet").code == 0
+    # The user's own was meant, not the built-in one of that name.
+    assert "analyst.yaml" in cli.run("agents", "show", "analyst").stderr
+    missing = cli.run("agents", "show", "painter")
+    assert missing.code == 2 and "coder, reviewer, poet" in missing.stderr
+    assert "odd.md" in missing.stderr, "it may be the one that was meant"
 
 
 @pytest.mark.parametrize(
@@ -315,6 +363,8 @@ def test_wrong_agent_files_say_what_is_wrong(cli: Cli, text: str, message: str) 
         (["--workspace", "none"], "no folder none"),
         (["--cost-limit", "1"], "--price"),
         (["--price", "cheap"], "3/15"),
+        (["--mcp", "none.json"], "none.json"),
+        (["--mcp", "a/same.txt"], "mcp.json"),
         (["--memory", "1"], "--memory"),
         (["--mode", "wild"], "wild"),
         (["--timeout", "0"], "--timeout"),

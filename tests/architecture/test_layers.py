@@ -237,8 +237,8 @@ def test_the_guest_is_written_for_python_3_8() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["sessions.layout", "sessions.printers", "sessions.notebook", "sessions.driver",
-     "tools.browser_program"],
+    ["sessions.layout", "sessions.printers", "sessions.notebook", "sessions.values",
+     "sessions.driver", "tools.browser_program"],
 )  # fmt: skip
 def test_programs_for_the_inside_are_not_imported(name: str) -> None:
     """They are read and sent, and have to do with any Python that the guest has."""

@@ -76,6 +76,26 @@ SEQUENCES: dict[str, list[str]] = {
     "underscore of one's own": ["for _ in range(3): pass", "5", "_"],
     "indented": ["    a = 1\n    a + 1", "  3"],
     "prompts": [">>> b = 2\n>>> b + 1", "In [1]: 4"],
+    "strings that look like commands": [
+        "s = '''\n%d items\n!x\nlen?\n'''\n!true",
+        "s",
+        's = """\n%d "it\'s" \\""" \n!y\n""" # \'\'\'\n!echo "it\'s"\nt = \'\'\'a\n!b\'\'\'',
+        "s, t",
+    ],
+    "brackets and long lines that look like commands": [
+        "z = (7\n%4)\ny = z \\\n% 2\n!true",
+        "z, y",
+    ],
+    "command over two lines": ["!echo a \\\n  b\nprint('c')"],
+    "expressions in commands": [
+        "x, d = 3, {'k': [4.5]}",
+        "!echo {x+1} {str(x)!r} {d['k'][0]} {'abc'[1:]} {len(d)} {{x}} $x $$x",
+        "lines = !echo {x * 2}",
+        "list(lines)",
+    ],
+    "names of a function in commands": ["def f(n):\n    !echo {n} {n + 1} $n", "f(5)"],
+    "dollars in quotes": ["x = 3", "!echo '$x' \"$x\""],
+    "scripts are not filled": ["i = 5", "%%bash\nfor i in 1 2; do echo $i {i}; done"],
     "lines of a command": ["files = !echo one; echo two", "list(files)"],
     "cd": ["import os\nos.chdir('/')", "%pwd"],
     "future": ["from __future__ import annotations", "def g(x: nothing): pass\ng.__annotations__"],
@@ -108,7 +128,7 @@ SEQUENCES: dict[str, list[str]] = {
 }
 
 REFERENCE = """
-import asyncio, contextlib, io, json, sys
+import asyncio, contextlib, io, json, subprocess, sys
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
@@ -120,7 +140,11 @@ for name, cells in json.load(sys.stdin).items():
     shell.showtraceback = lambda *a, **k: None
     shell.showsyntaxerror = lambda *a, **k: None
     shell.showindentationerror = lambda *a, **k: None
-    shell.system = lambda c: print(__import__("subprocess").getoutput(c))
+    def system(command):
+        filled = shell.var_expand(command, depth=1)
+        done = subprocess.run(filled, shell=True, stdout=-1, stderr=-2, text=True)
+        print(done.stdout, end="")
+    shell.system = system
     answers[name] = []
     for cell in cells:
         shown = []

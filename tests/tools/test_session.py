@@ -109,6 +109,94 @@ async def test_json_and_html(shared: Sandbox) -> None:
         assert first["text/html"] == "<b>t</b>" and second["text/plain"] == "1"
 
 
+ODD = """
+class Odd:
+    def __init__(self, broken=()): self.broken = broken
+    def __repr__(self):
+        if "text" in self.broken: raise ValueError("no text")
+        return "<Odd>"
+    def _repr_html_(self):
+        if "html" in self.broken: raise ValueError("no html")
+        return "<b>odd</b>", {"isolated": True}
+    def _repr_svg_(self): raise NotImplementedError
+    def _repr_latex_(self): return "$x$"
+    def _repr_jpeg_(self): return bytes([255, 216, 255, 224])
+    def _repr_json_(self): return {"odd": [1]}
+class Whole:
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": "whole", "text/html": "<i>", "image/png": bytes([137]) + b"PNG\\r\\n",
+                "application/x": {}, "application/json": {"a": 1}}, {}
+    def _repr_html_(self): return "not asked"
+class NoNames:
+    def __getattr__(self, name): raise RuntimeError(name)
+    def __repr__(self): return "no names"
+class EveryName:
+    def __getattr__(self, name): return lambda **given: name
+    def __repr__(self): return "every name"
+"""
+
+
+async def test_values_by_media_type(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        assert (await session.run(ODD))["error"] is None
+        [odd] = (await session.run("Odd()"))["shown"]
+        assert odd == {"text/plain": "<Odd>", "text/html": "<b>odd</b>", "text/latex": "$x$",
+                       "image/jpeg": "/9j/4A==", "application/json": '{"odd": [1]}'}  # fmt: skip
+        whole = await session.run("Whole()")
+        assert whole["text"] == "whole" and whole["stderr"] == ""
+        assert set(whole["shown"][0]) == {
+            "text/plain", "text/html", "image/png", "application/json",
+        }  # fmt: skip
+        assert whole["shown"][0]["text/html"] == "<i>"
+        for cell, text in (("NoNames()", "no names"), ("EveryName()", "every name")):
+            result = await session.run(cell)
+            assert (result["shown"], result["stderr"]) == ([{"text/plain": text}], "")
+
+
+async def test_what_cannot_be_shown_does_not_fail_the_cell(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        await session.run(ODD)
+        result = await session.run("Odd(['html'])")
+        assert result["error"] is None and result["text"] == "<Odd>"
+        assert "text/html" not in result["shown"][0] and "text/latex" in result["shown"][0]
+        assert "ValueError: no html" in result["stderr"] and '"<cell 1>"' in result["stderr"]
+        assert "driver" not in result["stderr"] and result["stderr"].count("Traceback") == 1
+        result = await session.run("display(Odd(['text']))\nOdd(['text'])")
+        assert result["error"] is None and result["text"] is None
+        assert "text/html" in result["shown"][0]
+        assert result["stderr"].count("ValueError: no text") == 2
+        nothing = await session.run("class N:\n    def __repr__(self): 1 / 0\nN()")
+        assert nothing["success"] and nothing["shown"] == []
+        assert "ZeroDivisionError" in nothing["stderr"]
+        assert (await session.run("type(_).__name__"))["text"] == "'N'"
+        deep = await session.run("d = []\nfor _ in range(10**5): d = [d]\nd")
+        assert deep["error"] is None
+
+
+async def test_json_is_what_others_read_too(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        for cell in ("[float('nan')]", "{'a': float('inf')}", "{(1, 2): 3}"):
+            [shown] = (await session.run(cell))["shown"]
+            assert "application/json" not in shown and shown["text/plain"]
+        forged = "class J:\n    def _repr_json_(self): return '[NaN]'\nJ()"
+        assert "application/json" not in (await session.run(forged))["shown"][0]
+
+
+async def test_display_takes_what_notebooks_give_it(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        result = await session.run(
+            "handle = display(1, display_id=True, metadata={}, clear=True)\n"
+            "handle.update(2)\nhandle.display(3)\n"
+            "display({'text/html': '<u>', 'other': 4}, raw=True)\n"
+            "assert display('x', display_id='mine').display_id == 'mine'"
+        )
+        assert result["error"] is None, result["error"]
+        one, two, three, raw, _ = result["shown"]
+        assert [one, two, three] == [{"text/plain": str(n)} for n in (1, 2, 3)]
+        assert raw == {"text/html": "<u>"}
+        assert (await session.run("display()"))["error"] is None
+
+
 @pytest.mark.parametrize(
     ("cell", "out"),
     [
@@ -124,6 +212,34 @@ async def test_lines_of_notebooks(shared: Sandbox, cell: str, out: str) -> None:
         result = await session.run(cell)
     assert result["error"] is None, result["error"]
     assert result["stdout"] == out
+
+
+async def test_braces_that_are_the_shells(shared: Sandbox) -> None:
+    """IPython would take these too; nobody who writes them means Python."""
+    async with PythonSession(shared) as session:
+        for command, out in (
+            ("""!echo '{"a":1}' '{"a": {"b": {}}}'""", '{"a":1} {"a": {"b": {}}}\n'),
+            ("!echo one two | awk '{print $2}' | awk '{print}'", "two\n"),
+            ("!echo {none} {none+1} {} ${HOME} {1..3}", None),
+        ):
+            result = await session.run(command)
+            assert result["error"] is None, result["error"]
+            expected = out or "{none} {none+1} {} /tmp {1..3}\n"
+            assert result["stdout"].replace("1 2 3", "{1..3}") == expected
+
+
+async def test_question_marks_show_help(shared: Sandbox) -> None:
+    async with PythonSession(shared) as session:
+        await session.run('def twice(n: int) -> int:\n    """Two of it."""\n    return 2 * n')
+        for cell in ("twice?", "?twice", "x = 1\ntwice?"):
+            said = (await session.run(cell))["stdout"]
+            assert "twice(n: int) -> int" in said and "Two of it." in said, cell
+            assert "return 2 * n" not in said
+        assert "return 2 * n" in (await session.run("twice??"))["stdout"]
+        assert "Return the number" in (await session.run("len?"))["stdout"]
+        assert "`nothing.there` not found" in (await session.run("nothing.there?"))["stdout"]
+        wrong = await session.run("1 +?")
+        assert wrong["error"] is not None and wrong["error"]["name"] == "SyntaxError"
 
 
 async def test_magic_that_is_not_there_is_said(shared: Sandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,21 +25,22 @@ class AnthropicModel(SdkModel):
         *,
         temperature: float | None = None,
         max_tokens: int | None = None,
+        stream: bool = True,
     ) -> None:
         options: dict[str, Any] = {"max_tokens": max_tokens or MAX_TOKENS}
         if temperature is not None:
             # Not every model takes it, and the SDK has no word for it any more.
             options["extra_body"] = {"temperature": temperature}
-        super().__init__(name, connection, options)
+        super().__init__(name, connection, options, stream=stream)
 
     def request(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> dict[str, Any]:
         given = {"tools": [tool.to_anthropic() for tool in tools]} if tools else {}
         said = {"model": self.name, "system": system, "messages": translated(messages)}
-        return {**said, "stream": True, **self._options, **given}
+        return {**said, "stream": self._stream, **self._options, **given}
 
-    async def open_stream(self, request: dict[str, Any]) -> Any:
+    async def ask(self, request: dict[str, Any]) -> Any:
         return await self._client.messages.create(**request)
 
     def heard(self) -> Heard:
@@ -67,6 +69,19 @@ class _Heard(Heard):
             self.finish = event.delta.stop_reason or self.finish
             self.output_tokens = event.usage.output_tokens or self.output_tokens
         return ""
+
+    def take_whole(self, answer: Any) -> str:
+        said = ""
+        for index, block in enumerate(answer.content):
+            if block.type == "text":
+                said += block.text
+            elif block.type == "tool_use":
+                given = json.dumps(block.input)
+                self.calls[index] = {"id": block.id, "name": block.name, "arguments": given}
+        self.finish = answer.stop_reason or ""
+        self.input_tokens = answer.usage.input_tokens or 0
+        self.output_tokens = answer.usage.output_tokens or 0
+        return said
 
     def reply(self) -> Reply:
         usage = Usage(self.input_tokens, self.output_tokens)

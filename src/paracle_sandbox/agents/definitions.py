@@ -44,29 +44,51 @@ class AgentDefinition:
 
 
 def known_agents(folder: Path | None = None) -> dict[str, AgentDefinition]:
-    """All of them by name; the user's own win over the built-in. Raises SandboxError for a file
-    that cannot be read as an agent."""
-    found = {agent.name: agent for agent in _built_in()}
-    if folder is not None and folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            if path.suffix in SUFFIXES and path.is_file():
-                agent = read_agent(path)
-                found[agent.name] = agent
-    return found
+    """All of them by name; the user's own win over the built-in. Left out are those whose file
+    cannot be read: see broken_agents()."""
+    own, broken = _own(folder)
+    found = {agent.name: agent for agent in _built_in() if agent.name not in broken}
+    return {**found, **own}
+
+
+def broken_agents(folder: Path | None = None) -> dict[str, SandboxError]:
+    """The user's files that cannot be read as agents, by name without suffix: what is wrong."""
+    return _own(folder)[1]
 
 
 def find_agent(name: str, folder: Path | None = None) -> AgentDefinition:
-    """By name, or by the path of its file. Raises SandboxError that names the known ones."""
+    """By name, or by the path of its file. Raises SandboxError that names the known ones, or what
+    is wrong with the file of this one; the files of others do not matter."""
     path = Path(name)
     if path.suffix in SUFFIXES and path.is_file():
         return read_agent(path)
-    agents = known_agents(folder)
-    if name not in agents:
-        raise SandboxError(
-            f"There is no agent {name!r}; known are {', '.join(agents)}. Your own are files in "
-            f"{folder}, or name a file."
-        )
-    return agents[name]
+    agents, broken = known_agents(folder), broken_agents(folder)
+    if name in agents:
+        return agents[name]
+    if name in broken:
+        raise broken[name]
+    unread = f" Cannot be read: {'; '.join(map(str, broken.values()))}." if broken else ""
+    raise SandboxError(
+        f"There is no agent {name!r}; known are {', '.join(agents)}. Your own are files in "
+        f"{folder}, or name a file.{unread}"
+    )
+
+
+def _own(folder: Path | None) -> tuple[dict[str, AgentDefinition], dict[str, SandboxError]]:
+    """The user's own, and what is wrong with the files that are none."""
+    found: dict[str, AgentDefinition] = {}
+    broken: dict[str, SandboxError] = {}
+    if folder is None or not folder.is_dir():
+        return found, broken
+    for path in sorted(folder.iterdir()):
+        if path.suffix in SUFFIXES and path.is_file():
+            try:
+                agent = read_agent(path)
+            except SandboxError as error:
+                broken[path.stem] = error
+            else:
+                found[agent.name] = agent
+    return found, broken
 
 
 def read_agent(path: Path) -> AgentDefinition:

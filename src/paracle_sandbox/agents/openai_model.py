@@ -23,22 +23,24 @@ class OpenAIModel(SdkModel):
         temperature: float | None = None,
         max_tokens: int | None = None,
         new_token_name: bool = False,
+        stream: bool = True,
     ) -> None:
         # OpenAI has renamed it; the others have not.
         tokens = "max_completion_tokens" if new_token_name else "max_tokens"
         given = {"temperature": temperature, tokens: max_tokens}
         options = {key: value for key, value in given.items() if value is not None}
-        super().__init__(name, connection, options)
+        super().__init__(name, connection, options, stream=stream)
 
     def request(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> dict[str, Any]:
         said = [{"role": "system", "content": system}, *translated(messages)]
-        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        stream = streamed if self._stream else {"stream": False}
         given = {"tools": [tool.to_openai() for tool in tools]} if tools else {}
         return {"model": self.name, "messages": said, **stream, **self._options, **given}
 
-    async def open_stream(self, request: dict[str, Any]) -> Any:
+    async def ask(self, request: dict[str, Any]) -> Any:
         return await self._client.chat.completions.create(**request)
 
     def heard(self) -> Heard:
@@ -47,12 +49,14 @@ class OpenAIModel(SdkModel):
 
 @dataclass
 class _Heard(Heard):
+    """``under`` says which call an index of the endpoint stands for at the moment."""
+
     usage: Usage = field(default_factory=Usage)
+    under: dict[int, int] = field(default_factory=dict)
 
     def take(self, chunk: Any) -> str:
         said = ""
-        if chunk.usage is not None:
-            self.usage = Usage(chunk.usage.prompt_tokens or 0, chunk.usage.completion_tokens or 0)
+        self._take_usage(chunk.usage)
         for choice in chunk.choices or ():
             self.finish = choice.finish_reason or self.finish
             if choice.delta is None:
@@ -62,16 +66,43 @@ class _Heard(Heard):
                 self._take_call(piece)
         return said
 
+    def take_whole(self, answer: Any) -> str:
+        self._take_usage(answer.usage)
+        choice = answer.choices[0] if answer.choices else None
+        if choice is None or choice.message is None:
+            return ""
+        self.finish = choice.finish_reason or ""
+        for call in choice.message.tool_calls or ():
+            self._take_call(call)
+        return str(choice.message.content or "")
+
+    def _take_usage(self, usage: Any) -> None:
+        if usage is not None:
+            self.usage = Usage(usage.prompt_tokens or 0, usage.completion_tokens or 0)
+
     def _take_call(self, piece: Any) -> None:
-        # Some endpoints leave the index out, and send each call whole.
-        index = len(self.calls) if piece.index is None else piece.index
-        call = self.calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
-        call["id"] = piece.id or call["id"]
+        call = self.calls.setdefault(self._place(piece), {"id": "", "name": "", "arguments": ""})
+        call["id"] = call["id"] or piece.id or ""
         if piece.function is not None:
             call["name"] += piece.function.name or ""
             given = piece.function.arguments or ""
             # Some endpoints send an object where the API has its text.
             call["arguments"] += given if isinstance(given, str) else json.dumps(given)
+
+    def _place(self, piece: Any) -> int:
+        """Which call a piece belongs to, in the order in which they began."""
+        new = len(self.calls)
+        # Some endpoints leave the index out, and send each call whole.
+        index = getattr(piece, "index", None)
+        if index is None:
+            return new
+        held = self.calls.get(self.under.get(index, new))
+        named = piece.function is not None and piece.function.name
+        # Some send every call under the same index. A new id alone does not tell: others make
+        # one for every piece.
+        if held is None or (named and piece.id and held["id"] not in ("", piece.id)):
+            self.under[index] = new
+        return self.under[index]
 
     def reply(self) -> Reply:
         return Reply(self.text, self.tool_calls(), self.usage, cut_off=self.finish == "length")

@@ -11,7 +11,8 @@ from .model import Model, ModelError
 
 @dataclass(frozen=True)
 class Options:
-    """How to ask. None leaves it to the endpoint; the keys, to the SDK's own environment."""
+    """How to ask. None leaves it to the endpoint; the keys, to the SDK's own environment. Without
+    ``stream`` an answer comes whole: for endpoints that cannot stream."""
 
     temperature: float | None = None
     max_tokens: int | None = None
@@ -19,6 +20,7 @@ class Options:
     api_key: str | None = None
     timeout_seconds: float = 300.0
     max_retries: int = 3
+    stream: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def make_model(
                   "max_retries": options.max_retries}  # fmt: skip
     wishes: dict[str, Any] = {
         "temperature": options.temperature, "max_tokens": options.max_tokens,
+        "stream": options.stream,
     }  # fmt: skip
     if entry.sdk == "anthropic":
         from .anthropic_model import AnthropicModel

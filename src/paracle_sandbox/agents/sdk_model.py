@@ -1,4 +1,5 @@
-"""What models behind vendors' SDKs share: how they are asked for a stream, and how that fails."""
+"""What models behind vendors' SDKs share: how they are asked, for a stream or for a whole answer,
+and how that fails."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .model import ModelBrokeOff, ModelError, OnText, missing_sdk
 
 @dataclass
 class Heard(ABC):
-    """A reply as it comes in pieces."""
+    """A reply as it comes, in pieces or whole."""
 
     text: str = ""
     calls: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -24,6 +25,10 @@ class Heard(ABC):
     @abstractmethod
     def take(self, piece: Any) -> str:
         """One piece of the stream; the text in it, for whoever listens."""
+
+    @abstractmethod
+    def take_whole(self, answer: Any) -> str:
+        """An answer that was not streamed; the text in it."""
 
     @abstractmethod
     def reply(self) -> Reply: ...
@@ -37,19 +42,23 @@ class Heard(ABC):
 
 class SdkModel(ABC):
     """``sdk`` is the module of a vendor, ``client`` and ``error`` are classes in it. ``connection``
-    is what its client is made with, ``options`` what goes into each request."""
+    is what its client is made with, ``options`` what goes into each request. Without ``stream``
+    answers are asked for whole: not every endpoint can do otherwise."""
 
     sdk: ClassVar[str]
     client: ClassVar[str]
     error: ClassVar[str]
 
-    def __init__(self, name: str, connection: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, connection: dict[str, Any], options: dict[str, Any], *, stream: bool = True
+    ) -> None:
         try:
             module = importlib.import_module(self.sdk)
         except ImportError as error:
             raise missing_sdk(error) from None
         self.name = name
         self._options = options
+        self._stream = stream
         self._error: type[Exception] = getattr(module, self.error)
         try:
             self._client = getattr(module, self.client)(**connection)
@@ -63,28 +72,46 @@ class SdkModel(ABC):
         """What the endpoint is sent, in its own words."""
 
     @abstractmethod
-    async def open_stream(self, request: dict[str, Any]) -> Any:
-        """The stream of an answer."""
+    async def ask(self, request: dict[str, Any]) -> Any:
+        """The stream of an answer, or all of it."""
 
     @abstractmethod
     def heard(self) -> Heard:
-        """Takes the stream in."""
+        """Takes the answer in."""
 
     async def reply(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool], on_text: OnText
     ) -> Reply:
         heard = self.heard()
+        answer = await self._answer(self.request(system, messages, tools))
+        if not self._stream:
+            self._take_whole(answer, heard, on_text)
+            return heard.reply()
         try:
-            stream = await self.open_stream(self.request(system, messages, tools))
+            await self._listen(answer, heard, on_text)
+        finally:
+            await answer.close()
+        return heard.reply()
+
+    async def _answer(self, request: dict[str, Any]) -> Any:
+        try:
+            return await self.ask(request)
         except self._error as error:
             raise ModelError(f"The model {self.name} did not answer: {error}") from error
         except TypeError as error:  # how an SDK says that it has no key
             raise ModelError(f"The model {self.name} cannot be asked: {error}") from error
+        except ValueError as error:  # what came is no JSON, and was not streamed
+            raise ModelBrokeOff(f"The model {self.name} answered no JSON: {error}") from error
+
+    def _take_whole(self, answer: Any, heard: Heard, on_text: OnText) -> None:
         try:
-            await self._listen(stream, heard, on_text)
-        finally:
-            await stream.close()
-        return heard.reply()
+            heard.text = heard.take_whole(answer)
+        except (AttributeError, TypeError) as error:  # the SDKs pass on any other shape as it came
+            raise ModelBrokeOff(
+                f"The model {self.name} gave no answer of its API: {str(answer)[:200]!r}"
+            ) from error
+        if heard.text:
+            on_text(heard.text)
 
     async def _listen(self, stream: Any, heard: Heard, on_text: OnText) -> None:
         pieces = aiter(stream)

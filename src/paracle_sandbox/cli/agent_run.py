@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ..audit_log import AuditLog
     from ..config import SandboxConfig
 
+NO_PRICE = "--cost-limit: needs the model's price; add --price IN/OUT, as 3/15"
+
 
 @dataclass(frozen=True)
 class Order:
@@ -97,6 +99,7 @@ def make_plan(order: Order) -> Plan:
     from ..agents.agent import AGENT_ENV
     from ..agents.definitions import find_agent, parse_price
     from ..agents.loop import Limits
+    from ..agents.mcp_tools import read_servers
     from ..agents.project import Project
 
     settings = settings_or_fault()
@@ -111,11 +114,13 @@ def make_plan(order: Order) -> Plan:
         agent = find_agent(order.name, Path(settings.agents_dir))
         project = Project.gather(Path(folders[0]) if folders else None, files)
         price = parse_price(order.price) if order.price else agent.price
+        read_servers(order.mcp)
     except SandboxError as error:
         raise UsageFault(str(error)) from None
-    if order.cost_limit is not None and price is None:
-        raise UsageFault("--cost-limit: needs the model's price; add --price IN/OUT, as 3/15")
-    limits = Limits(order.max_steps or agent.max_steps or 20, order.cost_limit, price)
+    if order.cost_limit is not None and price is None and not order.dry_run:
+        raise UsageFault(NO_PRICE)
+    most = None if price is None else order.cost_limit
+    limits = Limits(order.max_steps or agent.max_steps or 20, most, price)
     env = [f"{name}={value}" for name, value in AGENT_ENV.items()]
     sandbox = make_config(ExecuteOrder(file="-", limits=order.limits, env=env), settings)
     inputs = dict(map(_assignment, order.inputs))
@@ -137,10 +142,11 @@ def _show_plan(plan: Plan) -> None:
     order = plan.order
     provider = provider_of(order.model or plan.agent.model, order.provider or plan.agent.provider)
     config = run_config(order.mode, on_host=order.on_host)
+    model = order.model or plan.agent.model or PROVIDERS[provider].default_model
     rows = [
         ["Agent", plan.agent.name], ["Task", order.task], ["Mode", order.mode],
         ["Provider", provider],
-        ["Model", str(order.model or plan.agent.model or PROVIDERS[provider].default_model)],
+        ["Model", model or "none yet"],
         ["Tools", ", ".join(plan.agent.tools) if order.mode != "safe" else "read_files"],
         ["Sandbox", str(config["sandbox"])], ["Asks", str(config["requires_approval"])],
         ["Files", str(len(plan.project.sources))], ["Writes back", str(order.apply)],
@@ -151,6 +157,11 @@ def _show_plan(plan: Plan) -> None:
         output.say_json({"plan": dict(rows), "config": config})
     else:
         output.table("Execution Plan", ["", ""], rows)
+    # A plan is for finding out what is missing; a run would be refused.
+    if model is None:
+        output.note(f"{provider} has no model of its own choice: name one with --model.")
+    if order.cost_limit is not None and plan.limits.price is None:
+        output.note(NO_PRICE)
 
 
 async def _check_sandbox_available(
@@ -214,6 +225,7 @@ def _make_agent(
     options = Options(
         temperature=agent.temperature if order.temperature is None else order.temperature,
         max_tokens=order.max_tokens or agent.max_tokens, base_url=order.base_url,
+        stream=order.stream,
     )  # fmt: skip
     runs = config["sandbox"] or config["on_host"]
     if config["on_host"]:
@@ -272,7 +284,9 @@ def _prompt(plan: Plan, config: RunConfig) -> str:
 
 
 async def _changes(agent: SandboxAgent, plan: Plan) -> list[Change]:
-    if agent.client.sandbox_id is None or not plan.project.sources:
+    # An empty folder has no files to compare, but a place for what the agent makes.
+    given = plan.project.folder is not None or plan.project.sources
+    if agent.client.sandbox_id is None or not given:
         return []
     try:
         return await plan.project.changes(await agent.client.sandbox())

@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from ..errors import SandboxError
 from . import endings, output
+from .endings import UsageFault
 from .options import settings_or_fault
 
 
 def list_agents(as_json: bool) -> int:
-    from ..agents.definitions import known_agents
+    from ..agents.definitions import broken_agents, known_agents
 
-    agents = known_agents(Path(settings_or_fault().agents_dir)).values()
+    folder = Path(settings_or_fault().agents_dir)
+    agents, broken = known_agents(folder).values(), broken_agents(folder).items()
     if as_json:
-        output.say_json([asdict(agent) for agent in agents])
+        wrong = [{"name": name, "error": str(error)} for name, error in broken]
+        output.say_json([*map(asdict, agents), *wrong])
     else:
         rows = [[a.name, a.description, a.source] for a in agents]
+        rows += [[name, f"cannot be used: {error}", str(folder)] for name, error in broken]
         output.table("", ["Agent", "Description", "From"], rows)
     return endings.SUCCESS
 
@@ -24,7 +29,10 @@ def list_agents(as_json: bool) -> int:
 def show_agent(name: str, as_json: bool) -> int:
     from ..agents.definitions import find_agent
 
-    agent = find_agent(name, Path(settings_or_fault().agents_dir))
+    try:
+        agent = find_agent(name, Path(settings_or_fault().agents_dir))
+    except SandboxError as error:
+        raise UsageFault(str(error)) from None
     if as_json:
         output.say_json(asdict(agent))
         return endings.SUCCESS

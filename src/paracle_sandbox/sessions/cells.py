@@ -10,8 +10,11 @@ from typing import Any, TypedDict
 
 # The media types that a session passes on, and no other.
 MEDIA_TYPES = (
-    "text/plain", "text/html", "text/markdown", "image/svg+xml", "image/png", "application/json",
+    "text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png",
+    "image/jpeg", "application/json",
 )  # fmt: skip
+# How pictures begin.
+PICTURES = {"image/png": b"\x89PNG\r\n", "image/jpeg": b"\xff\xd8\xff"}
 MAX_SHOWN = 100
 
 
@@ -107,13 +110,17 @@ def checked_bundle(data: object) -> dict[str, str]:
 
 def _is_sound(kind: str, text: str) -> bool:
     try:
-        if kind == "image/png":
-            return base64.b64decode(text, validate=True).startswith(b"\x89PNG\r\n")
+        if kind in PICTURES:
+            return base64.b64decode(text, validate=True).startswith(PICTURES[kind])
         if kind == "application/json":
-            json.loads(text)
+            json.loads(text, parse_constant=_refuse)
     except (binascii.Error, ValueError, RecursionError):
         return False
     return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON, though Python reads it")
 
 
 def _error(error: object) -> CellError:

@@ -1,10 +1,10 @@
 """The interpreter of a session: it runs inside the sandbox, one cell after the other.
 
-The host starts this text, behind that of notebook.py, as a program and never imports it. Requests
-come over stdin as a length in a line of its own and that many bytes of JSON. What cells print goes
-straight to stdout and stderr, as from any program; answers travel on the same streams, each behind
-a mark that the host chose, so that text and answers keep their order and no thread is needed. A
-cell that forges an answer deceives only the one who sent it.
+The host starts this text, behind those of notebook.py and values.py, as a program and never imports
+it. Requests come over stdin as a length in a line of its own and that many bytes of JSON. What
+cells print goes straight to stdout and stderr, as from any program; answers travel on the same
+streams, each behind a mark that the host chose, so that text and answers keep their order and no
+thread is needed. A cell that forges an answer deceives only the one who sent it.
 
 While no cell runs, SIGINT is ignored; while one runs, it raises KeyboardInterrupt in it.
 """
@@ -12,31 +12,22 @@ While no cell runs, SIGINT is ignored; while one runs, it raises KeyboardInterru
 import __future__
 
 import ast
-import base64
 import builtins
 import importlib
-import io
 import json
 import linecache
 import os
 import signal
 import site
 import sys
-import traceback
 import types
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 if TYPE_CHECKING:
-    # The text of it is put before this one: together they are the program.
+    # Their texts are put before this one: together they are the program.
     from .notebook import TOOL, Notebook, is_quiet, translated
+    from .values import described, encoded, failure
 
-    # And the texts of layout.py and printers.py, which only some values need.
-    LAYOUT = ""
-
-MAX_TEXT = 20000
-MAX_ITEMS = 1000
-MAX_PNG = 8 << 20
-MAX_JSON = 1 << 20
 AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # inspect.CO_COROUTINE
 FEATURES = 0
@@ -85,71 +76,12 @@ def flush() -> None:
             pass  # a cell may put anything in their place
 
 
-# Values as a reader wants them
+class Displayed:
+    """The answer of display(display_id=...). What was shown stays; an update is shown below it."""
 
-SHOWING: Dict[str, Any] = {}
-
-
-def count(value: Any, room: int) -> int:
-    """How many items a container holds, itself included; more than ``room`` is not counted."""
-    found = 1
-    if type(value) in (list, tuple, dict, set, frozenset):
-        found += len(value)
-        for item in value.values() if type(value) is dict else value:
-            if found > room:
-                break
-            found += count(item, room - found) - 1
-    return found
-
-
-def plain(value: Any) -> str:
-    if type(value) in (str, bytes, bytearray) and len(value) > MAX_TEXT:
-        return repr(value[:MAX_TEXT]) + "... (%d in all)" % len(value)
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return repr(value)
-    if not SHOWING:
-        exec(compile(LAYOUT, "<layout>", "exec"), SHOWING)  # noqa: S102 - our own text
-    return str(SHOWING["laid_out"](value, MAX_TEXT))
-
-
-def described(value: Any) -> Dict[str, str]:
-    """A value by media type. Text always; the rest where the value or its kind offers it."""
-    found = {"text/plain": plain(value)}
-    for kind, method in (
-        ("text/html", "_repr_html_"),
-        ("text/markdown", "_repr_markdown_"),
-        ("image/svg+xml", "_repr_svg_"),
-        ("image/png", "_repr_png_"),
-    ):
-        offer = None if isinstance(value, type) else getattr(value, method, None)
-        shown = offer() if callable(offer) else None
-        if isinstance(shown, bytes) and len(shown) <= MAX_PNG:
-            found[kind] = base64.b64encode(shown).decode()
-        elif isinstance(shown, str) and len(shown) <= MAX_PNG:
-            found[kind] = shown
-    if is_figure(value):
-        found["image/png"] = png(value)
-    if type(value) in (dict, list):
-        try:
-            text = json.dumps(value) if count(value, MAX_ITEMS) <= MAX_ITEMS else ""
-        except (TypeError, ValueError):
-            text = ""
-        if 0 < len(text) <= MAX_JSON:
-            found["application/json"] = text
-    return found
-
-
-def is_figure(value: Any) -> bool:
-    return hasattr(value, "savefig") and type(value).__module__.startswith("matplotlib.")
-
-
-def png(figure: Any) -> str:
-    target = io.BytesIO()
-    figure.savefig(target, format="png", bbox_inches="tight")
-    return base64.b64encode(target.getvalue()[:MAX_PNG]).decode()
-
-
-# Cells
+    def __init__(self, display: Any, display_id: Any) -> None:
+        self.display = self.update = display
+        self.display_id = "%x" % id(self) if display_id is True else str(display_id)
 
 
 class Session:
@@ -173,9 +105,14 @@ class Session:
         vars(builtins).update(input=refuse_input, exit=leave, quit=leave)
         sys.breakpointhook = refuse_breakpoint
 
-    def display(self, *values: Any) -> None:
+    def display(
+        self, *values: Any, raw: bool = False, display_id: Any = None, **_: Any
+    ) -> Optional["Displayed"]:
+        """What notebooks can do with more keywords, they do not do here: it is shown."""
         for value in values:
-            self.wire.send({"type": "display", "data": described(value)})
+            data = encoded(value) if raw and isinstance(value, dict) else described(value)
+            self.wire.send({"type": "display", "data": data})
+        return None if display_id is None else Displayed(self.display, display_id)
 
     def cell(self, source: str) -> None:
         if not source.strip():
@@ -279,18 +216,6 @@ def refuse_breakpoint(*_: Any, **__: Any) -> None:
 def leave(code: Any = None) -> None:
     """exit(), without closing stdin as the one of the interpreter does: the session goes on."""
     raise SystemExit(code)
-
-
-def failure(error: BaseException) -> Dict[str, str]:
-    frames = traceback.TracebackException(type(error), error, error.__traceback__)
-    # From the cell on; an error that the cell's own text makes has no frame of it.
-    while frames.stack and not frames.stack[0].filename.startswith("<cell "):
-        del frames.stack[0]
-    try:
-        text, value = "".join(frames.format()), str(error)
-    except Exception as second:  # noqa: BLE001 - a cell's own class may do anything
-        text = value = "%s (which cannot be shown: %s)" % (type(error).__name__, second)
-    return {"name": type(error).__name__, "value": value[:MAX_TEXT], "traceback": text[-MAX_TEXT:]}
 
 
 def run(session: Session, source: str) -> Optional[Dict[str, str]]:

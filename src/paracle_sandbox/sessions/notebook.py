@@ -1,15 +1,24 @@
-"""The text of a cell, made Python: indentation, prompts, !commands and %magic as notebooks know
-them. Part of the program of a session, as driver.py.
+"""The text of a cell, made Python: indentation, prompts, !commands, %magic and help? as notebooks
+know them. Part of the program of a session, as driver.py.
 
 Text that is Python already is not touched.
 """
 
 import ast
 import re
+import sys
+import types
 from typing import Callable, Dict, List, Optional
 
 PROMPT = r"(?m)^\s*(?:>>>|\.\.\.|In ?\[\d*\]:|\.\.\.:) ?"
-LINE = r"(?m)^([ \t]*)(?:(\w[\w, ]*?) *= *)?(!|%)([^\n]*)$"
+LINE = r"([ \t]*)(?:(\w[\w, ]*?) *= *)?(!|%)((?:\\\n|[^\n])*)"
+HELP = r"([ \t]*)(\?{0,2})([^\W\d]\w*(?:\.\w+|\[[^][\n]+\])*)(\?{0,2})[ \t]*(?=\n|\Z)"
+# What has to be told apart to know where a statement ends. A string may be left open.
+PART = (
+    r"(?s)(\"\"\"|\'\'\')(?:\\.|.)*?(?:\1|\Z)"
+    r"|\"(?:\\.|[^\"\\\n])*\"?|'(?:\\.|[^'\\\n])*'?|#[^\n]*|\\\n|[][(){}\n]"
+)
+FIELD = r"\{\{([^{}\n]*)\}\}|\{([^{}\n]*)\}|\$(\$\w+)|\$(\w+)(?=(?:[^']*'[^']*')*[^']*\Z)"
 CELL = r"(?s)\A\s*%%(\w+)([^\n]*)\n?(.*)\Z"
 # What the rewritten text calls; the session puts them there.
 TOOL = "__notebook__"
@@ -60,13 +69,49 @@ def with_magic(text: str) -> str:
         if name == "time":
             return "%s.start_clock()\n%s" % (TOOL, with_magic(body))
         return "%s.cell(%r, %r, %r)" % (TOOL, name, words.strip(), body)
-    return re.sub(LINE, _line, text)
+    return with_lines(text)
+
+
+def with_lines(text: str) -> str:
+    """Only where a statement begins: what looks like it within a string is the string's."""
+    made: List[str] = []
+    position = 0
+    while position < len(text):
+        line = re.compile(LINE).match(text, position)
+        asked = re.compile(HELP).match(text, position)
+        if line is not None:
+            made.append(_line(line))
+            position = line.end()
+        elif asked is not None and (asked[2] or asked[4]):
+            made.append("%s%s.explain(%r, %r)" % (asked[1], TOOL, asked[3], "??" in asked[0]))
+            position = asked.end()
+        else:
+            end = statement_end(text, position)
+            made.append(text[position:end])
+            position = end
+    return "".join(made)
+
+
+def statement_end(text: str, position: int) -> int:
+    """Behind the line feed that ends the statement which begins there."""
+    depth = 0
+    for part in re.compile(PART).finditer(text, position):
+        if part[0] == "\n" and not depth:
+            return part.end()
+        if part[0] in "([{":
+            depth += 1
+        elif part[0] in ")]}":
+            depth = max(0, depth - 1)
+    return len(text)
 
 
 def _line(found: "re.Match[str]") -> str:
     indent, name, sign, rest = found.groups()
     command = "shell" if name is None else "lines"
-    call = "%s.%s(%r)" % (TOOL, command if sign == "!" else "line", rest.strip())
+    whole = rest.replace("\\\n", " ").strip()
+    call = "%s.%s(%r)" % (TOOL, command if sign == "!" else "line", whole)
+    # What follows keeps the number of its line.
+    call += "\n" * rest.count("\\\n")
     return indent + call if name is None else "%s%s = %s" % (indent, name, call)
 
 
@@ -86,6 +131,23 @@ def is_quiet(text: str) -> bool:
     return last is not None and last.string == ";"
 
 
+def evaluated(field: str, names: Dict[str, object]) -> str:
+    """What stands in braces, as a text. Raises for what awk, JSON and the shell mean by them: a
+    name that no cell has made, a literal, a list with commas."""
+    import string
+
+    formatter = string.Formatter()
+    [(_, expression, rest, conversion)] = formatter.parse("{%s}" % field)
+    if rest:  # no format: it is the second half of a slice
+        expression = "%s:%s" % (expression, rest)
+    tree = ast.parse((expression or "").strip(), mode="eval")
+    kind = type(tree.body)
+    if kind in (ast.Constant, ast.Tuple) or (kind is ast.Name and expression not in names):
+        raise ValueError(field)
+    value = eval(compile(tree, "<command>", "eval"), names)  # noqa: S307 - the cell's own text
+    return str(formatter.convert_field(value, conversion))
+
+
 class Notebook:
     """What !commands and %magic do. ``run`` runs Python of the session."""
 
@@ -95,33 +157,44 @@ class Notebook:
         self._started = 0.0
 
     def shell(self, command: str) -> None:
-        self._start(command, None)
+        self._start(self._filled(command, sys._getframe(1)), None)
 
     def lines(self, command: str) -> List[str]:
         """What a command prints."""
-        return self._start(command, -1).decode("utf-8", "replace").splitlines()
+        printed = self._start(self._filled(command, sys._getframe(1)), -1)
+        return printed.decode("utf-8", "replace").splitlines()
 
     def _start(self, command: str, stdout: Optional[int]) -> bytes:
         import subprocess
-        import sys
 
         sys.stdout.flush()
-        done = subprocess.run(self._filled(command), shell=True, stdout=stdout)  # noqa: S602
+        done = subprocess.run(command, shell=True, stdout=stdout)  # noqa: S602
         self._scope["_exit_code"] = done.returncode
         return done.stdout or b""
 
-    def _filled(self, command: str) -> str:
-        """With the values of {names} and $names that there are."""
+    def _filled(self, command: str, caller: types.FrameType) -> str:
+        """With the values of {expressions} and $names; {{ }} and $$ stand for { } and $."""
+        names = dict(self._scope)
+        if caller.f_globals is self._scope:  # a function of a cell
+            names.update(caller.f_locals)
 
         def value(found: "re.Match[str]") -> str:
-            name = found[1] or found[2]
-            return str(self._scope[name]) if name in self._scope else found[0]
+            escaped, expression, dollars, name = found.groups()
+            if escaped is not None:
+                return "{%s}" % escaped
+            if dollars is not None:
+                return dollars
+            if name is not None:
+                return str(names[name]) if name in names else found[0]
+            try:
+                return evaluated(expression, names)
+            except Exception:  # noqa: BLE001 - then it is the shell's, whatever it is
+                return found[0]
 
-        return re.sub(r"\{(\w+)\}|\$(\w+)", value, command)
+        return re.sub(FIELD, value, command)
 
     def line(self, text: str) -> object:
         import os
-        import sys
 
         name, _, rest = text.partition(" ")
         if name == "pip":
@@ -141,13 +214,35 @@ class Notebook:
 
     def cell(self, name: str, words: str, body: str) -> None:
         if name in ("bash", "sh", "shell"):
-            self.shell(body)
+            self._start(body, None)  # a script has its own names and braces
         elif name == "writefile":
             with open(words, "w", encoding="utf-8") as file:
                 file.write(body)
             print("Writing " + words)
         else:
             raise UsageError("%%%%%s is not available here: write it in Python" % name)
+
+    def explain(self, name: str, with_source: bool) -> None:
+        """``name?``, and with its source ``name??``."""
+        import inspect
+
+        try:
+            value = eval(name, self._scope)  # noqa: S307 - a name of the session
+        except Exception:  # noqa: BLE001 - its lookup may do anything
+            print("Object `%s` not found." % name)
+            return
+        if callable(value):
+            try:
+                print("Signature: %s%s" % (name, inspect.signature(value)))
+            except (TypeError, ValueError):
+                pass  # some that are built in have none
+        print("Type:      %s" % type(value).__name__)
+        print("Docstring: %s" % (inspect.getdoc(value) or "<no docstring>"))
+        if with_source:
+            try:
+                print("Source:\n" + inspect.getsource(value))
+            except (TypeError, OSError):
+                print("Source:    not to be had")
 
     def start_clock(self) -> None:
         import time

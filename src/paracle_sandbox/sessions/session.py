@@ -44,7 +44,8 @@ KEPT = "Its variables are still there."
 def _driver() -> str:
     """One program out of several texts; the places of errors in it are of no use to anybody."""
     layout = _text("layout.py") + "\n" + _text("printers.py")
-    return f"LAYOUT = {layout!r}\n" + _text("notebook.py") + "\n" + _text("driver.py")
+    parts = map(_text, ("notebook.py", "values.py", "driver.py"))
+    return "\n".join([f"LAYOUT = {layout!r}", *parts])
 
 
 def _text(name: str) -> str:

@@ -191,11 +191,7 @@ class NormalPythonExecute(PythonExecute):
 
 
 def tool_result(result: PythonResult) -> ToolResult:
-    images = tuple(
-        Image(base64.b64decode(shown["image/png"]))
-        for shown in result.get("shown", [])
-        if "image/png" in shown
-    )
+    images = tuple(image for shown in result.get("shown", []) for image in _pictures(shown))
     return ToolResult(
         shortened(result["observation"]) or "(no output)",
         is_error=not result["success"],
@@ -212,6 +208,12 @@ def _of_installation(failure: ToolResult) -> PythonResult:
         "stdout": failure.data["stdout"],
         "stderr": failure.data["stderr"],
     }
+
+
+def _pictures(shown: Mapping[str, str]) -> list[Image]:
+    """The picture of a value; one is enough where it comes in two forms."""
+    kinds = [kind for kind in ("image/png", "image/jpeg") if kind in shown]
+    return [Image(base64.b64decode(shown[kind]), kind) for kind in kinds[:1]]
 
 
 def _of_program(result: CommandResult) -> PythonResult:

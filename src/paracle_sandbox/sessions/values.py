@@ -1,0 +1,139 @@
+"""Values as a reader wants them, and errors: what a cell shows, made text. Part of the program of a
+session, as driver.py.
+"""
+
+import base64
+import io
+import json
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+if TYPE_CHECKING:
+    # The texts of layout.py and printers.py, which only some values need.
+    LAYOUT = ""
+
+MAX_TEXT = 20000
+MAX_ITEMS = 1000
+MAX_PNG = 8 << 20
+MAX_ENCODED = MAX_PNG * 4 // 3 + 4
+MAX_JSON = 1 << 20
+OFFERS = (
+    ("text/html", "_repr_html_"), ("text/markdown", "_repr_markdown_"),
+    ("text/latex", "_repr_latex_"), ("image/svg+xml", "_repr_svg_"),
+    ("image/png", "_repr_png_"), ("image/jpeg", "_repr_jpeg_"),
+    ("application/json", "_repr_json_"),
+)  # fmt: skip
+
+SHOWING: Dict[str, Any] = {}
+
+
+def count(value: Any, room: int) -> int:
+    """How many items a container holds, itself included; more than ``room`` is not counted."""
+    found = 1
+    if type(value) in (list, tuple, dict, set, frozenset):
+        found += len(value)
+        for item in value.values() if type(value) is dict else value:
+            if found > room:
+                break
+            found += count(item, room - found) - 1
+    return found
+
+
+def plain(value: Any) -> str:
+    if type(value) in (str, bytes, bytearray) and len(value) > MAX_TEXT:
+        return repr(value[:MAX_TEXT]) + "... (%d in all)" % len(value)
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return repr(value)
+    if not SHOWING:
+        exec(compile(LAYOUT, "<layout>", "exec"), SHOWING)  # noqa: S102 - our own text
+    return str(SHOWING["laid_out"](value, MAX_TEXT))
+
+
+def described(value: Any) -> Dict[str, str]:
+    """A value by media type: text, and what the value or its kind offers. What cannot be made is
+    told on stderr; the rest is shown, and the cell goes on."""
+    bundle = attempt(offered, value, "_repr_mimebundle_", include=None, exclude=None)
+    found: Dict[str, Any] = dict(bundle) if isinstance(bundle, dict) else {}
+    if "text/plain" not in found:
+        found["text/plain"] = attempt(plain, value)
+    for kind, method in OFFERS:
+        if kind not in found:
+            found[kind] = attempt(offered, value, method)
+    if is_figure(value):
+        found["image/png"] = attempt(png, value)
+    if type(value) in (dict, list):
+        found["application/json"] = value
+    return encoded(found)
+
+
+def attempt(make: Any, *given: Any, **named: Any) -> Any:
+    """What ``make`` makes of it; None if it fails, which is told."""
+    try:
+        return make(*given, **named)
+    except NotImplementedError:
+        return None  # how a value says that it is not shown so
+    except Exception as error:  # noqa: BLE001 - a cell's own class may do anything
+        try:
+            sys.stderr.write(failure(error)["traceback"])
+        except (AttributeError, ValueError, OSError):
+            pass  # a cell may put anything in its place
+        return None
+
+
+def offered(value: Any, name: str, **given: Any) -> Any:
+    """What a method of the value says, without what it says about that."""
+    try:
+        # A class offers it for its instances; some values have every name one asks for.
+        if isinstance(value, type) or hasattr(value, "_no_value_has_this_"):
+            return None
+        method = getattr(value, name, None)
+    except Exception:  # noqa: BLE001 - a lookup that fails finds nothing
+        return None
+    said = method(**given) if callable(method) else None
+    return said[0] if isinstance(said, tuple) and len(said) == 2 else said
+
+
+def encoded(found: Dict[str, Any]) -> Dict[str, str]:
+    """The part of it that can be sent: texts, and bytes in base64."""
+    texts = {}
+    for kind in ("text/plain", *dict(OFFERS)):
+        data = found.get(kind)
+        if kind == "application/json" and not isinstance(data, (str, type(None))):
+            data = as_json(data)
+        if isinstance(data, bytes) and len(data) <= MAX_PNG:
+            data = base64.b64encode(data).decode()
+        if isinstance(data, str) and len(data) <= MAX_ENCODED:
+            texts[kind] = data
+    return texts
+
+
+def as_json(value: Any) -> Optional[str]:
+    """None for what JSON has no word for, NaN among it."""
+    try:
+        text = json.dumps(value, allow_nan=False) if count(value, MAX_ITEMS) <= MAX_ITEMS else ""
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text if 0 < len(text) <= MAX_JSON else None
+
+
+def is_figure(value: Any) -> bool:
+    return str(type(value).__module__).startswith("matplotlib.") and hasattr(value, "savefig")
+
+
+def png(figure: Any) -> str:
+    target = io.BytesIO()
+    figure.savefig(target, format="png", bbox_inches="tight")
+    return base64.b64encode(target.getvalue()[:MAX_PNG]).decode()
+
+
+def failure(error: BaseException) -> Dict[str, str]:
+    frames = traceback.TracebackException(type(error), error, error.__traceback__)
+    # From the cell on; an error that the cell's own text makes has no frame of it.
+    while frames.stack and not frames.stack[0].filename.startswith("<cell "):
+        del frames.stack[0]
+    try:
+        text, value = "".join(frames.format()), str(error)
+    except Exception as second:  # noqa: BLE001 - a cell's own class may do anything
+        text = value = "%s (which cannot be shown: %s)" % (type(error).__name__, second)
+    return {"name": type(error).__name__, "value": value[:MAX_TEXT], "traceback": text[-MAX_TEXT:]}

@@ -36,7 +36,8 @@ from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..workspaces import WorkspaceStore
 from .channel import AttachChannel
 from .engine import Engine, EngineRefused
-from .images import Images, not_found
+from .image_files import ImageFiles, unpack
+from .images import Images
 from .labels import (
     BACKEND,
     MANAGED,
@@ -51,7 +52,7 @@ from .labels import (
 from .meter import Meter
 from .owned import Owned
 from .ready import Stock, Wish
-from .refusals import creation_error, is_name_taken
+from .refusals import is_name_taken, told
 from .space import Space
 from .spec import Place, container_body, guest_setup, writable_places
 from .terms import process_limit_for, seccomp_for, volumes_for
@@ -79,6 +80,7 @@ class DockerBackend(Backend):
         self.engine = Engine(self.settings)
         self.session = secrets.token_hex(8)
         self._images = Images(self.engine, self.settings.state_dir)
+        self._files = ImageFiles(self.engine, self.settings.state_dir, self.name, self.session)
         self._watch = Watch(self.engine, self.session)
         self._meter = Meter(self.engine, self._watch)
         self._owned: dict[str, Owned] = {}
@@ -188,6 +190,9 @@ class DockerBackend(Backend):
 
     async def _make_in(self, network: str, title: Title, wish: Wish, volumes: list[Volume]) -> None:
         config = wish.config
+        with told(title.handle, config):
+            image = await self._images.known(config.base_image)
+            files = await self._files.of(image, config)
         workspaces, slot = await self.store.get(), secrets.token_hex(8)
         home = await workspaces.create(slot, config.disk_mb) if workspaces else None
         try:
@@ -213,6 +218,7 @@ class DockerBackend(Backend):
             owned.space = Space(self.engine, container, list(writable_places(config)))
         try:
             await self._start(title.handle, owned)
+            await unpack(self.engine, container, files)
             if config.network_mode == "bridge":
                 from .network import isolate
 
@@ -224,25 +230,20 @@ class DockerBackend(Backend):
 
     async def _create_container(self, title: Title, config: SandboxConfig, place: Place) -> str:
         body = container_body(config, place)
-        for attempt in (1, 2, 3):
+        with told(title.handle, config):
             try:
                 return await self.engine.create(title.name, body)
             except EngineRefused as refused:
-                if refused.status == 404 and "image" in refused.message.lower() and attempt < 3:
-                    await self._images.fetch(config.base_image)
-                elif is_name_taken(refused) and attempt < 3 and await self.sweep():
-                    continue  # the name was a dead one's
-                else:
-                    raise creation_error(refused, title.handle, config) from refused
-        raise not_found(config.base_image, "it was pulled, but is not here")
+                if not is_name_taken(refused) or not await self.sweep():
+                    raise
+            return await self.engine.create(title.name, body)  # the name was a dead one's
 
     async def _start(self, sandbox_id: str, owned: Owned) -> None:
         self._watch.begin(owned.container)
         try:
-            owned.channel = await self.engine.attach(owned.container)
-            await self._boot(sandbox_id, owned, owned.channel)
-        except EngineRefused as refused:
-            raise creation_error(refused, sandbox_id, owned.config) from refused
+            with told(sandbox_id, owned.config):
+                owned.channel = await self.engine.attach(owned.container)
+                await self._boot(sandbox_id, owned, owned.channel)
         except ConnectionError as error:
             raise SandboxCreationError(
                 f"The container ended before its guest was there: {error}", sandbox_id, step="guest"

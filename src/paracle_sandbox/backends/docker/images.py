@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SandboxCreationError
-from .engine import Engine, EngineRefused
+from .engine import Engine, EngineRefused, Json
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,17 @@ class Images:
         self._engine = engine
         self._locks = Path(state_dir) / "pulls"
         self._pulls: dict[str, asyncio.Task[None]] = {}
+
+    async def known(self, image: str) -> Json:
+        """What the engine knows of the image, which is fetched first when it is missing. Raises
+        SandboxCreationError that names it and what to do."""
+        found = await self._engine.image(image)
+        if found is None:
+            await self.fetch(image)
+            found = await self._engine.image(image)
+        if found is None:
+            raise not_found(image, "it was pulled, but is not here")
+        return found
 
     async def fetch(self, image: str) -> None:
         """Have the image. Raises SandboxCreationError that names it and what to do."""

@@ -8,14 +8,16 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from container_fixtures import Make, changed
 
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.docker.endpoint import Endpoint
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.errors import SandboxCreationError
+from paracle_sandbox.errors import ResourceLimitError, SandboxCreationError
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
@@ -106,3 +108,52 @@ async def test_too_much_is_refused(backend: DockerBackend, image: str) -> None:
         await Sandbox(backend, "too-much", SandboxConfig(base_image=image)).start()
     label = f"label=paracle.session={backend.session}"
     assert docker("docker", "ps", "-aq", "--filter", label) == ""
+
+
+VOLUMES = """\
+FROM paracle/sandbox:latest
+USER root
+RUN mkdir -p /data/sub && echo seed >/data/sub/seed
+USER paracle
+VOLUME /data/ /workspace /var/more
+"""
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("image", [VOLUMES], indirect=True)
+async def test_its_volumes_are_below_the_limit(
+    engine: str, image: str, make: Make, backend: DockerBackend
+) -> None:
+    before = docker(engine, "volume", "ls", "-q")
+    sandbox = await make(SandboxConfig(base_image=image, disk_mb=256, memory_mb=1024))
+    assert docker(engine, "volume", "ls", "-q") == before, "one that nobody limits"
+    assert await sandbox.run_command("cat /data/sub/seed; touch /var/more/new") == "seed\n"
+    with pytest.raises(ResourceLimitError) as caught:
+        await sandbox.execute("head -c 300M /dev/zero >/data/filled")
+    assert caught.value.resource_type == "disk"
+
+
+@pytest.mark.parametrize("image", [VOLUMES], indirect=True)
+async def test_a_volume_that_was_given_stays(image: str, make: Make, settings: Settings) -> None:
+    given = Path(settings.volumes[0])
+    given.mkdir(parents=True)
+    (given / "file").write_text("of the host")
+    sandbox = await make(SandboxConfig(base_image=image, volumes={str(given): "/data"}))
+    assert await sandbox.run_command("cat /data/*; touch /var/more/new") == "of the host"
+
+
+@pytest.mark.parametrize("image", [VOLUMES], indirect=True)
+async def test_its_volumes_in_memory(
+    image: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with an engine of another machine."""
+    monkeypatch.setattr(Endpoint, "shares_our_files", False)
+    backend = DockerBackend(settings)
+    before = docker("docker", "volume", "ls", "-q")
+    config = SandboxConfig(base_image=image, disk_mb=256, memory_mb=1024)
+    async with Sandbox(backend, f"in-memory-{os.getpid()}", config) as sandbox:
+        assert docker("docker", "volume", "ls", "-q") == before
+        assert await sandbox.run_command("cat /data/sub/seed") == "seed\n"
+        with pytest.raises(ResourceLimitError):
+            await sandbox.execute("head -c 300M /dev/zero >/data/filled")
+    await backend.close()

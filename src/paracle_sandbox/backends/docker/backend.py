@@ -15,8 +15,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +54,15 @@ from .owned import Owned
 from .ready import Stock, Wish
 from .refusals import is_name_taken, told
 from .space import Space
-from .spec import Place, container_body, guest_setup, writable_places
-from .terms import process_limit_for, seccomp_for, volumes_for
+from .spec import (
+    Place,
+    container_body,
+    guest_setup,
+    image_volumes,
+    volume_names,
+    writable_places,
+)
+from .terms import network_for, process_limit_for, seccomp_for, volumes_for
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -137,11 +144,12 @@ class DockerBackend(Backend):
         wish = Wish(config, labels)
         is_new = sandbox_id not in self._living
         self._living.add(sandbox_id)
+        self._bridged |= config.network_mode == "bridge"
         self._most = max(self._most, len(self._living))
         try:
             if not await self._take_ready(sandbox_id, wish):
                 self.stock.shrink(self._most - len(self._living))
-                async with self._network(config) as network:
+                async with network_for(self.engine, config) as network:
                     await self._make_in(network, sandbox_title(sandbox_id), wish, volumes)
         except BaseException:
             if is_new:
@@ -176,7 +184,7 @@ class DockerBackend(Backend):
     async def _make_ready(self, wish: Wish) -> str:
         title = ready_title(secrets.token_hex(8))
         try:
-            async with self._network(wish.config) as network:
+            async with network_for(self.engine, wish.config) as network:
                 await self._make_in(network, title, wish, [])
             await self._meter.learn(self._owned[title.handle])
         except BaseException as error:
@@ -192,9 +200,12 @@ class DockerBackend(Backend):
         config = wish.config
         with told(title.handle, config):
             image = await self._images.known(config.base_image)
-            files = await self._files.of(image, config)
+            volumes_inside = image_volumes(image, config)
+            files = await self._files.of(image, config, volumes_inside)
         workspaces, slot = await self.store.get(), secrets.token_hex(8)
-        home = await workspaces.create(slot, config.disk_mb) if workspaces else None
+        home = None
+        if workspaces:
+            home = await workspaces.create(slot, config.disk_mb, volume_names(volumes_inside))
         try:
             owner = Owner.of(os.getpid())
             place = Place(
@@ -206,6 +217,7 @@ class DockerBackend(Backend):
                 own_kernel=self._own_kernel,
                 process_limit=process_limit_for(self.engine),
                 volumes=volumes,
+                image_volumes=volumes_inside,
                 labels=labels_of(title, self.name, self.session, owner, config, wish.labels),
             )
             container = await self._create_container(title, config, place)
@@ -215,7 +227,8 @@ class DockerBackend(Backend):
             raise
         owned = self._owned[title.handle] = Owned(container, config, slot, wish.labels)
         if workspaces is None:
-            owned.space = Space(self.engine, container, list(writable_places(config)))
+            places = writable_places(config, volumes_inside)
+            owned.space = Space(self.engine, container, list(places))
         try:
             await self._start(title.handle, owned)
             await unpack(self.engine, container, files)
@@ -258,23 +271,6 @@ class DockerBackend(Backend):
         finally:
             sending.cancel()
             await asyncio.wait([sending])
-
-    @asynccontextmanager
-    async def _network(self, config: SandboxConfig) -> AsyncIterator[str]:
-        """The engine's name for the network that was asked for."""
-        if config.network_mode == "host":
-            logger.warning(
-                'network_mode="host" is unsafe: the sandbox has the network of the engine\'s '
-                "machine, with every service on its loopback."
-            )
-        if config.network_mode != "bridge":
-            yield config.network_mode
-            return
-        from .network import bridge
-
-        self._bridged = True
-        async with bridge(self.engine, config) as network:
-            yield network
 
     # -- connect, destroy -----------------------------------------------------------------
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import json
 import os
 import secrets
 import tarfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from .labels import labels_of, ready_title
 
 Files = Mapping[str, bytes]
 
-_MOST_BYTES = 256 << 20  # of one image, and kept of all of them
+_MOST_BYTES = 256 << 20  # of one place, and kept of all of them
+_MOST_VOLUMES = 32
 _UNPACK_SECONDS = 120.0
 _MAX_ANSWER = 4096
 _DONE = b"done\n"
@@ -66,24 +68,31 @@ class ImageFiles:
         self._known: OrderedDict[str, Files] = OrderedDict()
         self._looks: dict[str, asyncio.Task[Files]] = {}
 
-    async def of(self, image: Json, config: SandboxConfig) -> Files:
-        """A tar for each place where there is something. Raises SandboxCreationError when that is
-        too much."""
-        key = hashlib.sha256(f"{image['Id']} {config.working_dir}".encode()).hexdigest()
+    async def of(self, image: Json, config: SandboxConfig, volumes: Sequence[str]) -> Files:
+        """A tar for each place where there is something: the working directory, and where the
+        image wants volumes. Raises SandboxCreationError when that is too much."""
+        if len(volumes) > _MOST_VOLUMES:
+            raise SandboxCreationError(
+                f"The image {config.base_image} wants {len(volumes)} volumes, and "
+                f"{_MOST_VOLUMES} can be had.",
+                step="image",
+            )
+        places = (config.working_dir, *volumes)
+        key = hashlib.sha256(json.dumps([image["Id"], *places]).encode()).hexdigest()
         if key in self._known:
             return self._known[key]
         if (self._empty / key).exists():
             return self._known.setdefault(key, {})
         look = self._looks.get(key)
         if look is None:
-            look = self._looks[key] = asyncio.ensure_future(self._look(image, config))
+            look = self._looks[key] = asyncio.ensure_future(self._look(image, config, places))
             look.add_done_callback(lambda _: self._looks.pop(key, None))
         # Whoever is cancelled takes nothing from the others who wait for it.
         files = await asyncio.shield(look)
         self._remember(key, files)
         return files
 
-    async def _look(self, image: Json, config: SandboxConfig) -> Files:
+    async def _look(self, image: Json, config: SandboxConfig, places: Sequence[str]) -> Files:
         # Named like one that is kept ready: whoever sweeps knows what to do with it.
         title = ready_title(secrets.token_hex(8))
         owner = Owner.of(os.getpid())
@@ -92,17 +101,17 @@ class ImageFiles:
             "Entrypoint": ["none"],
             "Labels": labels_of(title, self._backend, self._session, owner, config, {}),
             # Mounted only when it starts. Instead of it, a volume could hide the files.
-            "HostConfig": {"NetworkMode": "none", "Tmpfs": {config.working_dir: ""}},
+            "HostConfig": {"NetworkMode": "none", "Tmpfs": dict.fromkeys(places, "")},
         }
         container = await self._engine.create(title.name, body)
         try:
-            return await self._read(container, config)
+            return await self._read(container, config, places)
         finally:
             await self._engine.remove(container)
 
-    async def _read(self, container: str, config: SandboxConfig) -> Files:
+    async def _read(self, container: str, config: SandboxConfig, places: Sequence[str]) -> Files:
         found = {}
-        for place in (config.working_dir,):
+        for place in places:
             tar = await self._engine.archive(container, place, _MOST_BYTES)
             if len(tar) > _MOST_BYTES:
                 raise SandboxCreationError(

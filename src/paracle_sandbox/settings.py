@@ -163,7 +163,7 @@ class Settings:
     )
     docker_image: str = text("DOCKER_SANDBOX_IMAGE", "python:3.12-slim", "image for docker")
     docker_warm: int = number(
-        "DOCKER_SANDBOX_WARM", 1, "started containers kept ready for each kind", 0, 64
+        "DOCKER_SANDBOX_WARM", 0, "started containers kept ready for each kind", 0, 64
     )
     docker_idle_timeout: float = number(
         "DOCKER_SANDBOX_TIMEOUT", 900.0, "seconds until an unused container is removed", 1.0, _DAY

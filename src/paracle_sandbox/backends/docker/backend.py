@@ -5,7 +5,7 @@
 
 So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
 had not started yet carries its name on a label, and the next start of anybody removes it.
-What is likely to be wanted next is kept ready: see ``ready.py``.
+What is likely to be wanted next can be kept ready: see ``ready.py``.
 """
 
 from __future__ import annotations

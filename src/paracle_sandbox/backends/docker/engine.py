@@ -303,6 +303,26 @@ class Engine:
         self._doubtful = False
 
 
+@asynccontextmanager
+async def opened_client(settings: Settings) -> AsyncIterator[Docker]:
+    """For what is no sandbox's business. What the engine refuses is the library's own error."""
+    _load_library()
+    engine = Engine(settings)
+    client = engine.client()
+    from aiodocker import DockerError
+
+    try:
+        yield client
+    except (ConnectionError, _http_error()) as error:
+        raise explain(error, engine.endpoint) from error
+    except DockerError as error:
+        if error.status != _CANNOT_CONNECT:
+            raise
+        raise explain(error, engine.endpoint) from error
+    finally:
+        await engine.close()
+
+
 async def _answer(
     client: Docker,
     method: str,

@@ -158,6 +158,9 @@ class Settings:
     docker_context: str | None = text(
         "DOCKER_CONTEXT", None, "Docker context to use", env_only=True
     )
+    docker_config: str | None = text(
+        "DOCKER_CONFIG", None, "folder of the Docker client's contexts", env_only=True
+    )
     docker_runtime: str | None = text(
         "DOCKER_SANDBOX_RUNTIME", None, "OCI runtime of containers", env_only=True
     )

@@ -45,7 +45,7 @@ def test_not_installed_and_not_running_are_told_apart() -> None:
     nothing = str(no_engine(lambda name: None))
     asleep = str(no_engine(lambda name: "/usr/bin/docker" if name == "docker" else None))
     assert nothing.startswith("Docker not available: it is not installed. Install Docker")
-    assert asleep.startswith("Docker not available: the engine is not running. Start it")
+    assert asleep.startswith("Docker not available: the Docker daemon is not running. Start it")
 
 
 async def test_an_address_where_nobody_is(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ async def test_an_address_where_nobody_is(tmp_path: Path) -> None:
         backend = DockerBackend(Settings(docker_host=f"unix://{tmp_path}/sock"))
         with pytest.raises(DockerConnectionError) as caught:
             await backend.create("x", SandboxConfig(), {})
-        assert "Docker not available: the engine is not running" in str(caught.value)
+        assert "Docker not available: the Docker daemon is not running" in str(caught.value)
         assert "systemctl start docker" in str(caught.value)
         health = await backend.health()
         assert not health.available and "not running" in health.detail
@@ -128,9 +128,14 @@ async def test_a_context_of_the_docker_client(
         ["docker", "context", "create", "tests", "--docker", f"host={engines.DOCKER_HOST}"],
         check=True, capture_output=True, env={**os.environ, "HOME": str(tmp_path)},
     )  # fmt: skip
-    backend = DockerBackend(changed(settings, docker_host=None, docker_context="tests"))
+    by_name = changed(settings, docker_host=None, docker_context="tests")
+    backend = DockerBackend(by_name)
     assert (await backend.engine.version())["ApiVersion"]
+    assert backend.engine.endpoint.shares_our_files, "it is the same socket"
     await backend.close()
+    monkeypatch.setenv("HOME", "/nonexistent")
+    elsewhere = changed(by_name, docker_config=f"{tmp_path}/.docker")
+    assert str(find_endpoint(elsewhere)) == engines.DOCKER_HOST
 
 
 # Images

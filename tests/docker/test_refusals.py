@@ -141,12 +141,31 @@ async def test_a_context_of_the_docker_client(
 # Images
 
 
-async def test_a_missing_image_names_its_build_command(backend: DockerBackend) -> None:
+async def test_a_missing_image_names_what_to_type(backend: DockerBackend) -> None:
     said = await refusal(backend, SandboxConfig(base_image="paracle/sandbox:no-such"))
     assert said.startswith("Image not found: paracle/sandbox:no-such (")
-    assert "Build it with: paracle image build no-such" in said
+    assert "There are paracle/sandbox:latest, paracle/sandbox:dev" in said
     said = await refusal(backend, SandboxConfig(base_image="no-such-image:1"))
-    assert "docker pull no-such-image:1" in said
+    assert "docker pull no-such-image:1. Or choose another base_image." in said
+
+
+@pytest.mark.parametrize(
+    ("image", "command"),
+    [
+        ("paracle/sandbox", "Build it with: paracle image build sandbox."),
+        ("paracle/sandbox:latest", "Build it with: paracle image build sandbox."),
+        ("localhost/paracle/sandbox:ml", "Build it with: paracle image build ml."),
+        ("paracle/sandbox:1.0", "build one with: paracle image build VARIANT."),
+        ("ghcr.io/paracle/sandbox:ml", "docker pull ghcr.io/paracle/sandbox:ml."),
+        ("host:5000/paracle/sandbox", "docker pull host:5000/paracle/sandbox."),
+    ],
+)
+def test_only_what_can_be_built_has_a_build_command(image: str, command: str) -> None:
+    error = creation_error(
+        EngineRefused(404, "No such image: x"), "x", SandboxConfig(base_image=image)
+    )
+    assert command in str(error) and error.step == "image"
+    assert ("paracle image build" in str(error)) == ("paracle image build" in command)
 
 
 async def test_an_image_without_python(backend: DockerBackend) -> None:

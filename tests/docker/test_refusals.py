@@ -208,6 +208,16 @@ async def test_a_runtime_by_name(settings: Settings) -> None:
     await backend.close()
 
 
+def test_gvisor_keeps_to_its_own_runtimes() -> None:
+    """The setting is meant for docker as well."""
+    named = {"crun": "runsc", "runsc-kvm": "runsc-kvm"}
+    for name, runtime in named.items():
+        settings = Settings(docker_runtime=name)
+        assert GvisorBackend(settings).runtime == runtime
+        assert DockerBackend(settings).runtime == name
+    assert GvisorBackend(Settings(), runtime="mine").runtime == "mine"
+
+
 def test_a_gvisor_that_has_no_network_names_the_flag() -> None:
     """What such a build says, with any network and with none."""
     said = (

@@ -31,18 +31,18 @@ _SECONDS = 6.0
 
 @dataclass(frozen=True)
 class Figures:
-    """``fresh`` is create, hello, destroy, ``cold`` the same with no container kept ready;
+    """``fresh`` is create, hello, destroy, ``ready`` the same with a container kept ready;
     ``run_rm`` is the client's run with its defaults, ``run_rm_alone`` without a network, as ours
     are; those called ``at_once`` are per second, eight at a time."""
 
     fresh: Times
-    cold: Times
+    ready: Times
     run_rm: Times
     run_rm_alone: Times
     command: Times
     exec_command: Times
     at_once: float
-    cold_at_once: float
+    ready_at_once: float
     run_rm_at_once: float
     commands_at_once: float
     execs_at_once: float
@@ -89,7 +89,7 @@ async def figures(name: str, count: int) -> Figures:
     """Of ``docker`` or ``gvisor``. Raises SandboxError when there is none that can be used."""
     kind = {"docker": DockerBackend, "gvisor": GvisorBackend}[name]
     few = max(10, count // 5)
-    async with _open(kind, 1) as (backend, config), _open(kind, 0) as (cold, _):
+    async with _open(kind, 0) as (backend, config), _open(kind, 1) as (stocked, _):
         runtime = backend.runtime or "runc"
         client = ["docker", "--host", str(_settings().docker_host or "")]
         chosen = ["--runtime", runtime] if backend.runtime else []
@@ -101,28 +101,29 @@ async def figures(name: str, count: int) -> Figures:
             run_command(command)
 
         fresh = f"{name}: create + hello + destroy"
-        no_stock = f"{name}: create + hello + destroy, no stock"
+        ready = f"{name}: create + hello + destroy, one kept ready"
         theirs = f"docker run --rm, {runtime}"
         alone = f"docker run --rm --network none, {runtime}"
         times = await timed_in_turns(
             {
                 fresh: lambda: _fresh(backend, config),
-                no_stock: lambda: _fresh(cold, config),
+                ready: lambda: _fresh(stocked, config),
                 theirs: lambda: in_turn(run_rm),
                 alone: lambda: in_turn(run_rm_alone),
             },
             few,
-            backend.stock.settled,
+            stocked.stock.settled,
         )
         command, exec_command, commands, execs = await _commands(
             name, client, backend, config, count
         )
         at_once = await per_second(lambda _: _fresh(backend, config), _AT_ONCE, _SECONDS)
-        await backend.stock.settled()
+        ready_at_once = await per_second(lambda _: _fresh(stocked, config), _AT_ONCE, _SECONDS)
+        await stocked.stock.settled()
         return Figures(
-            times[fresh], times[no_stock], times[theirs], times[alone], command, exec_command,
+            times[fresh], times[ready], times[theirs], times[alone], command, exec_command,
             at_once,
-            await per_second(lambda _: _fresh(cold, config), _AT_ONCE, _SECONDS),
+            ready_at_once,
             await per_second(lambda _: _client(run_rm_alone), _AT_ONCE, _SECONDS),
             commands,
             execs,

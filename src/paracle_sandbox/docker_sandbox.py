@@ -27,7 +27,8 @@ from .terminal import Terminal
 
 
 class DockerSandbox(Sandbox):
-    """``backend`` is docker, gvisor, or any other by name."""
+    """``backend`` is docker, gvisor, or any other by name; ``runtime`` is any OCI runtime that the
+    engine of the first two has."""
 
     def __init__(
         self,
@@ -36,7 +37,10 @@ class DockerSandbox(Sandbox):
         volume_bindings: Mapping[str, str] | None = None,
         *,
         backend: Backend | str = "docker",
+        runtime: str | None = None,
     ) -> None:
+        if runtime is not None and isinstance(backend, Backend):
+            raise ValueError("give a runtime or a backend; a backend has its own runtime")
         if isinstance(config, Mapping):
             config, volume_bindings = None, config
         if not isinstance(sandbox_id, str | None):
@@ -44,7 +48,7 @@ class DockerSandbox(Sandbox):
         settings = load_settings()
         self.volume_bindings = dict(volume_bindings or {})
         self._owns_backend = not isinstance(backend, Backend)
-        made = backend if isinstance(backend, Backend) else get_backend(backend, settings)
+        made = backend if isinstance(backend, Backend) else get_backend(backend, settings, runtime)
         full = _full(config) or settings.default_config(made.name)
         super().__init__(
             made, sandbox_id or new_sandbox_id(), with_volumes(full, self.volume_bindings)

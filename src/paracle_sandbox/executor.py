@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, Self, TypedDict
 
 from .backends.base import Backend, Health
-from .config import SandboxConfig
 from .consumers import TextCallback
 from .errors import (
     ResourceLimitError,
@@ -132,10 +131,10 @@ class SandboxExecutor:
             if not health.available:
                 report["error"] = _unavailable(health)
                 return report
+            config = self.manager.settings.default_config(backend.name)
+            small = {"cpu_cores": 0.5, "memory_mb": 256, "timeout_seconds": 30}
             result = await self.execute_agent(
-                "print('Sandbox test OK')",
-                SandboxConfig(cpu_cores=0.5, memory_mb=256, timeout_seconds=30),
-                monitor=False,
+                "print('Sandbox test OK')", config.model_copy(update=small), monitor=False
             )
         except SandboxError as error:
             report["error"] = f"Health check failed: {error}"
@@ -295,6 +294,8 @@ async def _stats_of(sandbox: Sandbox) -> Stats:
 
 
 def _unavailable(health: Health) -> str:
+    if "not available" in health.detail:
+        return health.detail
     name = "Docker" if health.backend == "docker" else f"The {health.backend} backend"
     remedy = f" {health.remedy}" if health.remedy else ""
     return f"{name} not available: {health.detail}{remedy}"

@@ -155,12 +155,15 @@ class Settings:
     docker_context: str | None = text(
         "DOCKER_CONTEXT", None, "Docker context to use", env_only=True
     )
+    docker_config: str | None = text(
+        "DOCKER_CONFIG", None, "folder of the Docker client's contexts", env_only=True
+    )
     docker_runtime: str | None = text(
         "DOCKER_SANDBOX_RUNTIME", None, "OCI runtime of containers", env_only=True
     )
     docker_image: str = text("DOCKER_SANDBOX_IMAGE", "python:3.12-slim", "image for docker")
     docker_warm: int = number(
-        "DOCKER_SANDBOX_WARM", 1, "started containers kept ready for each kind", 0, 64
+        "DOCKER_SANDBOX_WARM", 0, "started containers kept ready for each kind", 0, 64
     )
     docker_idle_timeout: float = number(
         "DOCKER_SANDBOX_TIMEOUT", 900.0, "seconds until an unused container is removed", 1.0, _DAY

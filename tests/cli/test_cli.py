@@ -289,7 +289,7 @@ def test_health_of_one_that_does_not(cli: Cli) -> None:
     done = cli.run("sandbox", "health", "--backend", "docker", "-v")
     assert done.code == 1
     assert "❌ Sandbox Not Available" in done.stdout
-    assert "Docker not available: the engine is not running" in done.stdout
+    assert "Docker not available: the Docker daemon is not running" in done.stdout
     as_json = cli.run("sandbox", "health", "--backend", "docker", "--json")
     assert as_json.code == 1
     assert as_json.json["backends"][0]["backend"] == "docker"

@@ -34,6 +34,13 @@ def test_without_an_engine_is_three(cli: Cli, words: list[str]) -> None:
     assert len(done.stderr.splitlines()) <= 2
 
 
+def test_the_cause_is_told(cli: Cli, tmp_path: Path) -> None:
+    """DOCKER_HOST wins over a context, as with Docker's own client."""
+    cli.env["DOCKER_CONTEXT"] = "no-such-context"
+    done = cli.run("image", "list")
+    assert f"is not running: there is no {tmp_path}/nobody.sock. Start it" in done.stderr
+
+
 def test_a_docker_host_that_is_none_is_three(tmp_path: Path) -> None:
     done = Cli(tmp_path, DOCKER_HOST="nonsense").run("image", "list")
     assert done.code == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import Any
 
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.gvisor import GvisorBackend
@@ -14,7 +15,7 @@ from paracle_sandbox.settings import Settings
 BACKENDS = {"docker": DockerBackend, "gvisor": GvisorBackend}
 
 
-async def main(engine: str, count: int, options: dict[str, str]) -> None:
+async def main(engine: str, count: int, options: dict[str, Any]) -> None:
     backend = BACKENDS[engine](Settings(**options))
     sandboxes = [Sandbox(backend, f"{options['state_dir'][-6:]}-{n}") for n in range(count)]
     more = Sandbox(backend, f"{options['state_dir'][-6:]}-more")

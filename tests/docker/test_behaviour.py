@@ -105,7 +105,7 @@ async def test_an_idle_one_is_removed_from_the_engine(backend: DockerBackend) ->
 
 @ON_EACH
 async def test_a_batch_has_as_many_containers_as_it_may(backend: DockerBackend) -> None:
-    """B17: three jobs, two at a time, in order; what is kept ready counts too."""
+    """B17: three jobs, two at a time, in order."""
     most, done = 0, asyncio.Event()
 
     async def look() -> None:

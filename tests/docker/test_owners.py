@@ -49,7 +49,7 @@ def owner(engine: str, count: int) -> Iterator[tuple[subprocess.Popen[str], dict
     with tempfile.TemporaryDirectory(prefix="paracle-owner-") as base:
         options = {
             "docker_host": engines.DOCKER_HOST, "state_dir": f"{base}/st-{os.urandom(3).hex()}",
-            "data_dir": f"{base}/data",
+            "data_dir": f"{base}/data", "docker_warm": 1,
         }  # fmt: skip
         command = [sys.executable, str(HERE / "owner_program.py"), engine, str(count)]
         process = subprocess.Popen([*command, json.dumps(options)], text=True,

@@ -26,6 +26,11 @@ from paracle_sandbox.settings import Settings
 KIND = SandboxConfig(memory_mb=200, disk_mb=300)
 
 
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return changed(settings, docker_warm=1)
+
+
 async def ready(backend: DockerBackend) -> list[str]:
     """The ids of the containers that the engine says are kept ready by this backend."""
     await backend.stock.settled()
@@ -187,10 +192,10 @@ async def test_none_is_kept_unless_it_can_be(settings: Settings) -> None:
         await once(backend, config)
     assert not await ready(backend), "a folder or a network is given at its time"
     await backend.close()
-    without = DockerBackend(changed(settings, docker_warm=0))
+    without = DockerBackend(changed(settings, docker_warm=Settings().docker_warm))
     await once(without)
     await once(without)
-    assert not await ready(without)
+    assert not await ready(without), "nobody asked for it"
     await without.close()
 
 

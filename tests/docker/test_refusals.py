@@ -45,7 +45,7 @@ def test_not_installed_and_not_running_are_told_apart() -> None:
     nothing = str(no_engine(lambda name: None))
     asleep = str(no_engine(lambda name: "/usr/bin/docker" if name == "docker" else None))
     assert nothing.startswith("Docker not available: it is not installed. Install Docker")
-    assert asleep.startswith("Docker not available: the engine is not running. Start it")
+    assert asleep.startswith("Docker not available: the Docker daemon is not running. Start it")
 
 
 async def test_an_address_where_nobody_is(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ async def test_an_address_where_nobody_is(tmp_path: Path) -> None:
         backend = DockerBackend(Settings(docker_host=f"unix://{tmp_path}/sock"))
         with pytest.raises(DockerConnectionError) as caught:
             await backend.create("x", SandboxConfig(), {})
-        assert "Docker not available: the engine is not running" in str(caught.value)
+        assert "Docker not available: the Docker daemon is not running" in str(caught.value)
         assert "systemctl start docker" in str(caught.value)
         health = await backend.health()
         assert not health.available and "not running" in health.detail
@@ -128,20 +128,44 @@ async def test_a_context_of_the_docker_client(
         ["docker", "context", "create", "tests", "--docker", f"host={engines.DOCKER_HOST}"],
         check=True, capture_output=True, env={**os.environ, "HOME": str(tmp_path)},
     )  # fmt: skip
-    backend = DockerBackend(changed(settings, docker_host=None, docker_context="tests"))
+    by_name = changed(settings, docker_host=None, docker_context="tests")
+    backend = DockerBackend(by_name)
     assert (await backend.engine.version())["ApiVersion"]
+    assert backend.engine.endpoint.shares_our_files, "it is the same socket"
     await backend.close()
+    monkeypatch.setenv("HOME", "/nonexistent")
+    elsewhere = changed(by_name, docker_config=f"{tmp_path}/.docker")
+    assert str(find_endpoint(elsewhere)) == engines.DOCKER_HOST
 
 
 # Images
 
 
-async def test_a_missing_image_names_its_build_command(backend: DockerBackend) -> None:
+async def test_a_missing_image_names_what_to_type(backend: DockerBackend) -> None:
     said = await refusal(backend, SandboxConfig(base_image="paracle/sandbox:no-such"))
     assert said.startswith("Image not found: paracle/sandbox:no-such (")
-    assert "Build it with: paracle image build no-such" in said
+    assert "There are paracle/sandbox:latest, paracle/sandbox:dev" in said
     said = await refusal(backend, SandboxConfig(base_image="no-such-image:1"))
-    assert "docker pull no-such-image:1" in said
+    assert "docker pull no-such-image:1. Or choose another base_image." in said
+
+
+@pytest.mark.parametrize(
+    ("image", "command"),
+    [
+        ("paracle/sandbox", "Build it with: paracle image build sandbox."),
+        ("paracle/sandbox:latest", "Build it with: paracle image build sandbox."),
+        ("localhost/paracle/sandbox:ml", "Build it with: paracle image build ml."),
+        ("paracle/sandbox:1.0", "build one with: paracle image build VARIANT."),
+        ("ghcr.io/paracle/sandbox:ml", "docker pull ghcr.io/paracle/sandbox:ml."),
+        ("host:5000/paracle/sandbox", "docker pull host:5000/paracle/sandbox."),
+    ],
+)
+def test_only_what_can_be_built_has_a_build_command(image: str, command: str) -> None:
+    error = creation_error(
+        EngineRefused(404, "No such image: x"), "x", SandboxConfig(base_image=image)
+    )
+    assert command in str(error) and error.step == "image"
+    assert ("paracle image build" in str(error)) == ("paracle image build" in command)
 
 
 async def test_an_image_without_python(backend: DockerBackend) -> None:
@@ -182,6 +206,16 @@ async def test_a_runtime_by_name(settings: Settings) -> None:
         said = await backend.engine.inspect("paracle-sandbox-by-name")
         assert said["HostConfig"]["Runtime"] == "runc"
     await backend.close()
+
+
+def test_gvisor_keeps_to_its_own_runtimes() -> None:
+    """The setting is meant for docker as well."""
+    named = {"crun": "runsc", "runsc-kvm": "runsc-kvm"}
+    for name, runtime in named.items():
+        settings = Settings(docker_runtime=name)
+        assert GvisorBackend(settings).runtime == runtime
+        assert DockerBackend(settings).runtime == name
+    assert GvisorBackend(Settings(), runtime="mine").runtime == "mine"
 
 
 def test_a_gvisor_that_has_no_network_names_the_flag() -> None:

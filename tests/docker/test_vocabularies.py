@@ -12,11 +12,13 @@ import pytest
 import engines
 from paracle_sandbox import AsyncDockerizedTerminal, DockerSandbox, SandboxConfig, SandboxSettings
 from paracle_sandbox.errors import (
+    BackendUnavailableError,
     SandboxCreationError,
     SandboxError,
     SandboxExecutionError,
     SandboxTimeoutError,
 )
+from paracle_sandbox.testing.fake import FakeBackend
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,20 @@ async def test_started_by_id_and_config() -> None:
     assert sandbox.container is None
     await sandbox.stop()
     assert "vocabulary-one" not in docker("ps", "-a", "--format", "{{.Names}}")
+
+
+async def test_a_runtime_by_name() -> None:
+    sandbox = DockerSandbox("vocabulary-runtime", SandboxConfig(), runtime="runc")
+    async with sandbox:
+        assert (await sandbox.container.show())["HostConfig"]["Runtime"] == "runc"
+    unknown = DockerSandbox("vocabulary-runtime", runtime="no-such-runtime")
+    with pytest.raises(SandboxCreationError, match="does not know the runtime"):
+        await unknown.start()
+    await unknown.stop()
+    with pytest.raises(BackendUnavailableError, match="native backend has no runtime"):
+        DockerSandbox(backend="native", runtime="runc")
+    with pytest.raises(ValueError, match="a runtime or a backend"):
+        DockerSandbox(backend=FakeBackend(), runtime="runc")
 
 
 async def test_the_default_is_a_paracle_image() -> None:

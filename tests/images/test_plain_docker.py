@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -12,7 +13,11 @@ import pytest
 from engine_docker import PROJECT, docker, inspect, paracle, run_in
 
 import engines
+from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.images.package_index import files_of_this_machine
+from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.settings import Settings
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -95,8 +100,21 @@ def test_an_image_of_ones_own(tmp_path: Path) -> None:
         assert run_in("paracle-test/own:1", "python3", "scripts/hello.py") == "installed"
         owner = run_in("paracle-test/own:1", "stat", "-c", "%U:%G", "scripts/hello.py")
         assert owner == "paracle:paracle"
+        assert asyncio.run(run_in_sandbox("paracle-test/own:1", tmp_path)) == "installed\n"
     finally:
         docker("rmi", "paracle-test/own:1")
+
+
+async def run_in_sandbox(image: str, folder: Path) -> str:
+    settings = Settings(
+        docker_host=engines.DOCKER_HOST, state_dir=f"{folder}/state", data_dir=f"{folder}/data"
+    )
+    backend = DockerBackend(settings)
+    try:
+        async with Sandbox(backend, "of-ones-own", SandboxConfig(base_image=image)) as sandbox:
+            return await sandbox.run_command("python3 scripts/hello.py")
+    finally:
+        await backend.close()
 
 
 def make_wheel(path: Path) -> None:

@@ -24,6 +24,7 @@ from paracle_sandbox import (
 )
 from paracle_sandbox.backends.base import Health, Usage
 from paracle_sandbox.executor import error_result
+from paracle_sandbox.settings import load_settings
 from paracle_sandbox.testing.fake import FakeBackend
 
 
@@ -423,9 +424,23 @@ async def test_health_check(executor: SandboxExecutor, backend: WatchedBackend) 
     report = await executor.health_check()
     assert report["error"] == "The fake backend not available: it is sick. Cure it."
     assert (report["available"], report["test_passed"]) == (False, False)
-    missing = await SandboxExecutor(backend="docker").health_check()
+
+
+async def test_health_check_without_an_engine() -> None:
+    nowhere = Settings(docker_host="unix:///nowhere/docker.sock")
+    async with SandboxManager(backend="docker", settings=nowhere) as manager:
+        missing = await SandboxExecutor(manager).health_check()
     assert missing["available"] is False
-    assert "Docker not available: " in str(missing["error"])
+    assert str(missing["error"]).count("Docker not available: ") == 1
+
+
+async def test_health_check_uses_what_was_set(backend: WatchedBackend) -> None:
+    backend.name = "docker"
+    settings = load_settings({"DOCKER_SANDBOX_IMAGE": "own:1", "DOCKER_SANDBOX_MEMORY": "4g"})
+    async with SandboxManager(backend=backend, settings=settings) as manager:
+        assert (await SandboxExecutor(manager).health_check())["test_passed"]
+    (config,) = backend.configs
+    assert (config.base_image, config.memory_mb, config.timeout_seconds) == ("own:1", 256, 30)
 
 
 async def test_an_executor_alone_makes_and_closes_its_manager(backend: WatchedBackend) -> None:

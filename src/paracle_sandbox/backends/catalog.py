@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import BackendUnavailableError
@@ -12,6 +12,8 @@ from .base import Backend, Health
 from .registry import BACKENDS, explain, get_backend, real_name
 
 if TYPE_CHECKING:
+    from aiodocker import Docker
+
     from .incus.builder import Built as Built
     from .incus.builder import ImageBuilder as ImageBuilder
     from .native.templates import Template as Template
@@ -72,6 +74,14 @@ def inside_container(container: str, settings: Settings) -> Backend:
     from .docker.inside import InsideBackend
 
     return InsideBackend(container, settings)
+
+
+def engine_client(settings: Settings) -> AbstractAsyncContextManager[Docker]:
+    """The client library of the container engine, closed after the block. Raises
+    DockerConnectionError when the engine cannot be spoken to."""
+    from .docker.engine import opened_client
+
+    return opened_client(settings)
 
 
 def templates(settings: Settings) -> Templates:

@@ -26,10 +26,12 @@ BACKENDS = {
     "daytona": "paracle_sandbox.backends.daytona.backend:DaytonaBackend",
     "fake": "paracle_sandbox.testing.fake:FakeBackend",
 }
+_WITH_RUNTIME = ("docker", "gvisor")
 
 
-def get_backend(name: str | None, settings: Settings) -> Backend:
-    """A new backend; the caller keeps and closes it. ``None`` means the one of the settings.
+def get_backend(name: str | None, settings: Settings, runtime: str | None = None) -> Backend:
+    """A new backend; the caller keeps and closes it. ``None`` means the one of the settings, and
+    ``runtime`` is for those of containers.
 
     No backend is proved here: a machine that cannot do it answers when a sandbox is created.
     Raises BackendUnavailableError for a name that is unknown.
@@ -38,10 +40,14 @@ def get_backend(name: str | None, settings: Settings) -> Backend:
     if chosen not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise BackendUnavailableError(f"There is no backend {chosen!r}; known are {known}.")
+    if runtime is not None and chosen not in _WITH_RUNTIME:
+        raise BackendUnavailableError(f"The {chosen} backend has no runtime to choose.")
     if chosen == "fake":
         logger.warning("The fake backend isolates nothing: programs run as plain processes.")
     module, _, attribute = BACKENDS[chosen].partition(":")
     factory = getattr(importlib.import_module(module), attribute)
+    if chosen in _WITH_RUNTIME:
+        return cast(Backend, factory(settings, runtime))
     return cast(Backend, factory() if chosen == "fake" else factory(settings))
 
 

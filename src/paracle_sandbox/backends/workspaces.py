@@ -16,7 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,10 @@ class Workspaces:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    async def create(self, name: str, disk_mb: int) -> str:
-        """The directory that holds ``workspace`` and ``tmp`` of a sandbox."""
-        answer = await self._ask("create", name, uid=UID, disk_bytes=disk_mb * _MB)
+    async def create(self, name: str, disk_mb: int, more: Sequence[str] = ()) -> str:
+        """The directory that holds ``workspace`` and ``tmp`` of a sandbox, and ``more``."""
+        options = {"uid": UID, "disk_bytes": disk_mb * _MB, "more": list(more)}
+        answer = await self._ask("create", name, **options)
         if "error" in answer:
             raise SandboxCreationError(
                 f"The workspace could not be made: {answer['error']}", step="workspace"

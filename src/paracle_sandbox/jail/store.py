@@ -23,7 +23,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import kernel
@@ -64,12 +64,15 @@ class Store:
         kernel.set_attributes(self.path, kernel.ATTR_NOSUID | kernel.ATTR_NODEV, recursive=False)
         return volume
 
-    def create(self, name: str, uid: int, disk_bytes: int) -> str:
-        """The directory that holds the writable places of one sandbox."""
+    def create(self, name: str, uid: int, disk_bytes: int, more: Sequence[str]) -> str:
+        """The directory that holds the writable places of one sandbox, and ``more`` of them."""
         self._volume.create_subvolume(name)
         path = self._volume.path(name)
         try:
             prepare_workspace(path, Shape(read_only=False), Identity(uid, uid, rootless=False))
+            for place in more:
+                os.mkdir(f"{path}/{place}", 0o755)
+                os.chown(f"{path}/{place}", uid, uid)
             self._volume.limit(name, disk_bytes)
         except OSError:
             self._volume.delete_subvolume(name)
@@ -163,7 +166,7 @@ def _answer(store: Store, request: dict[str, Any]) -> dict[str, Any]:
     number, name = request["request"], request["name"]
     try:
         if request["op"] == "create":
-            path = store.create(name, request["uid"], request["disk_bytes"])
+            path = store.create(name, request["uid"], request["disk_bytes"], request["more"])
             return {"request": number, "path": path}
         if request["op"] == "usage":
             used, limit = store.usage(name)

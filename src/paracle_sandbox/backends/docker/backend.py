@@ -5,7 +5,7 @@
 
 So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
 had not started yet carries its name on a label, and the next start of anybody removes it.
-What is likely to be wanted next is kept ready: see ``ready.py``.
+What is likely to be wanted next can be kept ready: see ``ready.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,8 @@ from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..workspaces import WorkspaceStore
 from .channel import AttachChannel
 from .engine import Engine, EngineRefused
-from .images import Images, not_found
+from .image_files import ImageFiles, unpack
+from .images import Images
 from .labels import (
     BACKEND,
     MANAGED,
@@ -51,10 +52,17 @@ from .labels import (
 from .meter import Meter
 from .owned import Owned
 from .ready import Stock, Wish
-from .refusals import creation_error, is_name_taken
+from .refusals import is_name_taken, told
 from .space import Space
-from .spec import Place, container_body, guest_setup, writable_places
-from .terms import process_limit_for, seccomp_for, volumes_for
+from .spec import (
+    Place,
+    container_body,
+    guest_setup,
+    image_volumes,
+    volume_names,
+    writable_places,
+)
+from .terms import network_for, process_limit_for, seccomp_for, volumes_for
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -79,6 +87,7 @@ class DockerBackend(Backend):
         self.engine = Engine(self.settings)
         self.session = secrets.token_hex(8)
         self._images = Images(self.engine, self.settings.state_dir)
+        self._files = ImageFiles(self.engine, self.settings.state_dir, self.name, self.session)
         self._watch = Watch(self.engine, self.session)
         self._meter = Meter(self.engine, self._watch)
         self._owned: dict[str, Owned] = {}
@@ -139,11 +148,12 @@ class DockerBackend(Backend):
         wish = Wish(config, labels)
         is_new = sandbox_id not in self._living
         self._living.add(sandbox_id)
+        self._bridged |= config.network_mode == "bridge"
         self._most = max(self._most, len(self._living))
         try:
             if not await self._take_ready(sandbox_id, wish):
                 self.stock.shrink(self._most - len(self._living))
-                async with self._network(config) as network:
+                async with network_for(self.engine, config) as network:
                     await self._make_in(network, sandbox_title(sandbox_id), wish, volumes)
         except BaseException:
             if is_new:
@@ -178,7 +188,7 @@ class DockerBackend(Backend):
     async def _make_ready(self, wish: Wish) -> str:
         title = ready_title(secrets.token_hex(8))
         try:
-            async with self._network(wish.config) as network:
+            async with network_for(self.engine, wish.config) as network:
                 await self._make_in(network, title, wish, [])
             await self._meter.learn(self._owned[title.handle])
         except BaseException as error:
@@ -192,8 +202,14 @@ class DockerBackend(Backend):
 
     async def _make_in(self, network: str, title: Title, wish: Wish, volumes: list[Volume]) -> None:
         config = wish.config
+        with told(title.handle, config):
+            image = await self._images.known(config.base_image)
+            volumes_inside = image_volumes(image, config)
+            files = await self._files.of(image, config, volumes_inside)
         workspaces, slot = await self.store.get(), secrets.token_hex(8)
-        home = await workspaces.create(slot, config.disk_mb) if workspaces else None
+        home = None
+        if workspaces:
+            home = await workspaces.create(slot, config.disk_mb, volume_names(volumes_inside))
         try:
             owner = Owner.of(os.getpid())
             place = Place(
@@ -205,6 +221,7 @@ class DockerBackend(Backend):
                 own_kernel=self.has_own_kernel,
                 process_limit=process_limit_for(self.engine),
                 volumes=volumes,
+                image_volumes=volumes_inside,
                 labels=labels_of(title, self.name, self.session, owner, config, wish.labels),
             )
             container = await self._create_container(title, config, place)
@@ -214,9 +231,11 @@ class DockerBackend(Backend):
             raise
         owned = self._owned[title.handle] = Owned(container, config, slot, wish.labels)
         if workspaces is None:
-            owned.space = Space(self.engine, container, list(writable_places(config)))
+            places = writable_places(config, volumes_inside)
+            owned.space = Space(self.engine, container, list(places))
         try:
             await self._start(title.handle, owned)
+            await unpack(self.engine, container, files)
             if config.network_mode == "bridge":
                 from .network import isolate
 
@@ -228,25 +247,20 @@ class DockerBackend(Backend):
 
     async def _create_container(self, title: Title, config: SandboxConfig, place: Place) -> str:
         body = container_body(config, place)
-        for attempt in (1, 2, 3):
+        with told(title.handle, config):
             try:
                 return await self.engine.create(title.name, body)
             except EngineRefused as refused:
-                if refused.status == 404 and "image" in refused.message.lower() and attempt < 3:
-                    await self._images.fetch(config.base_image)
-                elif is_name_taken(refused) and attempt < 3 and await self.sweep():
-                    continue  # the name was a dead one's
-                else:
-                    raise creation_error(refused, title.handle, config) from refused
-        raise not_found(config.base_image, "it was pulled, but is not here")
+                if not is_name_taken(refused) or not await self.sweep():
+                    raise
+            return await self.engine.create(title.name, body)  # the name was a dead one's
 
     async def _start(self, sandbox_id: str, owned: Owned) -> None:
         self._watch.begin(owned.container)
         try:
-            owned.channel = await self.engine.attach(owned.container)
-            await self._boot(sandbox_id, owned, owned.channel)
-        except EngineRefused as refused:
-            raise creation_error(refused, sandbox_id, owned.config) from refused
+            with told(sandbox_id, owned.config):
+                owned.channel = await self.engine.attach(owned.container)
+                await self._boot(sandbox_id, owned, owned.channel)
         except ConnectionError as error:
             raise SandboxCreationError(
                 f"The container ended before its guest was there: {error}", sandbox_id, step="guest"
@@ -261,23 +275,6 @@ class DockerBackend(Backend):
         finally:
             sending.cancel()
             await asyncio.wait([sending])
-
-    @asynccontextmanager
-    async def _network(self, config: SandboxConfig) -> AsyncIterator[str]:
-        """The engine's name for the network that was asked for."""
-        if config.network_mode == "host":
-            logger.warning(
-                'network_mode="host" is unsafe: the sandbox has the network of the engine\'s '
-                "machine, with every service on its loopback."
-            )
-        if config.network_mode != "bridge":
-            yield config.network_mode
-            return
-        from .network import bridge
-
-        self._bridged = True
-        async with bridge(self.engine, config) as network:
-            yield network
 
     # -- connect, destroy -----------------------------------------------------------------
 

@@ -7,6 +7,7 @@ called here, so that "there is no engine" is a quick answer.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -62,18 +63,31 @@ def find_endpoint(settings: Settings) -> Endpoint:
     """Raises DockerConnectionError when there is none."""
     if settings.docker_host:
         return Endpoint(settings.docker_host)
-    context = settings.docker_context or _chosen_context(Path.home())
+    folder = Path(settings.docker_config or Path.home() / ".docker")
+    context = settings.docker_context or _chosen_context(folder)
     if context and context != "default":
-        return Endpoint(context=context)
+        return _of_context(folder, context)
     found = next((path for path in _sockets(Path.home()) if path.is_socket()), None)
     if found is not None:
         return Endpoint(f"unix://{found}")
     raise no_engine(shutil.which)
 
 
-def _chosen_context(home: Path) -> str | None:
+def _of_context(folder: Path, name: str) -> Endpoint:
+    """A socket is one of this machine, whoever names it. What else a context has, a host with keys
+    or behind ssh, is the library's to read."""
+    place = folder / "contexts/meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
     try:
-        chosen = json.loads((home / ".docker/config.json").read_bytes()).get("currentContext")
+        host = json.loads(place.read_bytes())["Endpoints"]["docker"]["Host"]
+    except (OSError, ValueError, KeyError, TypeError):
+        host = None
+    is_socket = isinstance(host, str) and host.startswith("unix://")
+    return Endpoint(host) if is_socket else Endpoint(context=name)
+
+
+def _chosen_context(folder: Path) -> str | None:
+    try:
+        chosen = json.loads((folder / "config.json").read_bytes()).get("currentContext")
     except (OSError, ValueError, AttributeError):
         return None
     return chosen if isinstance(chosen, str) else None
@@ -95,7 +109,7 @@ def no_engine(which: Callable[[str], str | None]) -> DockerConnectionError:
     """Neither an address nor a socket: tell an engine that is not there from one that sleeps."""
     if which("dockerd") or which("docker") or which("podman"):
         return unavailable(
-            "the engine is not running",
+            "the Docker daemon is not running",
             "Start it (systemctl start docker, or systemctl --user start podman.socket), or set "
             "DOCKER_HOST to where it listens",
         )
@@ -118,12 +132,12 @@ def explain(error: BaseException, endpoint: Endpoint) -> DockerConnectionError:
             )
         except FileNotFoundError:
             return unavailable(
-                f"the engine is not running: there is no {path}",
+                f"the Docker daemon is not running: there is no {path}",
                 "Start it (systemctl start docker), or correct DOCKER_HOST",
             )
         except ConnectionRefusedError:
             return unavailable(
-                f"the engine is not running: nobody listens on {path}",
+                f"the Docker daemon is not running: nobody listens on {path}",
                 "Start it: systemctl start docker",
             )
         except OSError:

@@ -107,17 +107,39 @@ class Engine:
         return cast(Json, await self._call("GET", f"containers/{reference}/stats", params))
 
     async def has_image(self, image: str) -> bool:
-        return await self.image_id(image) is not None
+        return await self.image(image) is not None
 
     async def image_id(self, image: str) -> str | None:
         """What the name stands for now; None when there is no such image."""
+        found = await self.image(image)
+        return str(found["Id"]) if found else None
+
+    async def image(self, image: str) -> Json | None:
+        """What the engine knows of it; None when there is no such image."""
         try:
-            answer = await self._call("GET", f"images/{image}/json")
+            return cast(Json, await self._call("GET", f"images/{image}/json"))
         except EngineRefused as refused:
             if refused.status == 404:
                 return None
             raise
-        return str(answer["Id"])
+
+    async def archive(self, reference: str, path: str, most_bytes: int) -> bytes:
+        """A tar of what a container has there, not much more than ``most_bytes`` of it; empty
+        when there is nothing."""
+        content = bytearray()
+        try:
+            async with self._asking(WORK_SECONDS) as client:
+                query = client._query(f"containers/{reference}/archive", params={"path": path})
+                async with query as response, response:
+                    async for piece in response.content.iter_any():
+                        content += piece
+                        if len(content) > most_bytes:
+                            response.close()
+                            break
+        except EngineRefused as refused:
+            if refused.status != 404:
+                raise
+        return bytes(content)
 
     # Work
 
@@ -279,6 +301,26 @@ class Engine:
                 "Look at the engine (systemctl status docker)",
             ) from error
         self._doubtful = False
+
+
+@asynccontextmanager
+async def opened_client(settings: Settings) -> AsyncIterator[Docker]:
+    """For what is no sandbox's business. What the engine refuses is the library's own error."""
+    _load_library()
+    engine = Engine(settings)
+    client = engine.client()
+    from aiodocker import DockerError
+
+    try:
+        yield client
+    except (ConnectionError, _http_error()) as error:
+        raise explain(error, engine.endpoint) from error
+    except DockerError as error:
+        if error.status != _CANNOT_CONNECT:
+            raise
+        raise explain(error, engine.endpoint) from error
+    finally:
+        await engine.close()
 
 
 async def _answer(

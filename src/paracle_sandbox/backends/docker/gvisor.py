@@ -36,7 +36,9 @@ _SIGNS = (b"gVisor", b"4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016")
 
 
 class GvisorBackend(DockerBackend):
-    """Containers under runsc, or under the runtime that DOCKER_SANDBOX_RUNTIME names."""
+    """Containers under runsc, or under another runtime that is gVisor by another name. Of
+    DOCKER_SANDBOX_RUNTIME that is believed only if it begins with runsc: it is meant for docker
+    too."""
 
     name = "gvisor"
     _probe = _PROBE
@@ -44,7 +46,8 @@ class GvisorBackend(DockerBackend):
 
     def __init__(self, settings: Settings | None = None, runtime: str | None = None) -> None:
         super().__init__(settings, runtime)
-        self.runtime = self.runtime or RUNTIME
+        named = self.settings.docker_runtime or ""
+        self.runtime = runtime or (named if named.startswith(RUNTIME) else RUNTIME)
 
     async def _boot(self, sandbox_id: str, owned: Owned, channel: AttachChannel) -> None:
         await self.engine.start(owned.container)

@@ -12,17 +12,17 @@ import fcntl
 import hashlib
 import logging
 import os
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from ...errors import SandboxCreationError
-from .engine import Engine, EngineRefused
+from ...images.recipe import RECIPES
+from .engine import Engine, EngineRefused, Json
 
 logger = logging.getLogger(__name__)
 
-_OURS = re.compile(r"(?:[^/]+/)?paracle/sandbox(?::(?P<tag>[\w.-]+))?\Z")
+_OURS = "paracle/sandbox"
 _LOCK_PAUSE_SECONDS = 0.2
 
 
@@ -33,6 +33,17 @@ class Images:
         self._engine = engine
         self._locks = Path(state_dir) / "pulls"
         self._pulls: dict[str, asyncio.Task[None]] = {}
+
+    async def known(self, image: str) -> Json:
+        """What the engine knows of the image, which is fetched first when it is missing. Raises
+        SandboxCreationError that names it and what to do."""
+        found = await self._engine.image(image)
+        if found is None:
+            await self.fetch(image)
+            found = await self._engine.image(image)
+        if found is None:
+            raise not_found(image, "it was pulled, but is not here")
+        return found
 
     async def fetch(self, image: str) -> None:
         """Have the image. Raises SandboxCreationError that names it and what to do."""
@@ -98,13 +109,19 @@ class _Progress:
 
 def not_found(image: str, reason: str) -> SandboxCreationError:
     """The image, why it could not be had, and the exact command that makes or fetches it."""
-    match = _OURS.match(image)
-    if match is None:
-        remedy = f"Pull it with: docker pull {image}. Or choose another base_image"
-    else:
-        tag = match["tag"] or "latest"
-        variant = "" if tag == "latest" else f" {tag}"
-        remedy = f"Build it with: paracle image build{variant}. Or choose another base_image"
     return SandboxCreationError(
-        f"Image not found: {image} ({reason.strip().rstrip('.')}). {remedy}.", step="image"
+        f"Image not found: {image} ({reason.strip().rstrip('.')}). {_remedy(image)}. Or choose "
+        "another base_image.",
+        step="image",
     )
+
+
+def _remedy(image: str) -> str:
+    name, _, tag = image.removeprefix("localhost/").partition(":")  # so Podman calls its own
+    recipes = {recipe.image: variant for variant, recipe in RECIPES.items()}
+    variant = recipes.get(f"{name}:{tag or 'latest'}")
+    if variant is not None:
+        return f"Build it with: paracle image build {variant}"
+    if name == _OURS:
+        return f"There are {', '.join(recipes)}; build one with: paracle image build VARIANT"
+    return f"Pull it with: docker pull {image}"

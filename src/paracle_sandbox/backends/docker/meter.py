@@ -56,8 +56,8 @@ class Meter:
             if owned.cgroups:
                 return read_usage(owned.cgroups, owned.pid)
             sample = await self._engine.stats(owned.container)
-            # Of one that has ended, the engine gives a sample without figures.
-            return usage_of(sample) if sample.get("memory_stats") else None
+            # Of one that has ended, Docker gives a sample without figures, and Podman gives none.
+            return usage_of(sample) if sample and sample.get("memory_stats") else None
         except (FileNotFoundError, EngineRefused):
             return None
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ...config import SandboxConfig
 from ...errors import BackendUnavailableError, SandboxConflictError, SandboxCreationError
 from .engine import EngineRefused
+from .images import not_found
+
+
+@contextmanager
+def told(sandbox_id: str, config: SandboxConfig) -> Iterator[None]:
+    """A refusal becomes what it means to somebody who asked for a sandbox."""
+    try:
+        yield
+    except EngineRefused as refused:
+        raise creation_error(refused, sandbox_id, config) from refused
 
 
 def is_name_taken(refused: EngineRefused) -> bool:
@@ -20,6 +33,8 @@ def creation_error(
     lowered = text.lower()
     if is_name_taken(refused):
         return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+    if refused.status == 404 and "image" in lowered:
+        return not_found(config.base_image, text)
     if "python3" in text and "not found" in lowered:
         return SandboxCreationError(
             f"The image {config.base_image} has no python3, which the guest needs. Add it to the "

@@ -7,6 +7,7 @@ namespace, no restart, no health check of the image's own, no log that could fil
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -59,7 +60,8 @@ class Place:
 
     ``home`` is a directory of the engine's machine, or None for tmpfs; ``probe`` is Python that
     runs before the guest; ``own_kernel`` is a runtime whose processes are not the host's;
-    ``process_limit`` is named for an engine that would choose one by itself."""
+    ``process_limit`` is named for an engine that would choose one by itself; ``image_volumes`` are
+    the paths of image_volumes()."""
 
     home: str | None
     network: str
@@ -69,6 +71,7 @@ class Place:
     own_kernel: bool = False
     process_limit: int | None = None
     volumes: Sequence[Volume] = ()
+    image_volumes: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -144,16 +147,28 @@ def _ulimits(config: SandboxConfig, place: Place) -> list[dict[str, Any]]:
     return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in limits.items()]
 
 
-def writable_places(config: SandboxConfig) -> dict[str, str]:
+def image_volumes(image: Mapping[str, Any], config: SandboxConfig) -> tuple[str, ...]:
+    """Where the image wants volumes. Left to the engine they would be writable without a limit."""
+    wanted = (image.get("Config") or {}).get("Volumes") or {}
+    paths = {posixpath.normpath(path) for path in wanted}
+    given = {target.removesuffix(":rw").removesuffix(":ro") for target in config.volumes.values()}
+    return tuple(sorted(paths - given - set(writable_places(config))))
+
+
+def writable_places(config: SandboxConfig, image_volumes: Sequence[str] = ()) -> dict[str, str]:
     """Path inside to its name in the workspace of the sandbox."""
     places = {config.working_dir: "workspace", "/tmp": "tmp"}
     if not config.read_only_filesystem:
         places |= {f"/{name}": name for name in _EXTRA_WRITABLE}
-    return places
+    return places | dict(zip(image_volumes, volume_names(image_volumes), strict=True))
+
+
+def volume_names(image_volumes: Sequence[str]) -> list[str]:
+    return [f"volume-{number}" for number in range(len(image_volumes))]
 
 
 def _writable(config: SandboxConfig, place: Place) -> dict[str, Any]:
-    places = writable_places(config)
+    places = writable_places(config, place.image_volumes)
     given = [_bind(one.source, one.target, one.read_only) for one in place.volumes]
     if place.home is not None:
         own = [_bind(f"{place.home}/{name}", path) for path, name in places.items()]

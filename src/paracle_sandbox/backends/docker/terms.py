@@ -1,6 +1,10 @@
-"""What depends on which engine it is and where: the filter, the volumes, a limit."""
+"""What depends on which engine it is and where: the network, the filter, the volumes, a limit."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from ...config import SandboxConfig
 from ...errors import BackendUnavailableError, SandboxCreationError
@@ -8,6 +12,25 @@ from ...settings import Settings
 from ...volumes import Volume, allowed_volumes
 from .engine import Engine
 from .spec import seccomp_path, seccomp_profile
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def network_for(engine: Engine, config: SandboxConfig) -> AsyncIterator[str]:
+    """The engine's name for the network that was asked for."""
+    if config.network_mode == "host":
+        logger.warning(
+            'network_mode="host" is unsafe: the sandbox has the network of the engine\'s '
+            "machine, with every service on its loopback."
+        )
+    if config.network_mode != "bridge":
+        yield config.network_mode
+        return
+    from .network import bridge
+
+    async with bridge(engine, config) as network:
+        yield network
 
 
 def volumes_for(engine: Engine, config: SandboxConfig, settings: Settings) -> list[Volume]:

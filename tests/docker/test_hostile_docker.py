@@ -6,7 +6,6 @@ from hostile_rows import hostile_tests
 
 # Tests that say what only native does, and why it is otherwise here.
 DIFFERENT = {
-    "test_no_environment_of_the_host": "the engine adds HOSTNAME, which is made up",
     "test_no_credentials_or_sockets_to_be_found": "an image has a /etc/shadow, of its own",
     "test_no_devices_but_the_handful": "there is a /dev/mqueue, hidden; see test_posture",
     "test_names_of_the_machine_are_made_up": "the engine writes a resolv.conf, without the host's",

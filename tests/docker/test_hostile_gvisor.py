@@ -1,7 +1,9 @@
 """Hostile code against gVisor: the rows of ``tests/hostile`` whose oracle is on the host.
 
 With which number a call is refused is not asked here: it is a call to gVisor's own kernel, and
-ends there. What the host sees meanwhile is in test_gvisor_rows.
+ends there. What the host sees meanwhile is in test_gvisor_rows. A Scene (processes, memory, disk,
+output, time) is still native's here: its host does not see gVisor's programs. For those rows see
+the conformance suite and test_gvisor_rows.
 """
 
 from __future__ import annotations

@@ -17,8 +17,10 @@ RUN PIP_CONFIG_FILE=/build/pip.conf python3 -m pip install --no-cache-dir --prog
     --root /installed -r ml.txt
 
 FROM ${BASE_IMAGE}
+ARG VERSION=1.0.1
 LABEL org.opencontainers.image.title="paracle/sandbox:ml" \
       org.opencontainers.image.description="Python for untrusted code, with data science packages" \
+      org.opencontainers.image.version="${VERSION}" \
       paracle.image.variant="ml"
 USER root
 COPY --from=packages /installed/ /

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pressure
 import pytest
 
 import engines
@@ -79,6 +80,17 @@ async def make(backend: DockerBackend) -> AsyncIterator[Make]:
 @pytest.fixture
 async def sandbox(make: Make) -> Sandbox:
     return await make(SandboxConfig(timeout_seconds=120))
+
+
+@pytest.fixture
+def scenes(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scenes of the hostile tests are set on the engine under test."""
+    engines.require(engine)
+
+    def kind(settings: Settings) -> DockerBackend:
+        return BACKENDS[engine](changed(settings, docker_host=engines.DOCKER_HOST))
+
+    monkeypatch.setattr(pressure.Scene, "kind", staticmethod(kind))
 
 
 @pytest.fixture

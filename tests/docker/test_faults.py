@@ -20,6 +20,8 @@ from container_fixtures import BACKENDS, Make, changed
 
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.docker.engine import EngineRefused
+from paracle_sandbox.backends.docker.owned import Owned
 from paracle_sandbox.command import Command
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
@@ -29,6 +31,7 @@ from paracle_sandbox.errors import (
     SandboxError,
     SandboxExecutionError,
 )
+from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
@@ -61,6 +64,7 @@ async def dies_with(sandbox: Sandbox, deed: Callable[[], Awaitable[None]]) -> Sa
 async def test_the_first_process_is_killed(make: Make, backend: DockerBackend) -> None:
     """R07."""
     sandbox, other = await make(), await make()
+    owned = backend._owned[sandbox.sandbox_id]
 
     async def kill() -> None:
         os.kill(backend.init_pid(sandbox.sandbox_id), signal.SIGKILL)
@@ -70,6 +74,21 @@ async def test_the_first_process_is_killed(make: Make, backend: DockerBackend) -
     assert "The sandbox died while the program ran" in str(error) and error.stdout == "begun\n"
     assert await other.run_command("echo alive") == "alive\n"
     await sandbox.stop()
+    await nothing_is_left(backend, sandbox, owned)
+
+
+async def nothing_is_left(backend: DockerBackend, sandbox: Sandbox, owned: Owned) -> None:
+    """The Clean of the catalogue, for what an engine makes of one sandbox."""
+    assert sandbox.sandbox_id not in {info.sandbox_id for info in await backend.list_sandboxes()}
+    with pytest.raises(EngineRefused):
+        await backend.engine.inspect(owned.container)
+    assert owned.cgroups, "it was not asked where its processes are counted"
+
+    def left() -> list[str]:
+        groups = [path for path in owned.cgroups.values() if Path(path).exists()]
+        return groups + [f"process {pid}" for pid in _processes("", owned.container)]
+
+    assert oracles.wait_until(lambda: not left()), left()
 
 
 async def test_it_is_removed_under_us(make: Make, backend: DockerBackend) -> None:
@@ -93,9 +112,11 @@ async def test_death_for_want_of_memory_is_told_apart(make: Make) -> None:
     assert caught.value.resource_type == "memory"
 
 
+@pytest.mark.parametrize("engine", ["docker", "gvisor"])
 async def test_its_shim_is_killed(make: Make, backend: DockerBackend) -> None:
     """R10: the engine's keeper of the container is gone; it is reported dead, and goes."""
     sandbox = await make()
+    owned = backend._owned[sandbox.sandbox_id]
     shim = _parent(backend.init_pid(sandbox.sandbox_id))
     assert "shim" in Path(f"/proc/{shim}/comm").read_text()
 
@@ -104,7 +125,7 @@ async def test_its_shim_is_killed(make: Make, backend: DockerBackend) -> None:
 
     await dies_with(sandbox, kill)
     await sandbox.stop()
-    assert sandbox.sandbox_id not in {info.sandbox_id for info in await backend.list_sandboxes()}
+    await nothing_is_left(backend, sandbox, owned)
 
 
 @pytest.mark.parametrize("engine", ["gvisor"])
@@ -112,7 +133,8 @@ async def test_its_shim_is_killed(make: Make, backend: DockerBackend) -> None:
 async def test_a_part_of_gvisor_is_killed(make: Make, backend: DockerBackend, part: str) -> None:
     """R10: the sentry, which is the kernel inside, or the gofer, which opens files for it."""
     sandbox, other = await make(), await make()
-    pids = _processes(part, backend._owned[sandbox.sandbox_id].container)
+    owned = backend._owned[sandbox.sandbox_id]
+    pids = _processes(part, owned.container)
     assert len(pids) == 1, pids
 
     async def kill() -> None:
@@ -123,7 +145,7 @@ async def test_a_part_of_gvisor_is_killed(make: Make, backend: DockerBackend, pa
     began = time.monotonic()
     await sandbox.stop()
     assert time.monotonic() - began < 10
-    assert sandbox.sandbox_id not in {info.sandbox_id for info in await backend.list_sandboxes()}
+    await nothing_is_left(backend, sandbox, owned)
     assert await other.run_command("echo alive") == "alive\n"
 
 
@@ -205,6 +227,30 @@ async def test_an_engine_that_answers_nonsense(
         writer.transport.abort()
     await server.wait_closed()
     await asyncio.sleep(0.01)  # the loop lets go of what was aborted
+
+
+async def test_other_backends_work_while_an_engine_hangs(
+    settings: Settings, tmp_path: Path, backend: DockerBackend
+) -> None:
+    """R09: who waits for the one that does not answer stands in nobody's way."""
+    false = FalseEngine(None)
+    server = await asyncio.start_unix_server(false.serve, tmp_path / "sock")
+    hung = BACKENDS["docker"](changed(settings, docker_host=f"unix://{tmp_path}/sock"))
+    hung.engine.question_seconds = 200.0
+    waiting = asyncio.ensure_future(hung.create("x", SandboxConfig(), {}))
+    async with asyncio.timeout(30):
+        while not false.writers:
+            await asyncio.sleep(0.01)
+    async with Sandbox(backend, new_sandbox_id()) as sandbox:
+        assert await sandbox.run_command("echo works") == "works\n"
+    assert not waiting.done(), "it did not hang: this test shows nothing"
+    server.close()
+    for writer in false.writers:
+        writer.transport.abort()
+    with pytest.raises(SandboxCreationError):
+        await waiting
+    await hung.close()
+    await server.wait_closed()
 
 
 async def test_an_address_that_swallows_connections(settings: Settings) -> None:

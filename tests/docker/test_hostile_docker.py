@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hostile_rows import hostile_tests
+
+pytestmark = pytest.mark.usefixtures("scenes")
 
 # Tests that say what only native does, and why it is otherwise here.
 DIFFERENT = {
-    "test_no_environment_of_the_host": "the engine adds HOSTNAME, which is made up",
     "test_no_credentials_or_sockets_to_be_found": "an image has a /etc/shadow, of its own",
     "test_no_devices_but_the_handful": "there is a /dev/mqueue, hidden; see test_posture",
     "test_names_of_the_machine_are_made_up": "the engine writes a resolv.conf, without the host's",
@@ -20,6 +22,7 @@ DIFFERENT = {
     "test_uids_are_one_per_sandbox": "all containers are uid 1000, as specified",
     "test_flags_of_every_mount": "the engine mounts the image without nosuid; see no_new_privs",
     "test_nobody_changes_who_they_are": "there is no user namespace whose maps it looks at",
+    "test_the_heartbeat_of_a_neighbour_does_notice": "a control of the measurement on native",
     "test_a_crash_does_not_start_the_hosts_core_handler": "counts the processes of a native stock",
 }
 

@@ -1,7 +1,9 @@
 """Hostile code against gVisor: the rows of ``tests/hostile`` whose oracle is on the host.
 
-Which calls are refused, and with which number, is not asked here: they are calls to gVisor's own
-kernel, and end there.
+With which number a call is refused is not asked here: it is a call to gVisor's own kernel, and
+ends there. What the host sees meanwhile is in test_gvisor_rows. A Scene (processes, memory, disk,
+output, time) is still native's here: its host does not see gVisor's programs. For those rows see
+the conformance suite and test_gvisor_rows.
 """
 
 from __future__ import annotations
@@ -9,23 +11,63 @@ from __future__ import annotations
 import pytest
 from hostile_rows import hostile_tests
 
-MODULES = (
-    "control_channel", "disk", "filesystem", "memory", "network_none", "output", "processes",
-    "time",
-)  # fmt: skip
 _DUMPABLE = "gVisor lets programs of one user look into each other, the guest included"
+_ROWS = "answered by gVisor's own kernel; what the host sees is in test_gvisor_rows"
+_NUMBERS = "refused by gVisor's own kernel, with another number"
+_HOST_PROC = "asks the host's /proc, where the processes inside are not; see test_gvisor_rows"
+_IMAGE = "the root is the image's, and the engine writes a resolv.conf without the host's"
 DIFFERENT = {
     "test_the_channel_of_the_guest_cannot_be_opened": _DUMPABLE,
     "test_no_program_forges_the_end_of_another": _DUMPABLE,
-    "test_the_guest_cannot_be_replaced": "asks the host's /proc, where gVisor's processes are not",
+    "test_guest_and_keepers_are_closed_to_programs": _DUMPABLE,
+    "test_the_guest_cannot_be_replaced": _HOST_PROC,
     "test_a_killed_keeper_is_no_success": "gVisor lets a program kill the guest: the sandbox ends",
+    "test_storms_of_signals_at_guest_and_keepers": "the same; see test_gvisor_rows",
     "test_everything_that_can_be_written": "/dev and /proc have files that take writes to no end",
     "test_the_network_cannot_be_changed": "it is gVisor's own, inside; the host's is not touched",
     "test_the_heartbeat_of_a_neighbour_does_notice": "a control of the measurement on native",
     "test_sixty_four_busy_processes_share_one_quota": "64 programs take longer to start there than"
     " it measures; conformance shows that the quota holds",
-    "test_a_fork_bomb_stays_below_its_limit_and_leaves_no_survivor": "the limit is a ulimit, which"
-    " the host does not see; conformance shows that it holds",
+    "test_a_fork_bomb_stays_below_its_limit_and_leaves_no_survivor": "the limit inside is a ulimit,"
+    " which the host does not see; the host's own is in test_gvisor_rows",
+    # What there is to learn.
+    "test_no_secret_of_the_manager_in_any_memory": _HOST_PROC,
+    "test_kernel_internals_are_masked": "/proc/cmdline is gVisor's own, and made up",
+    "test_no_devices_but_the_handful": "nodes may be made, and lead nowhere; see test_gvisor_rows",
+    "test_names_of_the_machine_are_made_up": _IMAGE,
+    "test_no_credentials_or_sockets_to_be_found": _IMAGE,
+    "test_the_root_of_the_host_is_not_shown": _IMAGE,
+    # Calls.
+    "test_calls_are_refused": _ROWS,
+    "test_a_program_started_by_a_program_is_refused_too": _ROWS,
+    "test_no_key_outlives_its_sandbox": _ROWS,
+    "test_only_ordinary_sockets": _ROWS,
+    "test_socketpair_has_no_other_family": _NUMBERS,
+    "test_no_hidden_memory": _NUMBERS,
+    "test_leases_and_notifications_on_shared_files_are_refused": _NUMBERS,
+    "test_process_controls_are_refused": _NUMBERS,
+    "test_the_32_bit_door_is_shut": _NUMBERS,
+    "test_nobody_inside_sees_who_opens_a_shared_file": "a leak of native that is not one here",
+    "test_locks_carry_no_message_to_another_sandbox": "a leak of native that is not one here",
+    # Privileges.
+    "test_posture_of_every_thread": _HOST_PROC,
+    "test_the_kernel_takes_programs_first_when_memory_ends": _HOST_PROC,
+    "test_uids_are_one_per_sandbox": "all containers are uid 1000, as specified",
+    "test_no_new_namespaces": _ROWS,
+    "test_no_way_into_another_namespace": _ROWS,
+    "test_flags_of_every_mount": _HOST_PROC,
+    "test_file_capabilities_cannot_be_set": _NUMBERS,
+    "test_nobody_changes_who_they_are": _NUMBERS,
+    "test_personality_cannot_be_changed": _NUMBERS,
+    "test_a_filter_of_their_own_loosens_nothing": "a new user namespace is gVisor's own as well",
+    "test_cgroups_are_out_of_reach": "there are some, of gVisor's own, made up",
+    "test_the_root_cannot_be_left": _IMAGE,
+    # Terminals and IPC.
+    "test_nothing_is_typed_into_a_terminal": "a /dev/tty without a terminal answers EIO there",
+    "test_there_is_no_controlling_terminal": "the same",
+    "test_a_terminal_of_the_host_is_never_theirs": _HOST_PROC,
+    "test_ipc_is_not_shared": "System V IPC is gVisor's own, one per sandbox",
+    "test_a_crash_does_not_start_the_hosts_core_handler": _HOST_PROC,
 }
 
 
@@ -34,4 +76,4 @@ def engine() -> str:
     return "gvisor"
 
 
-globals().update(hostile_tests(DIFFERENT, MODULES))
+globals().update(hostile_tests(DIFFERENT))

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +28,12 @@ from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 HERE = Path(__file__).parent
+LONG = bool(os.environ.get("PARACLE_LONG"))
+# Each runs an endless loop.
+OWNED = {"docker": 20, "gvisor": 6} if LONG else {"docker": 6, "gvisor": 2}
+AT_ONCE = 100 if LONG else 20
+# What an engine of two cores takes to remove one of many.
+REMOVAL_SECONDS = 2.0
 
 
 def docker(*arguments: str) -> str:
@@ -62,10 +67,11 @@ def owner(engine: str, count: int) -> Iterator[tuple[subprocess.Popen[str], dict
             process.kill()
             process.wait()
             process.stdout.close()
-            assert oracles.wait_until(lambda: not os.path.exists(f"{options['state_dir']}/store-0"))
+            store = f"{options['state_dir']}/store-0"
+            assert oracles.wait_until(lambda: not os.path.exists(store), 60), "its volume is left"
 
 
-@pytest.mark.parametrize(("engine", "count"), [("docker", 6), ("gvisor", 2)])
+@pytest.mark.parametrize(("engine", "count"), OWNED.items(), ids=OWNED)
 def test_an_owner_that_is_killed_leaves_nothing(engine: str, count: int) -> None:
     """R01, without a new start of anybody: the end of its connections is the end of them."""
     engines.require(engine)
@@ -77,12 +83,10 @@ def test_an_owner_that_is_killed_leaves_nothing(engine: str, count: int) -> None
             return set(docker("ps", "-a", "--filter", mine, "--format", "{{.Names}}").split())
 
         assert names <= all_of_it()
-        assert oracles.wait_until(lambda: len(all_of_it()) > count, 20), "one is kept ready"
+        assert oracles.wait_until(lambda: len(all_of_it()) > count, 60), "one is kept ready"
         os.kill(process.pid, signal.SIGKILL)
-        began = time.monotonic()
-        assert oracles.wait_until(lambda: not all_of_it(), 10), "containers are left"
-        seconds = time.monotonic() - began
-    assert seconds < 10
+        limit = 10 + REMOVAL_SECONDS * count
+        assert oracles.wait_until(lambda: not all_of_it(), limit), "containers are left"
     mounted = [line for line in oracles.mountinfo() if told["state_dir"] in line]
     assert not mounted, "a volume is mounted"
 
@@ -169,7 +173,7 @@ async def test_one_id_wanted_by_many_at_once(settings: Settings) -> None:
     """R19: exactly one of two managers wins, the others are told; nobody removes another's."""
     backends = [BACKENDS["docker"](settings) for _ in range(2)]
     answers = await asyncio.gather(
-        *(backends[n % 2].create("wanted", SandboxConfig(), {}) for n in range(20)),
+        *(backends[n % 2].create("wanted", SandboxConfig(), {}) for n in range(AT_ONCE)),
         return_exceptions=True,
     )
     assert answers.count(None) == 1

@@ -270,7 +270,8 @@ def _loops(place: Place) -> set[str]:
 
 def _files(place: Place) -> set[str]:
     """Records, roots, locks and temporary files; not the directories that hold them."""
-    kept = {place.state / "instances", place.state, place.data, place.temp}
+    kept = {place.state / name for name in ("instances", "stores")}
+    kept |= {place.state, place.data, place.temp}
     roots = (place.state, place.data, place.temp)
     found = {path for root in roots if root.exists() for path in root.rglob("*")}
     return {str(path) for path in found - kept}

@@ -13,15 +13,17 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.manager import SandboxManager
 from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 
@@ -41,11 +43,15 @@ needs_root = pytest.mark.skipif(
 
 
 class Scene:
-    """A manager on directories and uids of its own, and what the host sees of its sandboxes."""
+    """A manager on directories and uids of its own, and what the host sees of its sandboxes.
+
+    ``kind`` makes the backend; tests on another than native put theirs in its place."""
+
+    kind: Callable[[Settings], Backend] = NativeBackend
 
     def __init__(self, **settings: object) -> None:
         self.place = Place(Path(tempfile.mkdtemp(prefix="paracle-scene-")))
-        self.backend = NativeBackend(self.place.settings(**settings))
+        self.backend = type(self).kind(self.place.settings(**settings))
         self.manager = SandboxManager(16, backend=self.backend)
 
     async def __aenter__(self) -> Scene:
@@ -65,7 +71,9 @@ class Scene:
             self.place.remove()
 
     async def sandbox(self, **config: object) -> Sandbox:
-        return await self.manager.create(SandboxConfig(**config))  # type: ignore[arg-type]
+        sandbox = await self.manager.create(SandboxConfig(**config))  # type: ignore[arg-type]
+        await self.backend.usage(sandbox.sandbox_id)  # a container's cgroup is known from then on
+        return sandbox
 
     def processes(self, sandbox: Sandbox) -> list[int]:
         """The processes of one sandbox, as the host counts them, zombies included."""
@@ -84,23 +92,23 @@ class Scene:
 
     def figure(self, sandbox: Sandbox, kind: str, name: str) -> str:
         """One file of its cgroup: ``kind`` is the v1 controller."""
-        groups = self._groups(sandbox)
+        groups = self.groups(sandbox)
         return Path(groups.get(kind) or groups["unified"], name).read_text()
 
-    def _groups(self, sandbox: Sandbox) -> dict[str, str]:
-        record = self.backend.records.find(sandbox.sandbox_id)
-        assert record is not None
-        return record.content["cgroups"]
+    def groups(self, sandbox: Sandbox) -> dict[str, str]:
+        """Its cgroups by v1 controller; a single one is called unified."""
+        owned = self.backend._owned[sandbox.sandbox_id]
+        return owned.record["cgroups"] if self.backend.name == "native" else owned.cgroups
 
     def cpu_seconds(self, sandbox: Sandbox) -> float:
-        groups = self._groups(sandbox)
+        groups = self.groups(sandbox)
         if "unified" in groups:
             words = self.figure(sandbox, "cpu", "cpu.stat").split()
             return int(words[words.index("usage_usec") + 1]) / 1e6
         return int(self.figure(sandbox, "cpuacct", "cpuacct.usage")) / 1e9
 
     def memory_peak(self, sandbox: Sandbox) -> int:
-        v2 = "unified" in self._groups(sandbox)
+        v2 = "unified" in self.groups(sandbox)
         return int(
             self.figure(sandbox, "memory", "memory.peak" if v2 else "memory.max_usage_in_bytes")
         )

@@ -68,6 +68,10 @@ async def test_no_environment_of_the_host(
     own = await report(sandbox, "import json, os\nprint(json.dumps(dict(os.environ)))")
     shell = (await sandbox.execute("env; export -p; cat /proc/self/environ"))["stdout"]
     assert secret not in json.dumps(found) and secret not in shell
+    # An engine adds the name that it made up, and our images how Python is to run.
+    added = {"HOSTNAME": "sandbox", "PYTHONDONTWRITEBYTECODE": "1"}
+    if native.name in ("docker", "gvisor"):
+        own = {name: value for name, value in own.items() if added.get(name) != value}
     assert set(own) <= {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_CTYPE",
                         "PYTHONUNBUFFERED", "PWD", "TMPDIR"}  # fmt: skip
     init = native.init_pid(sandbox.sandbox_id)

@@ -210,7 +210,7 @@ except OSError as error:
 async def test_swap_adds_nothing():
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=LIMIT_MB)
-        groups = scene.backend.records.find(sandbox.sandbox_id).content["cgroups"]
+        groups = scene.groups(sandbox)
         if "unified" in groups:
             assert scene.figure(sandbox, "memory", "memory.swap.max").strip() == "0"
         elif os.path.exists(groups["memory"] + "/memory.memsw.limit_in_bytes"):

@@ -15,6 +15,7 @@ import pytest
 from engine_docker import PROJECT, docker, inspect, paracle, run_in
 
 import engines
+from paracle_sandbox import __version__
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -116,7 +117,7 @@ def test_labels_say_what_it_is(image: str) -> None:
     assert labels["paracle.image.variant"] == variant
     assert labels["org.opencontainers.image.licenses"] == "MIT"
     assert labels["org.opencontainers.image.title"].startswith("paracle/sandbox")
-    assert labels["org.opencontainers.image.version"]
+    assert labels["org.opencontainers.image.version"] == __version__
     assert "paracle.image.stage" not in labels
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paracle_sandbox import __version__
 from paracle_sandbox.backends.native.templates import PACKAGES
 from paracle_sandbox.images import package_index
 from paracle_sandbox.images.recipe import RECIPES, pack
@@ -33,8 +34,8 @@ download.index-url='https://download.example/simple'
 def test_an_image_has_the_packages_of_its_template(variant: str) -> None:
     lines = (FOLDER / "packages" / f"{variant}.txt").read_text().splitlines()
     pinned = [line for line in lines if not line.startswith("#")]
-    assert all(re.search(r"==|>=.*<", line) for line in pinned), "each has a version"
-    names = {re.split(r"[=<>]", line)[0] for line in pinned}
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in pinned), "each has one version"
+    names = {line.split("==")[0] for line in pinned}
     template = set(PACKAGES["default" if variant == "sandbox" else variant])
     base = set(PACKAGES["default"])
     assert names == (template if variant == "sandbox" else template - base) - {"pip"}
@@ -48,6 +49,13 @@ def test_the_context_holds_what_the_dockerfile_copies(variant: str) -> None:
     assert recipe.dockerfile in names
     text = (FOLDER / recipe.dockerfile).read_text()
     assert f"packages*/{variant}.txt" in text and f"packages/{variant}.txt" in names
+
+
+@pytest.mark.parametrize("variant", RECIPES)
+def test_a_plain_build_has_the_version_of_the_package(variant: str) -> None:
+    last_stage = (FOLDER / RECIPES[variant].dockerfile).read_text().rpartition("\nFROM ")[2]
+    assert f"\nARG VERSION={__version__}\n" in last_stage
+    assert 'org.opencontainers.image.version="${VERSION}"' in last_stage
 
 
 def test_the_same_files_make_the_same_context() -> None:

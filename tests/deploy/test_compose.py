@@ -32,6 +32,7 @@ LEFT_OUT = {
     "DOCKER_SANDBOX_CPU": CONFIG,
     "DOCKER_HOST": "the engine is the one whose socket it has, not the one compose is told",
     "DOCKER_CONTEXT": "the engine is the one whose socket it has, not the one compose is told",
+    "DOCKER_CONFIG": "the same",
     "PARACLE_STATE_DIR": "the image says where",
     "PARACLE_DATA_DIR": "the image says where",
     "PARACLE_VOLUMES": "directories of the machine, which it does not see",

@@ -455,9 +455,11 @@ async def test_a_missing_backend_is_reported_by_create() -> None:
     await manager.close()
 
 
-async def test_explain_names_every_candidate_of_auto() -> None:
+async def test_explain_names_the_candidates_of_auto_and_all_others() -> None:
     healths = await explain(Settings())
-    assert [health.backend for health in healths] == ["remote", "native", "docker", "incus"]
+    names = [health.backend for health in healths]
+    assert names[:4] == ["remote", "native", "docker", "incus"]
+    assert sorted(names[4:]) == ["daytona", "gvisor", "incus-vm"]
     assert all(health.available or health.detail for health in healths)
 
 

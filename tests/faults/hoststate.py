@@ -269,12 +269,14 @@ def _loops(place: Place) -> set[str]:
 
 
 def _files(place: Place) -> set[str]:
-    """Records, roots, locks and temporary files; not the directories that hold them."""
+    """Records, roots, locks and temporary files; not the directories that hold them, and not what
+    is remembered of images, which belongs to no sandbox."""
     kept = {place.state / name for name in ("instances", "stores")}
     kept |= {place.state, place.data, place.temp}
     roots = (place.state, place.data, place.temp)
     found = {path for root in roots if root.exists() for path in root.rglob("*")}
-    return {str(path) for path in found - kept}
+    remembered = place.state / "images-without-files"
+    return {str(path) for path in found - kept if not path.is_relative_to(remembered)}
 
 
 def _own_descriptors() -> list[str]:

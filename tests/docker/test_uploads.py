@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import lzma
+import re
 import secrets
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from test_elsewhere import Relay
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
+# To read one, of a container that never runs, is another thing: see image_files.py.
+_GIVEN = rb"PUT /[^ ]*/archive"
 UNPACKERS = ("unpigz", "pigz", "gzip", "gunzip", "xz", "unxz", "bzip2", "zstd", "unzstd", "tar")
 
 
@@ -44,7 +47,7 @@ class Witness(Relay):
         super().accept(Recorded(reader, self.said), writer)  # type: ignore[arg-type]
 
     def saw(self, words: bytes) -> bool:
-        return words in b"".join(self.said)
+        return re.search(words, b"".join(self.said)) is not None
 
 
 @pytest.mark.case("F14")
@@ -72,7 +75,7 @@ async def test_the_engine_is_never_given_an_archive(settings: Settings, tmp_path
         await sandbox.copy_from("given", tmp_path / "taken")
         assert {path.name for path in (tmp_path / "taken").rglob("x.*")} == set(packed)
         assert not await sandbox.exists("/tmp/ran") and not marker.exists()
-        assert witness.saw(b"/containers/create") and not witness.saw(b"/archive")
+        assert witness.saw(b"/containers/create") and not witness.saw(_GIVEN)
         # Docker's own command does send one; whether the engine takes it does not matter.
         name = f"paracle-sandbox-{sandbox.sandbox_id}:/workspace"
         copying = await asyncio.create_subprocess_exec(
@@ -80,7 +83,7 @@ async def test_the_engine_is_never_given_an_archive(settings: Settings, tmp_path
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         await copying.wait()
-        assert witness.saw(b"/archive")
+        assert witness.saw(_GIVEN)
     await backend.close()
     await witness.close()
     server.close()

@@ -41,7 +41,9 @@ def test_the_page_has_every_status_and_kind() -> None:
         (int(status), kind) for status, text in rows for kind in re.findall(r"`([a-z_]+)`", text)
     }
     given = {(one.status, one.kind) for one in below(ServiceFault)}
-    failures = [one("x") for one in below(SandboxError)]
+    # Backends may have more of their own, if one was imported: they are told as what they are.
+    known = [one for one in below(SandboxError) if one.__module__ == SandboxError.__module__]
+    failures = [one("x") for one in known]
     failures.append(SandboxCreationError("x", step="mount"))
     given |= {(status_of(one), classify(one).kind) for one in failures}
     given |= {(405, "bad_input"), (500, "internal")}

@@ -63,13 +63,14 @@ start() {
     exec 9>&-
 }
 
-# Half an engine, of a start that was killed, would be in the way.
+# Half an engine, of a start that was killed, would be in the way. They start in a folder that stays,
+# which that of whoever calls may not.
 have_docker_run() {
     install_docker
     install_compose
     if ! docker_answers; then
         stop_docker
-        (start_docker) || { stop_docker; exit 1; }
+        (cd "$run" && start_docker) || { stop_docker; exit 1; }
     fi
     (import_base_images) || exit 1
 }
@@ -86,7 +87,7 @@ have_incus_run() {
     install_incus
     if ! incus_answers; then
         stop_incus
-        (start_incus) || { stop_incus; exit 1; }
+        (cd "$run" && start_incus) || { stop_incus; exit 1; }
     fi
     (import_incus_image) || exit 1
 }

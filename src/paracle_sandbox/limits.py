@@ -19,9 +19,8 @@ from .output import Output
 MIB = 1 << 20
 # Of the memory limit: above this, check_limits() complains.
 MEMORY_ALARM = 0.95
-# What programs print when no more can be stored, and where they print it: at their end.
+# What programs print when no more can be stored.
 _NO_ROOM = rb"(?i)no space left on device|disk quota exceeded|disk is full|ENOSPC|EDQUOT"
-_LAST_WORDS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,7 @@ def complains_of_disk(output: Output | None) -> bool:
     """Whether the last that a command printed says that nothing more can be stored."""
     if output is None:  # nobody kept it
         return False
-    tails = (output.bytes_of(name)[-_LAST_WORDS:] for name in ("stdout", "stderr"))
-    return any(re.search(_NO_ROOM, tail) for tail in tails)
+    return any(re.search(_NO_ROOM, output.last_words(name)) for name in ("stdout", "stderr"))
 
 
 def disk_breach(usage: Usage, config: SandboxConfig) -> Breach | None:

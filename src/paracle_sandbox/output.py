@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterable
 # A follower that is this far behind stalls the command.
 _FOLLOWER_BYTES = 1 << 20
 _FOLLOWER_CHUNKS = 1024
+# Of each stream, also when nothing else is kept: programs say at their end why they failed.
+_LAST_WORDS = 1 << 16
 
 Chunk = tuple[str, bytes]
 
@@ -21,6 +23,7 @@ class Output:
         self.size = 0
         self.closed = False
         self._collected = {"stdout": bytearray(), "stderr": bytearray()}
+        self._last = {"stdout": bytearray(), "stderr": bytearray()}
         self._followers: list[_Follower] = []
         self._released = False
 
@@ -38,11 +41,19 @@ class Output:
     def text_of(self, name: str) -> str:
         return self._collected[name].decode("utf-8", "replace")
 
+    def last_words(self, name: str) -> bytes:
+        """The end of what was printed, whatever was collected of it."""
+        return bytes(self._last[name][-_LAST_WORDS:])
+
     def add(self, name: str, chunk: bytes) -> None:
         room = self.limit - self.size
         self.size += len(chunk)
         if room > 0:
             self._collected[name] += chunk if len(chunk) <= room else chunk[:room]
+        last = self._last[name]
+        last += chunk[-_LAST_WORDS:]
+        if len(last) > 2 * _LAST_WORDS:  # now and then: each time would copy all of it
+            del last[:-_LAST_WORDS]
         for follower in self._followers:
             follower.offer((name, chunk))
 

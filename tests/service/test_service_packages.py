@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import socket
 import textwrap
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest_asyncio
 from index_server import IndexServer, wheel
 from service_process import ServiceProcess
 
+from no_http import mail_server
 from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.registry import get_backend
 from paracle_sandbox.errors import SandboxError
@@ -239,18 +238,9 @@ def test_a_login_is_for_the_index_alone(index: IndexServer) -> None:
 @pytest.mark.parametrize("written", [str, with_login])
 def test_an_index_that_does_not_speak_http(written: Callable[[str], str]) -> None:
     """Nor may the reason, which a program inside can read, name the login."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def greet() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b"220 mail.example ESMTP\r\n")
-
-        threading.Thread(target=greet, daemon=True).start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/simple/"
+    with mail_server() as url:
         with pytest.raises(NotOffered, match="cannot be reached") as refused:
-            PackageIndex(written(url)).open("/simple/simple/")
+            PackageIndex(written(f"{url}/simple/")).open("/simple/simple/")
     assert refused.value.status == 502 and "cret" not in str(refused.value)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import paracle_sandbox
+from no_http import mail_server
 from paracle_sandbox.backends.auto import (
     AUTO_ORDER,
     PROBLEMS,
@@ -214,14 +215,5 @@ def test_a_key_does_not_follow_to_another_address(site: Site) -> None:
 
 
 def test_something_that_does_not_speak_http() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def greet() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b"220 mail.example ESMTP\r\n")
-
-        threading.Thread(target=greet, daemon=True).start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with mail_server() as url:
         assert "cannot be reached" in str(service_problem(Settings(api_url=url)))

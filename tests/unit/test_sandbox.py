@@ -478,6 +478,28 @@ async def test_a_disk_that_was_full_before_is_nobodys_failure_unless_it_says_so(
             await sandbox.execute(f"echo '{words}' >&2; exit 1")
 
 
+@pytest.mark.parametrize("kept", [0, 100_000], ids=["nothing kept", "the beginning kept"])
+async def test_what_a_full_disk_made_a_program_say_counts_also_when_it_is_not_kept(
+    backend: FakeBackend, sandbox: Sandbox, kept: int
+) -> None:
+    """As the service and whoever follows the output have it."""
+    backend.usage_of["box"] = Usage(disk_full=True)
+    with pytest.raises(ResourceLimitError):
+        await sandbox.execute("exit 1")
+    noisy = "head -c 300000 /dev/zero; echo 'cp: No space left on device'; exit 1"
+    for command, is_told in ((noisy, True), (noisy.replace("No space", "Nothing"), False)):
+        seen: list[bytes] = []
+        running = await sandbox.start_command(
+            command, max_output=kept, on_output_bytes=lambda _, data, seen=seen: seen.append(data)
+        )
+        if is_told:
+            with pytest.raises(ResourceLimitError, match="Disk limit"):
+                await running.wait()
+        else:
+            assert (await running.wait())["exit_code"] == 1
+        assert b"".join(seen).endswith(b"left on device\n")
+
+
 async def test_137_alone_means_nothing(sandbox: Sandbox) -> None:
     assert (await sandbox.execute("exit 137"))["exit_code"] == 137
     assert (await sandbox.execute("kill -9 $$"))["exit_code"] == -9

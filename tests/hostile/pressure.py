@@ -27,7 +27,7 @@ from paracle_sandbox.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 
-from hoststate import HostState, Place, clean_since, is_alive  # noqa: E402, F401
+from hoststate import CLEAN_SECONDS, HostState, Place, clean_since, is_alive  # noqa: E402, F401
 
 MIB = 1 << 20
 BEAT_SECONDS = 0.05
@@ -45,11 +45,16 @@ needs_root = pytest.mark.skipif(
 class Scene:
     """A manager on directories and uids of its own, and what the host sees of its sandboxes.
 
-    ``kind`` makes the backend; tests on another than native put theirs in its place."""
+    ``kind`` makes the backend and ``configure`` the configurations; tests on another than native
+    put theirs in their place. ``beside`` is how many processes a sandbox's cgroup has beside it,
+    which are neither its own nor in its pid namespace."""
 
     kind: Callable[[Settings], Backend] = NativeBackend
+    configure: Callable[..., SandboxConfig] = SandboxConfig
+    beside = 0
 
     def __init__(self, **settings: object) -> None:
+        self._cgroups: dict[str, set[str]] = {}
         self.place = Place(Path(tempfile.mkdtemp(prefix="paracle-scene-")))
         self.backend = type(self).kind(self.place.settings(**settings))
         self.manager = SandboxManager(16, backend=self.backend)
@@ -62,31 +67,47 @@ class Scene:
     async def __aexit__(self, kind: object, *_: object) -> None:
         try:
             await self.manager.close()
+            listed = {info.sandbox_id for info in await self.backend.list_sandboxes()}
         finally:
             await self.backend.close()
         try:
             if kind is None:
+                assert not listed & self._cgroups.keys(), "sandboxes are left"
+                await until(lambda: not self._left_cgroups(), CLEAN_SECONDS, "no cgroup is left")
                 await clean_since(self.before, self.place)
         finally:
             self.place.remove()
 
     async def sandbox(self, **config: object) -> Sandbox:
-        sandbox = await self.manager.create(SandboxConfig(**config))  # type: ignore[arg-type]
+        sandbox = await self.manager.create(type(self).configure(**config))
         await self.backend.usage(sandbox.sandbox_id)  # a container's cgroup is known from then on
+        self._cgroups[sandbox.sandbox_id] = set(self.groups(sandbox).values())
         return sandbox
+
+    def survivors(self) -> list[str]:
+        """Processes of all its sandboxes, also of those that are destroyed."""
+        groups = [Path(path, "cgroup.procs") for path in self._left_cgroups()]
+        listed = {pid for group in groups if group.exists() for pid in group.read_text().split()}
+        return [*self.place.processes().values(), *sorted(listed)]
+
+    def _left_cgroups(self) -> list[str]:
+        return [path for paths in self._cgroups.values() for path in paths if os.path.exists(path)]
 
     def processes(self, sandbox: Sandbox) -> list[int]:
         """The processes of one sandbox, as the host counts them, zombies included."""
         return [int(pid) for pid in self.figure(sandbox, "pids", "cgroup.procs").split()]
 
     def programs(self, sandbox: Sandbox) -> list[str]:
-        """Those that are not ours: neither the guest nor its keepers, which block all signals."""
+        """Those that are not ours: neither the guest nor its keepers, which block all signals, nor
+        what is beside them in an instance."""
         found = []
+        deep = pid_depth(self.backend.init_pid(sandbox.sandbox_id)) if self.beside else 0
         for pid in self.processes(sandbox):
             with contextlib.suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()
                 blocked = int(status.split("SigBlk:")[1].split()[0], 16)
-                if not blocked & (1 << 14) and "State:\tZ" not in status:
+                ours = blocked & (1 << 14) or pid_depth(pid) < deep
+                if not ours and "State:\tZ" not in status:
                     found.append(f"{pid} {status.splitlines()[0]}")
         return found
 
@@ -99,6 +120,12 @@ class Scene:
         """Its cgroups by v1 controller; a single one is called unified."""
         owned = self.backend._owned[sandbox.sandbox_id]
         return owned.record["cgroups"] if self.backend.name == "native" else owned.cgroups
+
+    def volume(self, sandbox: Sandbox) -> Path:
+        """A directory of the file system that the workspaces of this scene share."""
+        stores = list(self.place.state.glob("store-*"))
+        init = self.backend.init_pid(sandbox.sandbox_id)
+        return stores[0] if stores else Path(f"/proc/{init}/root/workspace")
 
     def cpu_seconds(self, sandbox: Sandbox) -> float:
         groups = self.groups(sandbox)
@@ -121,7 +148,8 @@ class Scene:
         async def sample() -> None:
             while True:
                 with contextlib.suppress(OSError):
-                    samples.append(int(self.figure(sandbox, "pids", "pids.current")))
+                    tasks = int(self.figure(sandbox, "pids", "pids.current"))
+                    samples.append(tasks - self.beside)
                 await asyncio.sleep(0.01)
 
         task = asyncio.create_task(sample())
@@ -204,6 +232,11 @@ async def until(condition, seconds: float, what: str) -> float:
         assert time.monotonic() - started < seconds, f"not within {seconds:g} s: {what}"
         await asyncio.sleep(0.01)
     return time.monotonic() - started
+
+
+def pid_depth(pid: int) -> int:
+    """In how many pid namespaces a process has a number, from the host's on."""
+    return len(Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].splitlines()[0].split())
 
 
 def resident_bytes() -> int:

@@ -77,7 +77,7 @@ async def test_a_bomb_that_fails_is_told_its_limit():
         assert caught.value.limit == LIMIT
         assert 0 < caught.value.usage <= LIMIT
         await scene.manager.destroy(sandbox.sandbox_id)
-        assert scene.place.processes() == {}
+        assert scene.survivors() == []
 
 
 @pytest.mark.case("A02")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pressure
 import pytest
 
 import engines
 from paracle_sandbox.backends.incus.backend import IncusBackend
+from paracle_sandbox.backends.incus.spec import OWN_PROCESSES
+from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.backends.posture import read_posture
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.sandbox import Sandbox
@@ -81,6 +85,35 @@ def of_image(config: SandboxConfig | None) -> SandboxConfig:
 @pytest.fixture
 async def sandbox(make: Make) -> Sandbox:
     return await make(SandboxConfig(timeout_seconds=120))
+
+
+@pytest.fixture
+def scenes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scenes of the hostile tests are set on the server."""
+    engines.require("incus")
+
+    def kind(settings: Settings) -> IncusBackend:
+        conf = str(Path(settings.state_dir).parent / "client")
+        return IncusBackend(
+            replace(settings, incus_socket=engines.INCUS_SOCKET, incus_warm=0, incus_conf=conf)
+        )
+
+    def configure(**options: Any) -> SandboxConfig:
+        return SandboxConfig(base_image=engines.INCUS_IMAGE, **options)
+
+    monkeypatch.setattr(pressure.Scene, "kind", staticmethod(kind))
+    monkeypatch.setattr(pressure.Scene, "configure", staticmethod(configure))
+    monkeypatch.setattr(pressure.Scene, "beside", OWN_PROCESSES)
+
+
+@pytest.fixture
+def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown here is not shown by a native sandbox."""
+
+    async def refuse(*_: object) -> None:
+        raise AssertionError("a native sandbox, in a test of Incus")
+
+    monkeypatch.setattr(NativeBackend, "create", refuse)
 
 
 @pytest.fixture

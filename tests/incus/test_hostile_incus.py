@@ -6,6 +6,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("scenes", "no_native")
+
 MODULES = (
     "control_channel", "disk", "filesystem", "information", "kernel", "memory", "network_none",
     "output", "privileges", "processes", "terminal_ipc", "time",

@@ -44,6 +44,7 @@ from .remotes import Remotes
 from .server import LateStreams, Refused, Server
 from .spec import (
     CONTAINER,
+    OWN_PROCESSES,
     Place,
     confinement,
     exec_body,
@@ -73,7 +74,8 @@ class IncusBackend(Backend):
         self.maker = Maker(self.instances)
         self.homes = Homes(self.server, self.settings)
         self.stock = Stock(self.settings.incus_warm, self._make_ready, self.instances.remove)
-        self._meter = Meter(self.instances, self.homes)
+        beside = OWN_PROCESSES if self.kind == CONTAINER else 0
+        self._meter = Meter(self.instances, self.homes, beside)
         self._owned: dict[str, Owned] = {}
         self._creating: set[str] = set()
         self._swept = False

@@ -20,11 +20,14 @@ _INSTANCE_DEPTH = 2
 
 
 class Meter:
-    """Reads the cgroup where that is of this machine, and asks the server elsewhere."""
+    """Reads the cgroup where that is of this machine, and asks the server elsewhere.
 
-    def __init__(self, instances: Instances, homes: Homes) -> None:
+    ``beside`` processes of an instance are not its sandbox's, whose limit does not count them."""
+
+    def __init__(self, instances: Instances, homes: Homes, beside: int) -> None:
         self._instances = instances
         self._homes = homes
+        self._beside = beside
 
     async def of(self, owned: Owned) -> Usage:
         usage = await self._measure(owned)
@@ -41,6 +44,12 @@ class Meter:
 
     async def _measure(self, owned: Owned) -> Usage | None:
         """None when it has ended."""
+        usage = await self._figures(owned)
+        if usage is None:
+            return None
+        return replace(usage, processes=max(0, usage.processes - self._beside))
+
+    async def _figures(self, owned: Owned) -> Usage | None:
         try:
             if not owned.cgroups:
                 state = await self._instances.state(owned.instance)

@@ -20,7 +20,7 @@ CONTAINER, MACHINE = "container", "virtual-machine"
 HOME = "/.paracle"
 WORKSPACE, NIC, ROOT = "workspace", "eth0", "root"
 # What runs in a container beside the guest: the sleeper, the attached process and the porter.
-_OWN_PROCESSES = 3
+OWN_PROCESSES = 3
 _SLEEPER = "lxc.init.cmd = /bin/sleep 2147483647"
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
@@ -117,7 +117,7 @@ def _limits(config: SandboxConfig, place: Place) -> dict[str, str]:
         "limits.memory.enforce": "hard",
         "limits.memory.swap": "false",
         "limits.cpu.allowance": f"{max(1, round(config.cpu_cores * 100))}ms/100ms",
-        "limits.processes": str(config.max_processes + _OWN_PROCESSES),
+        "limits.processes": str(config.max_processes + OWN_PROCESSES),
     }
 
 

@@ -19,7 +19,10 @@ from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.usefixtures("scenes", "no_native"),
+]
 
 # Tests with instances of their own, about limits and places that the server gives.
 OWN = {

@@ -71,7 +71,9 @@ async def _instances_of(*owners: IncusBackend) -> list[str]:
     return [str(one["name"]) for one in everything if one["config"].get(SESSION) in sessions]
 
 
-async def test_the_guest_is_killed(make: Make, backend: IncusBackend) -> None:
+async def test_the_guest_is_killed(
+    make: Make, backend: IncusBackend, caplog: pytest.LogCaptureFixture
+) -> None:
     """R07: the agent inside; the instance goes with it, and the other one lives on."""
     sandbox, other = await make(), await make()
 
@@ -80,6 +82,7 @@ async def test_the_guest_is_killed(make: Make, backend: IncusBackend) -> None:
 
     error = await dies_with(sandbox, kill)
     assert isinstance(error, SandboxExecutionError) and error.stdout == "begun\n"
+    assert "A guest has ended by itself: paracle-guest ended: killed by signal 9" in caplog.text
     await gone(backend, sandbox.sandbox_id)
     assert await other.run_command("echo alive") == "alive\n"
 

@@ -55,6 +55,9 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
         code = 0
     except (ChannelClosed, frames.ProtocolError):
         code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # _exit would keep it to itself
+        raise
     finally:
         try:
             if guest is not None:

@@ -21,7 +21,7 @@ def leave_porter() -> None:
     """Returns in the process that is to be the guest, and in no other."""
     child = os.fork()
     if child:
-        _let_go()
+        _let_go(0, 1, 2)
         _, status = os.waitpid(child, 0)
         os._exit(1 if status else 0)
     os.setsid()
@@ -36,18 +36,25 @@ def leave_porter() -> None:
 
 
 def _be_porter(libc: ctypes.CDLL, guest: int) -> NoReturn:
-    _let_go()
+    _let_go(0, 1)
     try:
-        os.waitpid(guest, 0)
+        _tell(os.waitpid(guest, 0)[1])  # fails when nobody listens any more
+    finally:
         # In a pid namespace the kernel kills the first process, and with it the instance.
         libc.reboot(ctypes.c_uint(_POWER_OFF))
-    finally:
         os._exit(1)
 
 
-def _let_go() -> None:
+def _tell(status: int) -> None:
+    """How the guest ended, for whoever did not want it to."""
+    killed = os.WIFSIGNALED(status)
+    how = f"killed by signal {os.WTERMSIG(status)}" if killed else f"exit {os.WEXITSTATUS(status)}"
+    os.write(2, f"paracle-guest ended: {how}\n".encode())
+
+
+def _let_go(*fds: int) -> None:
     """Of the channel: it ends when the guest ends."""
     null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
+    for fd in fds:
         os.dup2(null, fd)
     os.close(null)

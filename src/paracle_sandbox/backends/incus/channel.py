@@ -1,19 +1,22 @@
 """A channel over an exec: stdin and stdout of a command, each a websocket of its own.
 
 Binary messages are the bytes; an empty text message is the server's way to say that there are no
-more. On stderr the guest says nothing unless it cannot start, and the last of that is kept.
+more. On stderr the guest says nothing unless it cannot start or go on, and the last is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import TYPE_CHECKING
 
 from ..base import Channel
 
 if TYPE_CHECKING:
     import aiohttp
+
+logger = logging.getLogger(__name__)
 
 _KEPT_BYTES = 4096
 _LAST_WORDS_SECONDS = 2.0
@@ -37,6 +40,7 @@ class ExecChannel(Channel):
         self._stdout = stdout
         self._others = (stderr, control)
         self._first = b""
+        self._was_ready = False
         self._last_words = b""
         self._listening = [asyncio.ensure_future(self._drain(one)) for one in (stdin, control)]
         self._stderr = asyncio.ensure_future(self._listen(stderr))
@@ -45,7 +49,8 @@ class ExecChannel(Channel):
     async def ready(self) -> bool:
         """Whether the other side has said its first word, rather than gone."""
         self._first = self._first or await self.receive()
-        return bool(self._first)
+        self._was_ready = bool(self._first)
+        return self._was_ready
 
     async def last_words(self) -> str:
         """What it said on stderr, once that has ended."""
@@ -60,10 +65,18 @@ class ExecChannel(Channel):
         while not self._closed:
             data = await _next(self._stdout)
             if data is None:
+                await self._tell_end()
                 return b""
             if data:
                 return data
         return b""
+
+    async def _tell_end(self) -> None:
+        """Of a guest that we did not end: its porter has said how it ended, and it may have said
+        why. Nothing was said when something else of the instance ended first, or the server."""
+        if self._was_ready and not self._closed:
+            words = await self.last_words()
+            logger.warning("A guest has ended by itself: %s", words or "nothing was said")
 
     async def send(self, data: bytes) -> None:
         import aiohttp

@@ -194,6 +194,10 @@ async def test_the_instance_is_hardened(make: Make, backend: IncusBackend) -> No
     assert config["security.idmap.isolated"] == "true"
     assert config["limits.cpu.allowance"] == "50ms/100ms"
     assert (config["limits.memory"], config["limits.memory.swap"]) == ("256MiB", "false")
+    # What stays root beside the guest is neither limited nor told as the sandbox's.
+    assert config["limits.processes"] == "67"
+    state = await backend.instances.state(instance_name(sandbox.sandbox_id))
+    assert (await backend.usage(sandbox.sandbox_id)).processes == state["processes"] - 3 >= 1
     shown = await sandbox.run_command("ls /dev; ls /dev/incus 2>&1; cat /proc/mounts")
     assert "incus" not in shown.split("/dev/incus")[0] and "/dev/incus " not in shown
 

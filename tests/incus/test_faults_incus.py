@@ -82,7 +82,7 @@ async def test_the_guest_is_killed(
 
     error = await dies_with(sandbox, kill)
     assert isinstance(error, SandboxExecutionError) and error.stdout == "begun\n"
-    assert "A guest has ended by itself: paracle-guest ended: killed by signal 9" in caplog.text
+    assert "A guest has ended under us: paracle-guest ended: killed by signal 9" in caplog.text
     await gone(backend, sandbox.sandbox_id)
     assert await other.run_command("echo alive") == "alive\n"
 

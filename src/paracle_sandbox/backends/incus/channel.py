@@ -72,11 +72,11 @@ class ExecChannel(Channel):
         return b""
 
     async def _tell_end(self) -> None:
-        """Of a guest that we did not end: its porter has said how it ended, and it may have said
-        why. Nothing was said when something else of the instance ended first, or the server."""
+        """Of a guest whose channel we had not closed: its porter says how it ended, and it may say
+        why. Nothing is said when something else of the instance ended first, or the server."""
         if self._was_ready and not self._closed:
             words = await self.last_words()
-            logger.warning("A guest has ended by itself: %s", words or "nothing was said")
+            logger.warning("A guest has ended under us: %s", words or "nothing was said")
 
     async def send(self, data: bytes) -> None:
         import aiohttp

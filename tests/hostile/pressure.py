@@ -123,9 +123,9 @@ class Scene:
 
     def volume(self, sandbox: Sandbox) -> Path:
         """A directory of the file system that the workspaces of this scene share."""
-        stores = list(self.place.state.glob("store-*"))
-        init = self.backend.init_pid(sandbox.sandbox_id)
-        return stores[0] if stores else Path(f"/proc/{init}/root/workspace")
+        for store in self.place.state.glob("store-*"):
+            return store
+        return Path(f"/proc/{self.backend.init_pid(sandbox.sandbox_id)}/root/workspace")
 
     def cpu_seconds(self, sandbox: Sandbox) -> float:
         groups = self.groups(sandbox)

@@ -250,7 +250,8 @@ class NativeBackend(Backend):
         slot = record.get("slot")
         asked = owned.spawner.ask("disk", slot=slot, exact=exact) if owned else None
         try:
-            usage = read_usage(record["cgroups"], record["init"]["pid"])
+            networked = record["config"]["network_mode"] != "none"
+            usage = read_usage(record["cgroups"], record["init"]["pid"], networked=networked)
         except (FileNotFoundError, KeyError):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
         if asked is None:

@@ -159,8 +159,8 @@ class SandboxCommands(SandboxTransfers):
         command = Command(self, stream, terms)
         if options.get("then_listed"):
             # Asked for now, so that it comes with the result and not after another question.
-            wanted = {"op": "list", "path": ".", "recursive": True, "after": stream.number}
-            command.listing = connection.open(wanted)
+            wanted = {"op": "list", "path": ".", "recursive": True}
+            command.listing = connection.open(wanted, after=stream)
         if (stdin := stdin_of(options)) is not None:
             command.feed(stdin)
         return command

@@ -111,8 +111,7 @@ class AuditLog:
         line = {"n": self._number + 1, "time": _now(), "event": event}
         line |= {name: _bounded(value) for name, value in fields.items() if value is not None}
         line["previous"] = self._head
-        digest = _hash(line)
-        data = (_canonical({**line, "hash": digest}) + "\n").encode()
+        digest, data = _sealed(line)
         written = os.write(self._fd, data)
         if written != len(data):
             os.ftruncate(self._fd, self._end)
@@ -184,7 +183,7 @@ class _Header:
         head, number = _end_of(self._last)
         line = {"n": number, "time": _now(), "event": PRUNED, "previous": FIRST,
                 "removed": self._before + self.new, "head": head}  # fmt: skip
-        return (_canonical({**line, "hash": _hash(line)}) + "\n").encode()
+        return _sealed(line)[1]
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -349,8 +348,16 @@ def _hash(line: dict[str, Any]) -> str:
     return hashlib.sha256(_canonical(line).encode()).hexdigest()
 
 
-def _canonical(line: dict[str, Any]) -> str:
-    return json.dumps(line, sort_keys=True, separators=(",", ":"))
+def _sealed(line: dict[str, Any]) -> tuple[str, bytes]:
+    """Its hash, and the line as it is written: with that in its place among the names, which are
+    sorted. Every line has names before it ("event") and after it ("n")."""
+    before = _canonical({name: value for name, value in line.items() if name < "hash"})[:-1]
+    after = _canonical({name: value for name, value in line.items() if name > "hash"})[1:]
+    digest = hashlib.sha256(f"{before},{after}".encode()).hexdigest()
+    return digest, f'{before},"hash":"{digest}",{after}\n'.encode()
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def _bounded(value: object) -> object:

@@ -68,6 +68,7 @@ class Command:
 
     def __init__(self, place: Place, stream: Stream, terms: Terms) -> None:
         self.pid: int | None = None
+        self.listing: Stream | None = None
         self._place = place
         self._stream = stream
         self._terms = terms
@@ -152,8 +153,15 @@ class Command:
         trace: TracebackType | None,
     ) -> None:
         await self.kill()
+        self._forget_listing()
 
     # Its life.
+
+    def _forget_listing(self) -> None:
+        """Nobody wants it: the guest must not wait for a reader."""
+        if self.listing is not None:
+            self.listing.abandon()
+            self.listing = None
 
     def feed(self, data: bytes) -> None:
         """Write ``data`` to its stdin, then close it, while it runs."""
@@ -179,6 +187,8 @@ class Command:
                 # It ended by itself, at a limit that what it left running would stay at.
                 await self._place.kill_leftovers()
         finally:
+            if self._error is not None:
+                self._forget_listing()
             if self._exit_code is None:
                 self._exit_code = _KILLED
             self._output.close()

@@ -24,8 +24,8 @@ class CommandOptions(TypedDict, total=False):
     is what it reads, or True to keep it open for ``write_stdin``; ``pty`` gives it a terminal,
     of (rows, columns) if that matters. The callbacks, plain or async, see output as it comes:
     ``on_stdout`` and ``on_stderr`` text, ``on_output_bytes`` the stream's name and bytes.
-    ``max_output`` is how many bytes are collected. ``then_listed`` says that a listing of the
-    files follows at once, so that the guest has time for it.
+    ``max_output`` is how many bytes are collected. ``then_listed`` has the files listed as soon
+    as it has ended, for ``listed_after``.
     """
 
     env: Mapping[str, str] | None
@@ -99,8 +99,6 @@ def _surroundings(options: CommandOptions) -> Request:
         request["clear_env"] = True
     if (cwd := options.get("cwd")) is not None:
         request["cwd"] = _text(cwd, "cwd")
-    if options.get("then_listed"):
-        request["then_listed"] = True
     pty = options.get("pty", False)
     if pty is not False:
         rows, columns = _TERMINAL_SIZE if pty is True else pty

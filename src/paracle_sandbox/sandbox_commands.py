@@ -153,9 +153,14 @@ class SandboxCommands(SandboxTransfers):
         )
         if self._config.env_vars and not request.get("clear_env"):
             request["env"] = {**self._config.env_vars, **request.get("env", {})}
-        stream = self._live().open(request)
+        connection = self._live()
+        stream = connection.open(request)
         self._touch(+1)
         command = Command(self, stream, terms)
+        if options.get("then_listed"):
+            # Asked for now, so that it comes with the result and not after another question.
+            wanted = {"op": "list", "path": ".", "recursive": True}
+            command.listing = connection.open(wanted, after=stream)
         if (stdin := stdin_of(options)) is not None:
             command.feed(stdin)
         return command

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, overload
 from .channel.frames import CHUNK, DATA, EVENT
 from .channel.stream import Stream
 from .channel.tree import FileSink, Unpacker, pack
+from .command import Command
 from .errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
 from .limits import MIB
 from .paths import AnyPath, path_text
@@ -83,20 +84,32 @@ class SandboxFiles(SandboxLife):
     async def list_files(self, path: AnyPath = ".", recursive: bool = False) -> list[FileInfo]:
         """What is in a directory, and below it with ``recursive``, in no particular order."""
         request = {"op": "list", "path": self._checked(path), "recursive": recursive}
+        async with self._operation() as connection:
+            return await self._entries(connection.open(request), path)
+
+    async def listed_after(self, command: Command) -> list[FileInfo]:
+        """What was in the working directory, and below it, when a command that was started with
+        ``then_listed`` had ended. Can be asked for once."""
+        stream, command.listing = command.listing, None
+        if stream is None:
+            raise SandboxFileError("No listing was asked for, or it was read", self.sandbox_id)
+        async with self._operation():
+            return await self._entries(stream, ".")
+
+    async def _entries(self, listing: Stream, path: AnyPath) -> list[FileInfo]:
         entries: list[FileInfo] = []
         room = MAX_LISTING
-        async with self._operation() as connection:
-            with connection.open(request) as stream:
-                async for kind, payload in stream:
-                    batch = stream.event(payload).get("entries") if kind == EVENT else None
-                    if not isinstance(batch, list):
-                        raise stream.refuse("a listing that is none")
-                    entries += [_file_info(stream, entry) for entry in batch]
-                    room -= len(payload)
-                    if len(entries) > MAX_ENTRIES or room < 0:
-                        raise SandboxFileError(
-                            f"{path} holds too many files to list at once", self.sandbox_id
-                        )
+        with listing as stream:
+            async for kind, payload in stream:
+                batch = stream.event(payload).get("entries") if kind == EVENT else None
+                if not isinstance(batch, list):
+                    raise stream.refuse("a listing that is none")
+                entries += [_file_info(stream, entry) for entry in batch]
+                room -= len(payload)
+                if len(entries) > MAX_ENTRIES or room < 0:
+                    raise SandboxFileError(
+                        f"{path} holds too many files to list at once", self.sandbox_id
+                    )
         return entries
 
     async def stat(self, path: AnyPath) -> FileInfo:

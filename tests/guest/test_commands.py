@@ -493,19 +493,49 @@ def test_killed_seed_is_replaced(guest: GuestClient) -> None:
         assert script_output(guest, "print(2)") == b"2\n"
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_seed_comes_after_the_listing_that_was_announced(
-    guest: GuestClient, listed: bool
-) -> None:
-    """Also when none follows: an announcement must not cost the next program its seed."""
+def test_a_seed_comes_after_the_listing_that_follows_a_program(guest: GuestClient) -> None:
     for _ in range(2):
-        stream = guest.open("python", path="s.py", source="pass", argv=[], then_listed=True)
+        stream = guest.open("python", path="s.py", source="pass", argv=[])
+        listing = guest.open("list", path=".", after=stream)
         assert guest.wait(stream).result == {"exit_code": 0}
-        if listed:
-            assert "count" in guest.wait(guest.open("list", path=".")).result
+        assert "count" in guest.wait(listing).result
     children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
     wait_for(lambda: children.read_text().split())
     assert script_output(guest, "print(3)") == b"3\n"
+
+
+def test_a_listing_waits_for_the_command_it_follows(guest: GuestClient) -> None:
+    command = guest.exec("sh", "-c", "read line; echo $line > made", stdin=True)
+    listing = guest.open("list", path=".", after=command)
+    assert guest.wait(guest.open("list", path=".")).result["count"] == 0
+    assert not guest.answer(listing).ended, "it did not wait"
+    guest.data(command, b"now\n")
+    assert guest.wait(command).result == {"exit_code": 0}
+    assert guest.wait(listing).result["count"] == 1
+
+
+@pytest.mark.parametrize("how", ["ended", "never", "refused"])
+def test_a_listing_does_not_wait_for_what_does_not_run(guest: GuestClient, how: str) -> None:
+    streams = {"ended": guest.exec("true"), "refused": guest.exec("no such program"), "never": 999}
+    for stream in (streams["ended"], streams["refused"]):
+        guest.wait(stream)
+    assert "count" in guest.wait(guest.open("list", path=".", after=streams[how])).result
+
+
+@pytest.mark.parametrize("first", ["command", "listing"])
+def test_a_command_and_the_listing_after_it_can_both_be_killed(
+    guest: GuestClient, first: str
+) -> None:
+    command = guest.exec("sleep", "60")
+    listing = guest.open("list", path=".", after=command)
+    guest.signal(command if first == "command" else listing, kill=True)
+    if first == "listing":
+        assert guest.wait(listing).result == {"killed": True}
+        guest.signal(command, kill=True)
+    assert guest.wait(command).result == {"exit_code": -9, "killed": True}
+    if first == "command":
+        assert "count" in guest.wait(listing).result
+    assert guest.run("true").result == {"exit_code": 0}
 
 
 def script_output(guest: GuestClient, source: str) -> bytes:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from service_place import Place
 
+from paracle_sandbox.service.workspaces import Listed
+
 
 @pytest.mark.parametrize("is_broken", [False, True])
 async def test_files_of_a_program_that_was_stopped(place: Place, is_broken: bool) -> None:
@@ -51,3 +53,17 @@ async def test_files_beside_an_installation(place: Place) -> None:
     body = {"package": "no-such-package", "timeout": 30}
     answer = (await place.client.post("/sandbox/ann/pip/install", json=body)).json()
     assert (answer["success"], answer["files_kept"]) == (False, False)
+
+
+async def test_files_of_a_program_that_was_saved_after_a_later_one(place: Place) -> None:
+    """Its listing is the older one: what came after must not be taken for removed."""
+    home = place.service.hosting.find("ann")
+    assert home is not None
+    saves = home.workspace.saves
+    async with await home.sandbox.start_command("true", then_listed=True) as command:
+        await command.wait()
+        await home.sandbox.write_file("later", "by somebody else")
+        await place.service.hosting.keep(home)
+        assert await place.service.hosting.save(home, Listed(command, saves))
+    assert (home.workspace.directory / "later").read_text() == "by somebody else"
+    assert home.sandbox.in_use == 0

@@ -179,6 +179,25 @@ async def test_more_than_the_credit_is_refused(ends: Ends) -> None:
         await stream.finish()
 
 
+async def test_what_comes_after_another_operation_may_not_come_before(ends: Ends) -> None:
+    connection, guest = ends
+    for is_early in (False, True):
+        first = connection.open({"op": "a"})
+        second = connection.open({"op": "b"}, after=first)
+        await guest.take()
+        assert frames.decode_json((await guest.take())[2]) == {"op": "b", "after": first.number}
+        answers = [
+            frames.encode_json(frames.RESULT, first.number, {}),
+            frames.encode(frames.DATA, second.number, b"2"),
+        ]
+        await guest.send(*(reversed(answers) if is_early else answers))
+        if not is_early:
+            assert await anext(second) == (frames.DATA, b"2")
+            continue
+        with pytest.raises(SandboxExecutionError, match="before its turn"):
+            await second.finish()
+
+
 async def test_a_slow_consumer_stalls_only_its_own_stream(ends: Ends) -> None:
     connection, guest = ends
     slow, quick = connection.open({"op": "slow"}), connection.open({"op": "quick"})

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -543,6 +544,28 @@ async def test_a_large_file_round_trips(sandbox: Sandbox) -> None:
     content = os.urandom(12 * MIB)
     await sandbox.write_file("big", content)
     assert await sandbox.read_bytes("big") == content
+
+
+async def test_a_listing_that_comes_with_the_result(sandbox: Sandbox) -> None:
+    command = await sandbox.start_command("sleep 0.2; mkdir d; touch d/f", then_listed=True)
+    await command.wait()
+    assert sorted(one["name"] for one in await sandbox.listed_after(command)) == ["d", "f"]
+    with pytest.raises(SandboxFileError):
+        await sandbox.listed_after(command)  # it is read once
+    with pytest.raises(SandboxFileError):
+        await sandbox.listed_after(await sandbox.start_command("true"))
+
+
+async def test_a_listing_nobody_reads_costs_nothing(sandbox: Sandbox) -> None:
+    await sandbox.execute("for n in $(seq 300); do touch $n; done")
+    for command in ("true", "sleep 30"):
+        async with await sandbox.start_command(command, timeout=0.5, then_listed=True) as running:
+            with suppress(SandboxTimeoutError):
+                await running.wait()
+        with pytest.raises(SandboxFileError):
+            await sandbox.listed_after(running)
+    assert len(await sandbox.list_files()) == 300
+    assert sandbox.in_use == 0
 
 
 async def test_directories(sandbox: Sandbox) -> None:

@@ -15,11 +15,15 @@ _CONTROLLERS = ("memory", "pids", "cpuacct", "cpu")
 # What cgroup v1 shows where there is no limit is a little below 2**63.
 _NO_LIMIT = 1 << 60
 _ROOT = "/sys/fs/cgroup"
+# The kernel hands these files out by the page, or the line if they are lists: less than half a page
+# is all there is.
+_WHOLE = _PAGE // 2
 
 
-def read_usage(groups: Mapping[str, str], init_pid: int) -> Usage:
-    """Raises FileNotFoundError when the sandbox is gone."""
-    received, sent = _network(init_pid)
+def read_usage(groups: Mapping[str, str], init_pid: int, *, networked: bool = True) -> Usage:
+    """Raises FileNotFoundError when the sandbox is gone. One that is not ``networked`` has the
+    loopback only, which does not count."""
+    received, sent = _network(init_pid) if networked else (0, 0)
     if "unified" in groups:
         usage = _unified(groups["unified"])
     elif groups:
@@ -215,8 +219,9 @@ def _content(path: str) -> str:
     that a service runs, seven times."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        content = b""
-        while piece := os.read(fd, 1 << 16):
+        content = piece = os.read(fd, 1 << 16)
+        while len(piece) >= _WHOLE:
+            piece = os.read(fd, 1 << 16)
             content += piece
     finally:
         os.close(fd)

@@ -78,18 +78,20 @@ class Connection:
     def is_open(self) -> bool:
         return self._lost is None
 
-    def open(self, op: Mapping[str, Any]) -> Stream:
-        """Begin an operation; the frame is queued at once. Raises SandboxExecutionError when
-        the connection is lost, ValueError when the request does not fit into a frame."""
+    def open(self, op: Mapping[str, Any], after: Stream | None = None) -> Stream:
+        """Begin an operation, ``after`` the end of another if one is named; the frame is queued at
+        once. Raises SandboxExecutionError when the connection is lost, ValueError when the request
+        does not fit into a frame."""
         if self._lost is not None:
             raise self.lost_error()
         number = self._free_number()
         try:
-            frame = encode_json(OPEN, number, dict(op))
+            request = dict(op) if after is None else {**op, "after": after.number}
+            frame = encode_json(OPEN, number, request)
         except ProtocolError as error:
             raise ValueError(f"The request is too large: {error}") from None
         make_error = partial(failure, op=op, sandbox_id=self._sandbox_id)
-        stream = self._streams[number] = Stream(self, number, make_error)
+        stream = self._streams[number] = Stream(self, number, make_error, after)
         self.send(frame)
         return stream
 

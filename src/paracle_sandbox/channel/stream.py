@@ -63,12 +63,17 @@ class Stream:
     """
 
     def __init__(
-        self, link: Link, number: int, failure: Callable[[dict[str, Any]], SandboxError]
+        self,
+        link: Link,
+        number: int,
+        failure: Callable[[dict[str, Any]], SandboxError],
+        after: Stream | None = None,
     ) -> None:
         self.number = number
         self.ended = False
         self.result: dict[str, Any] = {}
         self._link = link
+        self._after = after
         self._failure = failure
         self._error: Callable[[], SandboxError] | None = None
         self._queue: deque[_Held] = deque()
@@ -115,6 +120,10 @@ class Stream:
         size = len(payload)
         if not size:
             raise ProtocolError("an empty frame")
+        # Nobody reads it yet: what a liar sends for hours would stay in memory.
+        if self._after is not None and not self._after.ended:
+            raise ProtocolError("an answer before its turn")
+        self._after = None
         # The last frame may exceed what is left: a sender cannot always cut (an EVENT is whole).
         if self._guest_room <= 0:
             raise ProtocolError("more data than its credit")

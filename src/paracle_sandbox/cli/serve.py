@@ -65,7 +65,7 @@ def _serve(settings: Settings, backend: str | None) -> int:
     import logging
 
     try:
-        from ..service.server import bound_socket, make_server
+        from ..service.server import bound_socket, loop_factory, make_server
         from ..service.service import Service
     except ModuleNotFoundError as error:
         raise UsageFault(f"The service needs {error.name}. Install it with: {INSTALL}") from None
@@ -89,7 +89,8 @@ def _serve(settings: Settings, backend: str | None) -> int:
     gc.freeze()
     gc.enable()
     # uvicorn ends on SIGINT and SIGTERM by itself, and passes the signal on afterwards.
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(run())
     return endings.SUCCESS
 
 

@@ -67,10 +67,6 @@ class Command:
     def is_python(self) -> bool:
         return self._launch.program is not None
 
-    @property
-    def then_listed(self) -> bool:
-        return self._launch.then_listed
-
     # What the host wants
 
     def start(self) -> None:

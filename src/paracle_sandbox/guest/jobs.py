@@ -3,7 +3,7 @@
 An operation is a generator. It yields to let the loop go on: True to be called again at once,
 False to sleep until data or credit arrives. It is sent each piece of data, and b"" at the end
 of the data; what it returns is the RESULT. Its `finally` clauses close what it opened, whether
-it ends, fails or is cancelled.
+it ends, fails or is cancelled. One that has to come after something else sleeps until then.
 """
 
 from typing import Any, Callable, Dict, Generator, Optional, Protocol
@@ -39,6 +39,11 @@ class Job:
         self._wire = wire
         self._roots = roots
         self._work: Optional[Work] = operation(request, wire, roots)
+
+    def come_after(self, is_over: Callable[[], bool]) -> None:
+        """Do nothing before it is; ``on_credit`` has it asked again."""
+        if self._work is not None:
+            self._work = _after(is_over, self._work)
 
     def start(self) -> None:
         """Runs to the first pause; small operations are over then."""
@@ -88,3 +93,9 @@ class Job:
     def _path(self) -> str:
         """The path that an error is about; only asked for after it was located once."""
         return self._roots.locate(self._request.get("path")).text
+
+
+def _after(is_over: Callable[[], bool], work: Work) -> Work:
+    while not is_over():
+        yield False
+    return (yield from work)

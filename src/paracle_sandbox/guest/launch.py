@@ -24,7 +24,6 @@ class Launch(NamedTuple):
     source: Optional[Tuple[bytes, bytes]] = None  # a path, and the text to write there first
     program: Optional[Dict[str, Any]] = None  # for become_program, instead of argv
     terminal: Optional[bytes] = None  # path of the slave side; the command fills it in
-    then_listed: bool = False  # the host asks for a listing next
     simple_terminals: bool = False  # a kernel that does less for terminals than Linux does
 
 
@@ -55,7 +54,7 @@ def parse_python(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
         path = given  # what the user wrote is what tracebacks and sys.argv[0] show
     env = {os.fsdecode(key): os.fsdecode(value) for key, value in launch.env.items()}
     spec = {"path": path, "argv": argv, "path0": path0, "env": env, "python": python}
-    return launch._replace(program=spec, then_listed=bool(request.get("then_listed")))
+    return launch._replace(program=spec)
 
 
 def parse_size(value: Any) -> Size:

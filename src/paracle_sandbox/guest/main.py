@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Callable, Dict, NoReturn, Optional
+from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 from ..channel import frames
 from . import kernel
@@ -32,7 +32,7 @@ PROTOCOL = 1
 _REHEARSAL = b'{"op":"python","path":"/tmp/x/code.py","source":"1","argv":[],"stdin":false}'
 # How long a Python that was forked ahead of need waits for its program: it holds memory.
 SEED_SECONDS = 5.0
-# For so long a seed waits for a listing that was announced.
+# For so long a seed waits for what comes right after a program.
 HELD_SECONDS = 0.05
 
 
@@ -114,8 +114,8 @@ class Guest:
         self._oom = OomFirst()
         self._seed_wanted = bool(setup.get("seed"))
         self._seed_until: Optional[float] = None
-        self._seed_held = False
-        self._listing: Optional[Wire] = None
+        self._followers: Dict[int, List[int]] = {}
+        self._seed_after: Optional[Wire] = None
         self._pythons = 0
         # Pages that nothing was read into cost nothing. Private: forks must not share it.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -253,34 +253,38 @@ class Guest:
             return None
         operation: Callable[..., Any] = OPS[op]
         job = operation(request, wire, self._setup)
-        if op == "list" and self._seed_held:
-            self._listing = wire
+        after: Any = request.get("after")
+        if isinstance(self._jobs.get(after), Command):  # else that one is over
+            job.come_after(lambda: after not in self._jobs)
+            self._followers.setdefault(after, []).append(wire.number)
         job.start()
         return job
 
     def _drop(self, stream: int) -> None:
         wire = self._wires.pop(stream, None)
         job = self._jobs.pop(stream, None)
-        if wire is not None and wire is self._listing:
-            self._listing = None
+        if wire is not None and wire is self._seed_after:
             self._release_seed()
+        followers = [one for one in self._followers.pop(stream, ()) if one in self._jobs]
+        for follower in followers:
+            self._jobs[follower].on_credit()
         if isinstance(job, Command) and job.is_python:
             self._pythons += 1
             # Whoever ran two will run a third; many sandboxes are made for a single program.
             if self._pythons >= 2:
-                self._want_seed(held=job.then_listed)
+                self._want_seed(self._wires[followers[-1]] if followers else None)
 
-    def _want_seed(self, held: bool) -> None:
-        """A fork takes its time. Whoever waits for a listing comes first, if it is not too long."""
-        if held:
-            self._seed_held = True
+    def _want_seed(self, after: Optional[Wire]) -> None:
+        """A fork takes its time. What comes right after a program is first, if it is not long."""
+        if after is not None:
+            self._seed_after = after
             self._loop.call_later(HELD_SECONDS, self._release_seed)
         else:
             self._seed_wanted = True
 
     def _release_seed(self) -> None:
-        if self._seed_held:
-            self._seed_held = False
+        if self._seed_after is not None:
+            self._seed_after = None
             self._seed_wanted = True
 
     def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:

@@ -124,8 +124,8 @@ class Wire:
     """One stream, as the job that serves it sees it."""
 
     def __init__(self, channel: Channel, stream: int, on_finished: Callable[[int], None]) -> None:
+        self.number = stream
         self._channel = channel
-        self._stream = stream
         self._on_finished = on_finished
         self._window = frames.WINDOW
         self._receivable = frames.WINDOW
@@ -156,7 +156,7 @@ class Wire:
         self._unreported += amount
         if self._unreported >= frames.WINDOW // 4 and not self.finished:
             self._receivable += self._unreported
-            self._channel.send(frames.CREDIT, self._stream, self._unreported.to_bytes(4, "big"))
+            self._channel.send(frames.CREDIT, self.number, self._unreported.to_bytes(4, "big"))
             self._unreported = 0
 
     def data(self, content: Buffer) -> None:
@@ -186,14 +186,14 @@ class Wire:
     def _credited(self, kind: int, payload: Buffer) -> None:
         if not self.finished:
             self._window -= len(payload)
-            self._channel.send(kind, self._stream, payload)
+            self._channel.send(kind, self.number, payload)
 
     def _finish(self, kind: int, value: Dict[str, Any]) -> None:
         if self.finished:
             return
-        self._channel.send_json(kind, self._stream, value)
+        self._channel.send_json(kind, self.number, value)
         self.finished = True
-        self._on_finished(self._stream)
+        self._on_finished(self.number)
 
 
 def _json(value: Dict[str, Any]) -> bytes:

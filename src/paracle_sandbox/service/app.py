@@ -26,6 +26,7 @@ from .idempotency import Idempotency
 from .routes import commands, files, leases, operations, packages, sandboxes, streams
 from .service import Service
 from .shapes import ErrorAnswer
+from .straight import Straight
 from .telling import Telling
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(Exception, _internal)
     describe(app)
     return Gate(
-        Idempotency(Telling(app, service.losses), service.answers),
+        Idempotency(Telling(Straight(app), service.losses), service.answers),
         doorman=service.doorman,
         journal=service.journal,
         metrics=service.metrics,

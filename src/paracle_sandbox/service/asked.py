@@ -33,6 +33,7 @@ MAX_DEPTH = 32
 MAX_PAGE = 1000
 MAX_OFFSET = 1 << 40
 _MAX_TOLD = 200
+_MOMENT_SECONDS = 0.05
 
 
 def service_of(connection: HTTPConnection) -> Service:
@@ -171,31 +172,28 @@ def next_offset(offset: int, limit: int, total: int) -> int | None:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do it, unless the client goes away: then it is cancelled, and what it had started ends."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(request.receive))
+    """Do it, unless the client goes away: then it is cancelled, and what it had started ends.
+    Whether the client is there is asked from a moment on: most work is done by then."""
+    loop, doer = asyncio.get_running_loop(), asyncio.current_task()
+    assert doer is not None
+    watches: list[asyncio.Task[None]] = []
+
+    def watch() -> None:
+        watches.append(asyncio.create_task(_cancel_when_gone(request.receive, doer)))
+
+    timer = loop.call_later(_MOMENT_SECONDS, watch)
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else await _cancelled(task)
+        return await work
     finally:
-        watch.cancel()
-        if not task.done():
-            await _ended(task)
+        timer.cancel()
+        for task in watches:
+            task.cancel()
 
 
-async def _gone(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _cancel_when_gone(receive: Callable[[], Awaitable[Any]], doer: asyncio.Task[Any]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _cancelled(task: asyncio.Future[T]) -> T:
-    task.cancel()
-    return await task
-
-
-async def _ended(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    doer.cancel()
 
 
 async def deny_socket(socket: WebSocket, fault: ServiceFault | SandboxError) -> None:

@@ -35,7 +35,7 @@ from .metrics import Metrics
 from .quotas import check_room
 from .recovery import classify, made
 from .tenants import Names
-from .workspaces import Workspace, Workspaces, save_quietly
+from .workspaces import Listed, Workspace, Workspaces, save_quietly
 
 logger = logging.getLogger(__name__)
 
@@ -263,9 +263,9 @@ class Hosting:
 
     # Removing
 
-    async def save(self, home: Home) -> bool:
+    async def save(self, home: Home, after: Listed | None = None) -> bool:
         """Keep what changed in the working directory; whether all of it is kept."""
-        return await save_quietly(home.workspace, home.sandbox)
+        return await save_quietly(home.workspace, home.sandbox, after)
 
     async def keep(self, home: Home) -> None:
         """Like save(), for what a user was promised. Raises NotKept."""

@@ -28,6 +28,7 @@ from .quotas import Executions
 from .recovery import classify
 from .shapes import RunRequest
 from .spool import Spool
+from .workspaces import Listed
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Run:
 
     home: Home
     command: Command
+    saves: int
     takes_input: bool = False
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
@@ -149,11 +151,10 @@ class Runner:
             async with self.started(user_id, program, then_listed=True, **options) as run:
                 result = await run.command.wait()
                 answer = _answer(result["exit_code"], spool, run)
-                # Side by side: each is a round trip.
-                answer["stats"], run.files_kept = await asyncio.gather(
-                    _stats(run.home.sandbox), self._hosting.save(run.home)
-                )
-                answer["files_kept"] = run.files_kept
+                # Side by side: one waits for the spawner, the other has its listing by now.
+                saving = self._begin_save(run.home, Listed(run.command, run.saves))
+                answer["stats"] = await _stats(run.home.sandbox)
+                run.files_kept = answer["files_kept"] = await asyncio.shield(saving)
         except StoppedError as error:
             answer = stopped_answer(
                 error,
@@ -190,8 +191,9 @@ class Runner:
             failure: BaseException | None = None
             try:
                 before, alone_at = home.sandbox.last_usage, home.alone_at
+                saves = home.workspace.saves
                 command = await program.start(home.sandbox, **more)
-                run = Run(home, command, loss=loss, before=before, alone_at=alone_at)
+                run = Run(home, command, saves, loss=loss, before=before, alone_at=alone_at)
                 if follow:
                     run.chunks = _followed(run.command)
                 async with run.command:
@@ -211,10 +213,13 @@ class Runner:
 
     async def _save(self, home: Home) -> bool:
         """Keep the files, though whoever waits for that may be cancelled again and again."""
-        saving = asyncio.create_task(self._hosting.save(home))
+        return await asyncio.shield(self._begin_save(home))
+
+    def _begin_save(self, home: Home, after: Listed | None = None) -> asyncio.Task[bool]:
+        saving = asyncio.create_task(self._hosting.save(home, after))
         self._watchers.add(saving)
         saving.add_done_callback(self._watchers.discard)
-        return await asyncio.shield(saving)
+        return saving
 
     def _told(
         self,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import resource
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -101,6 +102,15 @@ class GracefulServer(uvicorn.Server):
         await super().shutdown(sockets)
         # Here, because a signal is passed on as soon as this returns, and ends the process.
         await self._service.backend.close()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Of the event loop to run it in: uvloop's where that is installed, else Python's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def make_server(service: Service, **options: Any) -> uvicorn.Server:

@@ -100,7 +100,10 @@ class Spool:
 
 
 def is_large(answer: dict[str, Any]) -> bool:
-    return any(isinstance(value, SpooledText) for value in _values(answer))
+    return any(
+        isinstance(value, SpooledText) or (isinstance(value, dict) and is_large(value))
+        for value in answer.values()
+    )
 
 
 def json_pieces(answer: dict[str, Any]) -> Iterator[bytes]:
@@ -123,11 +126,3 @@ def json_pieces(answer: dict[str, Any]) -> Iterator[bytes]:
     finally:
         for text in texts:
             text.close()
-
-
-def _values(answer: dict[str, Any]) -> Iterator[Any]:
-    for value in answer.values():
-        if isinstance(value, dict):
-            yield from _values(value)
-        else:
-            yield value

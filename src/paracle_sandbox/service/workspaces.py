@@ -18,6 +18,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..command import Command
 from ..errors import SandboxError, SandboxFileError
 from ..results import FileInfo
 from ..sandbox import Sandbox
@@ -32,6 +33,14 @@ _TEMPORARY = re.compile(r"\.paracle-[0-9a-f]{16}\Z")
 Mark = tuple[str, int, int, float]
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A command with a listing for its end, and how many saves there were when it began."""
+
+    command: Command
+    saves: int
+
+
 @dataclass
 class Workspace:
     """The kept files of one user, and what of the sandbox is known to be in them."""
@@ -40,6 +49,7 @@ class Workspace:
     known: dict[str, Mark] = field(default_factory=dict)
     top: str = ""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    saves: int = 0
 
     async def restore(self, sandbox: Sandbox) -> None:
         """Put the kept files into a new, empty sandbox."""
@@ -49,11 +59,15 @@ class Workspace:
                 await sandbox.copy_to(self.directory, sandbox.config.working_dir)
             self.known = _marks(await self._listing(sandbox))
 
-    async def save(self, sandbox: Sandbox) -> None:
+    async def save(self, sandbox: Sandbox, after: Listed | None = None) -> None:
         """Copy out what has changed. Raises SandboxError when that cannot be done; what was
         kept before stays."""
         async with self.turn:
-            found = _marks(await self._listing(sandbox))
+            # What somebody saved meanwhile may be newer than what that command left.
+            is_newest = after is not None and after.saves == self.saves
+            self.saves += 1
+            command = after.command if after is not None and is_newest else None
+            found = _marks(await self._listing(sandbox, command))
             if found == self.known:
                 return
             changed = [path for path, mark in found.items() if self.known.get(path) != mark]
@@ -81,11 +95,16 @@ class Workspace:
                 logger.info("Not kept: %s: %s", path, error)
                 found.pop(path, None)
 
-    async def _listing(self, sandbox: Sandbox) -> list[tuple[str, FileInfo]]:
+    async def _listing(
+        self, sandbox: Sandbox, after: Command | None = None
+    ) -> list[tuple[str, FileInfo]]:
         if not self.top:
             # By the guest's own name for it, which entries begin with.
             self.top = (await sandbox.stat("."))["path"].rstrip("/") + "/"
-        entries = await sandbox.list_files(".", recursive=True)
+        if after is not None:
+            entries = await sandbox.listed_after(after)
+        else:
+            entries = await sandbox.list_files(".", recursive=True)
         named = ((entry["path"].removeprefix(self.top), entry) for entry in entries)
         return [(path, entry) for path, entry in named if _is_below(path)]
 
@@ -130,12 +149,12 @@ class Workspaces:
         await asyncio.to_thread(shutil.rmtree, self._directory / name, ignore_errors=True)
 
 
-async def save_quietly(workspace: Workspace, sandbox: Sandbox) -> bool:
+async def save_quietly(workspace: Workspace, sandbox: Sandbox, after: Listed | None = None) -> bool:
     """Save before a sandbox goes. Whether all of it is kept."""
     if not sandbox.is_running:
         return False
     try:
-        await workspace.save(sandbox)
+        await workspace.save(sandbox, after)
     except (SandboxError, OSError) as error:
         # One that ends meanwhile was saved by whoever ended it, or is lost and told so.
         level = logging.ERROR if sandbox.is_running else logging.INFO

@@ -246,13 +246,17 @@ class NativeBackend(Backend):
     async def _usage(self, sandbox_id: str, *, exact: bool) -> Usage:
         owned = self._owned.get(sandbox_id)
         record = owned.record if owned else self._record(sandbox_id).content
+        # Asked first: the spawner finds it out while we read the rest.
+        slot = record.get("slot")
+        asked = owned.spawner.ask("disk", slot=slot, exact=exact) if owned else None
         try:
-            usage = read_usage(record["cgroups"], record["init"]["pid"])
+            networked = record["config"]["network_mode"] != "none"
+            usage = read_usage(record["cgroups"], record["init"]["pid"], networked=networked)
         except (FileNotFoundError, KeyError):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
-        if owned is None:
+        if asked is None:
             return usage
-        disk, _ = await owned.spawner.request("disk", slot=record["slot"], exact=exact)
+        disk, _ = await asked
         used, limit = disk["used"], disk["limit"]
         slack = max(_DISK_SLACK, limit // _DISK_SLACK_SHARE)
         return replace(usage, disk_bytes=used, disk_full=bool(limit) and used + slack >= limit)

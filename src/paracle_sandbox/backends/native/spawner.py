@@ -70,6 +70,11 @@ class Spawner:
 
     async def request(self, op: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """The answer and the descriptors that came with it."""
+        return await self.ask(op, **arguments)
+
+    def ask(self, op: str, **arguments: Any) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
+        """request() for who has something else to do until the answer comes. One that is not
+        waited for any more is forgotten when it has come."""
         self._attach()
         if self.closed:
             raise SandboxExecutionError("The native spawner has ended; its sandboxes are gone.")
@@ -80,10 +85,7 @@ class Spawner:
         packet = json.dumps({"op": op, "request": number, **arguments}).encode()
         self._unsent.append(packet)
         self._send()
-        try:
-            return await future
-        finally:
-            self._answers.pop(number, None)
+        return future
 
     def _send(self) -> None:
         """What can be sent now; the rest when there is room. Packets keep their order."""

@@ -32,7 +32,7 @@ def spawner_on(control: socket.socket) -> Spawner:
     mold: Any = SimpleNamespace(reap=lambda pid: os.waitpid(pid, 0))
     options = {
         "setup": {}, "stock": 2, "stock_shape": vars(SHAPE), "stock_grant": GRANT,
-        "idle_modules": [], "failpoints": {}, "owner_fd": -1,
+        "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1,
     }  # fmt: skip
     return Spawner(control, ground, mold, options)
 

@@ -8,6 +8,12 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from ..config import SandboxConfig
+    from ..settings import Settings
+
 # Whoever sets one of these may want another backend, or another interpreter inside.
 _OTHERS = ("SANDBOX_MODE", "SANDBOX_API_URL", "PARACLE_PYTHON")
 
@@ -18,3 +24,19 @@ def start_ahead() -> None:
         from .native.launcher import launch_ahead
 
         launch_ahead()
+
+
+def prepare_ahead(settings: Settings, first: SandboxConfig) -> None:
+    """Say what it is for: it begins to make the sandbox that will be asked for first."""
+    if sys.platform == "linux" and settings.mode in ("auto", "native"):
+        from .native.ahead import prepare
+
+        prepare(settings, first)
+
+
+def end_ahead() -> None:
+    """Nobody asked for it: wait until nothing of it is left."""
+    if sys.platform == "linux":
+        from .native import launcher
+
+        launcher.end_ahead()

@@ -1,6 +1,7 @@
 """How a spawner comes up: the program that the owner starts, and its two processes.
 
-The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment. The
+The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment, and without
+collection of garbage, of which imports make none. The
 started process (the launcher) makes the namespaces that need a fork to take effect, forks the
 spawner into them, and only waits: when it dies the spawner dies, and the other way round.
 """
@@ -8,10 +9,10 @@ spawner into them, and only waits: when it dies the spawner dies, and the other 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
-import pkgutil
 import resource
 import signal
 import socket
@@ -26,7 +27,11 @@ _MAX_MESSAGE = 1 << 16
 def main(control: socket.socket, package_path: str) -> None:
     step = "start"
     try:
+        os.chdir("/")
+        # What the owner's parents left open is no business of ours.
+        kernel.close_from(control.fileno() + 1)
         _import_everything()
+        gc.enable()
         # What is ours was found here; what a sandbox imports must not be.
         sys.path.remove(package_path)
         packet = control.recv(_MAX_MESSAGE)
@@ -59,8 +64,10 @@ def _import_everything() -> None:
     from .. import guest
     from . import ground, mold, spawner  # noqa: F401
 
-    for module in pkgutil.iter_modules(guest.__path__):
-        importlib.import_module(f"{guest.__name__}.{module.name}")
+    for file in sorted(os.listdir(guest.__path__[0])):
+        name, dot, ending = file.partition(".")
+        if dot and ending == "py" and name != "__init__":
+            importlib.import_module(f"{guest.__name__}.{name}")
 
 
 def _serve(control: socket.socket, options: dict[str, Any]) -> None:

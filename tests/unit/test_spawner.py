@@ -18,7 +18,7 @@ from paracle_sandbox.jail.place import Grant
 from paracle_sandbox.jail.spawner import Spawner
 
 SHAPE = Shape()
-GRANT = {"limits": vars(Limits(64 << 20, 10, 100)), "disk_bytes": 1 << 20}
+GRANT = {"limits": Limits(64 << 20, 10, 100)._asdict(), "disk_bytes": 1 << 20}
 
 
 def spawner_on(control: socket.socket) -> Spawner:
@@ -31,7 +31,7 @@ def spawner_on(control: socket.socket) -> Spawner:
     )
     mold: Any = SimpleNamespace(reap=lambda pid: os.waitpid(pid, 0))
     options = {
-        "setup": {}, "stock": 2, "stock_shape": vars(SHAPE), "stock_grant": GRANT,
+        "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,
         "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1,
     }  # fmt: skip
     return Spawner(control, ground, mold, options)

@@ -26,12 +26,18 @@ def start_ahead() -> None:
         launch_ahead()
 
 
-def prepare_ahead(settings: Settings, first: SandboxConfig) -> None:
-    """Say what it is for: it begins to make the sandbox that will be asked for first."""
-    if sys.platform == "linux" and settings.mode in ("auto", "native"):
-        from .native.ahead import prepare
+def prepare_ahead(settings: Settings, first: SandboxConfig) -> bool:
+    """Say what it is for: it begins to make the sandbox that will be asked for first. Whether
+    there is one, and no doubt that it will be used."""
+    if sys.platform != "linux" or settings.mode not in ("auto", "native"):
+        return False
+    from .auto import native_is_taken
 
-        prepare(settings, first)
+    if settings.mode == "auto" and not native_is_taken(settings):
+        return False
+    from .native.ahead import prepare
+
+    return prepare(settings, first)
 
 
 def end_ahead() -> None:

@@ -58,11 +58,23 @@ def execute(order: Order) -> int:
     # One sandbox needs no stock of children for the next.
     settings = replace(settings, stock=0)
     try:
-        if order.backend is None:
-            prepare_ahead(settings, config)
+        if order.backend is None and prepare_ahead(settings, config):
+            _import_asyncio_alone()
         return _execute(order, source, inputs, config, settings)
     finally:
         end_ahead()
+
+
+def _import_asyncio_alone() -> None:
+    """Without TLS, which it can be without, and which is a tenth of all imports here: a sandbox of
+    this machine has no use for it."""
+    if "asyncio" in sys.modules or "ssl" in sys.modules:
+        return
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+    try:
+        import asyncio  # noqa: F401
+    finally:
+        del sys.modules["ssl"]
 
 
 def _execute(

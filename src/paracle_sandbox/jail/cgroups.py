@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TOP = "paracle-sandbox"
 _CPU_PERIOD_US = 100_000
@@ -23,8 +23,7 @@ class CgroupsUnavailable(Exception):
     """No cgroup can be made here; the message says why."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What one sandbox may use."""
 
     memory_bytes: int

@@ -1,7 +1,7 @@
 """How a spawner comes up: the program that the owner starts, and its two processes.
 
 The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment, and without
-collection of garbage, of which imports make none. The
+collection of garbage, of which imports make next to none. The
 started process (the launcher) makes the namespaces that need a fork to take effect, forks the
 spawner into them, and only waits: when it dies the spawner dies, and the other way round.
 """
@@ -31,6 +31,8 @@ def main(control: socket.socket, package_path: str) -> None:
         # What the owner's parents left open is no business of ours.
         kernel.close_from(control.fileno() + 1)
         _import_everything()
+        # What is imported stays, in this process and in all that come of it: nobody looks again.
+        gc.freeze()
         gc.enable()
         # What is ours was found here; what a sandbox imports must not be.
         sys.path.remove(package_path)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ...config import SandboxConfig
 
 
-def prepare(settings: Settings, first: SandboxConfig) -> None:
+def prepare(settings: Settings, first: SandboxConfig) -> bool:
     """As the backend will for its first sandbox, which then meets the same errors and reports
-    them."""
+    them. Whether somebody heard it."""
     try:
         require_own_directory(settings.state_dir)
         template = find_template(template_name(first.base_image), settings)
     except SandboxError:
-        return
+        return False
     options = json.dumps(spawner_options(settings, template, first)).encode()
-    tell_ahead(settings.python or default_python(), options)
+    return tell_ahead(settings.python or default_python(), options)

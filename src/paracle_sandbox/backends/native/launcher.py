@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PACKAGE_PATH = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
 _CONTROL = 3
-_END_SECONDS = 20.0
+END_SECONDS = 20.0
 # The path of the package comes over the socket: a command line can be read inside. Collecting
 # garbage would cost a tenth of the imports, and is for later.
 _PROGRAM = f"""
@@ -57,10 +57,15 @@ class Process:
             raise TimeoutError(f"process {self.pid} has not ended")
         return code
 
-    def finish(self) -> None:
+    def watch(self) -> int | None:
+        """A new descriptor, which can be read once it has ended; None when that is known."""
+        with self._lock:
+            return os.dup(self._pidfd) if self._code is None else None
+
+    def finish(self, timeout: float = END_SECONDS) -> None:
         """Wait until it has ended, which it was told to do; in the end by force."""
         try:
-            self.wait(_END_SECONDS)
+            self.wait(timeout)
         except TimeoutError:
             self.kill()
             self.wait()
@@ -131,10 +136,12 @@ def launch_ahead() -> None:
         _ahead[python] = _launch(python)
 
 
-def tell_ahead(python: str, options: bytes) -> None:
+def tell_ahead(python: str, options: bytes) -> bool:
     """Have one that was started ahead go on, if there is one."""
-    if python in _ahead:
-        _ahead[python].tell(options)
+    if python not in _ahead:
+        return False
+    _ahead[python].tell(options)
+    return True
 
 
 def end_ahead() -> None:

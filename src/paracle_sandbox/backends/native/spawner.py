@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BackendUnavailableError, SandboxExecutionError
-from .launcher import Process, launch
+from .launcher import END_SECONDS, Process, launch
 
 _MAX_MESSAGE = 1 << 16
 _START_SECONDS = 60.0
@@ -157,7 +157,30 @@ class Spawner:
             self.closed = True
             self._detach()
             self._control.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._process.finish)
+        try:
+            await self._ended()
+        except BaseException:
+            # Cancelled: somebody has to wait for it all the same.
+            asyncio.get_running_loop().run_in_executor(None, self._process.finish)
+            raise
+        self._process.finish(0.0)
+
+    async def _ended(self) -> None:
+        """On the loop: a thread for it would be the only one of a short command."""
+        watched = self._process.watch()
+        if watched is None:
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(watched, ended.set)
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await ended.wait()
+        except TimeoutError:
+            return
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
 
 
 def boot_id() -> str:

@@ -130,6 +130,28 @@ class Cgroups:
         self._above.clear()
 
 
+def enter_own(seconds: float, pause_seconds: float) -> None:
+    """Enter the group that this process is in already, again and again. That moves nobody, but
+    whoever enters one within the next 10 ms need not wait as ``Cgroups.enter`` tells."""
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        group = os.open(_own_group(), os.O_WRONLY | os.O_CLOEXEC)
+        while time.monotonic() < deadline:
+            os.write(group, b"0")
+            time.sleep(pause_seconds)
+
+
+def _own_group() -> str:
+    v1, v2 = _mounts()
+    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as groups:
+        for line in groups:
+            _, kinds, path = line.rstrip("\n").split(":", 2)
+            mount = v1.get(kinds.partition(",")[0]) if kinds else v2
+            if mount:
+                return f"{mount}{path}/cgroup.procs"
+    raise FileNotFoundError(errno.ENOENT, "no cgroup file system is mounted")
+
+
 def _mounts() -> tuple[dict[str, str], str | None]:
     """Where each v1 controller is mounted, and the v2 mount if there is one."""
     v1: dict[str, str] = {}

@@ -20,8 +20,13 @@ import sys
 from typing import Any
 
 from . import kernel
+from .cgroups import enter_own
 
 _MAX_MESSAGE = 1 << 16
+# How long a spawner takes until it makes its first sandbox, and how long entering a group has an
+# effect on who does it next.
+_FIRST_SECONDS = 0.06
+_HOT_SECONDS = 0.008
 
 
 def main(control: socket.socket, package_path: str) -> None:
@@ -50,6 +55,8 @@ def main(control: socket.socket, package_path: str) -> None:
         spawner = os.fork()
         if spawner:
             control.close()
+            # Nobody waits for us: see to it that the first sandbox need not wait for its group.
+            enter_own(_FIRST_SECONDS, _HOT_SECONDS)
             os._exit(_wait(spawner))
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         step = "spawner"

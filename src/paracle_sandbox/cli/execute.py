@@ -150,7 +150,7 @@ def make_config(order: Order, settings: Settings, *, quick: bool = False) -> San
     values.update({name: value for name, value in order.limits.items() if value is not None})
     values["env_vars"] = dict(map(_assignment, order.env))
     if order.template is not None:
-        values["base_image"] = _image_of(order.template, settings)
+        values["base_image"] = _image_of(order.template)
     try:
         return quick_config(**values) if quick else _checked(values)
     except ValueError as error:
@@ -171,10 +171,10 @@ def _checked(values: dict[str, Any]) -> SandboxConfig:
     return SandboxConfig(**values)
 
 
-def _image_of(template: str, settings: Settings) -> str:
-    from ..backends.catalog import templates
+def _image_of(template: str) -> str:
+    from ..backends.catalog import template_names
 
-    names = templates(settings).names()
+    names = template_names()
     if template not in names:
         raise UsageFault(f"--template: there is no {template!r}; known are {', '.join(names)}")
     return f"paracle/sandbox:{'latest' if template == 'default' else template}"

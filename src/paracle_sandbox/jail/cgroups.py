@@ -130,15 +130,16 @@ class Cgroups:
         self._above.clear()
 
 
-def enter_own(seconds: float, pause_seconds: float) -> None:
-    """Enter the group that this process is in already, again and again. That moves nobody, but
+def enter_own(seconds: float = 0.0, pause_seconds: float = 0.0) -> None:
+    """Enter the group that this process is in already, once and again. That moves nobody, but
     whoever enters one within the next 10 ms need not wait as ``Cgroups.enter`` tells."""
     deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError):
         group = os.open(_own_group(), os.O_WRONLY | os.O_CLOEXEC)
+        os.write(group, b"0")
         while time.monotonic() < deadline:
-            os.write(group, b"0")
             time.sleep(pause_seconds)
+            os.write(group, b"0")
 
 
 def _own_group() -> str:

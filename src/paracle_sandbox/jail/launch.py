@@ -35,6 +35,7 @@ def main(control: socket.socket, package_path: str) -> None:
         os.chdir("/")
         # What the owner's parents left open is no business of ours.
         kernel.close_from(control.fileno() + 1)
+        forerunner = _send_forerunner()
         _import_everything()
         # What is imported stays, in this process and in all that come of it: nobody looks again.
         gc.freeze()
@@ -51,11 +52,12 @@ def main(control: socket.socket, package_path: str) -> None:
         if options["rootless"]:
             _become_root_of_a_user_namespace()
         step = "pid namespace"
+        os.waitpid(forerunner, 0)
         kernel.unshare(kernel.CLONE_NEWPID)
         spawner = os.fork()
         if spawner:
             control.close()
-            # Nobody waits for us: see to it that the first sandbox need not wait for its group.
+            # Nobody waits for us: keep the way clear until the first sandbox enters its group.
             enter_own(_FIRST_SECONDS, _HOT_SECONDS)
             os._exit(_wait(spawner))
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -65,6 +67,17 @@ def main(control: socket.socket, package_path: str) -> None:
         _report(control, step, str(error), error.errno or 0)
         os._exit(1)
     os._exit(0)
+
+
+def _send_forerunner() -> int:
+    """A process that waits for the kernel while we import, so that the first sandbox need not."""
+    forerunner = os.fork()
+    if forerunner == 0:
+        try:
+            enter_own()
+        finally:
+            os._exit(0)
+    return forerunner
 
 
 def _import_everything() -> None:

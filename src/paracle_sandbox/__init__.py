@@ -9,9 +9,13 @@ Names are imported when they are first used, so that importing the package costs
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+# Not from typing, which would cost more than all the rest; type checkers know the name.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .agents import SandboxAgent, SandboxManus
     from .backends.base import Backend
     from .backends.registry import get_backend

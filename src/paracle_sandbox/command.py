@@ -14,18 +14,20 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from .backends.base import Usage
 from .channel.frames import DATA, STDERR
 from .channel.stream import Stream
-from .config import SandboxConfig
 from .consumers import Consumers
 from .ending import Ending, Stop
 from .errors import ResourceLimitError, SandboxError
 from .limits import Counts, complains_of_disk, memory_breach, output_breach
 from .output import Output
 from .results import CommandResult
+
+if TYPE_CHECKING:
+    from .config import SandboxConfig
 
 CONFIRM_SECONDS = 3.0
 _CALLBACK_SECONDS = 1.0

@@ -8,12 +8,15 @@ child was killed for memory ran out of memory, not of time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .backends.base import Usage
-from .config import SandboxConfig
 from .errors import ResourceLimitError, SandboxError, SandboxExecutionError, SandboxTimeoutError
 from .limits import Breach, Counts, memory_breach, verdict
 from .output import Output
+
+if TYPE_CHECKING:
+    from .config import SandboxConfig
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .backends.base import Usage
-from .config import SandboxConfig
 from .errors import ResourceLimitError
 from .output import Output
+
+if TYPE_CHECKING:
+    from .config import SandboxConfig
 
 MIB = 1 << 20
 # Of the memory limit: above this, check_limits() complains.

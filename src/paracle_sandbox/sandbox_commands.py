@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Unpack
 
@@ -174,7 +174,7 @@ class SandboxCommands(SandboxTransfers):
 
     def _script_path(self, name: str) -> str:
         """A place of its own for each run, so that concurrent ones do not clash."""
-        return f"/tmp/.paracle-{secrets.token_hex(6)}/{name}"
+        return f"/tmp/.paracle-{os.urandom(6).hex()}/{name}"
 
 
 async def _outcome(command: Command) -> CommandResult:

@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from . import audit
 from .backends.base import Backend, Usage
 from .channel.connection import Connection
 from .command import CONFIRM_SECONDS
-from .config import SandboxConfig
 from .errors import (
     ResourceLimitError,
     SandboxCleanupError,
@@ -26,6 +25,9 @@ from .errors import (
 )
 from .limits import MIB, Counts
 from .paths import AnyPath, checked_path, path_text
+
+if TYPE_CHECKING:
+    from .config import SandboxConfig
 
 
 class SandboxLife:
@@ -40,7 +42,7 @@ class SandboxLife:
     ) -> None:
         self._backend = backend
         self._sandbox_id = sandbox_id
-        self._config = config if config is not None else SandboxConfig()
+        self._config = config if config is not None else _usual()
         self._labels = dict(labels or {})
         self._connection: Connection | None = None
         self._made = False
@@ -244,3 +246,9 @@ class SandboxLife:
         # The caller learns that its command was stopped; stop() can be tried again.
         with suppress(SandboxError):
             await self.stop()
+
+
+def _usual() -> SandboxConfig:
+    from .config import SandboxConfig
+
+    return SandboxConfig()

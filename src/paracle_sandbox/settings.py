@@ -293,29 +293,31 @@ class Settings:
         row = _IDLE_ROWS.get(backend, "")
         return float(getattr(self, row)) if row in self.given else None
 
-    def default_config(self, backend: str | None = None) -> SandboxConfig:
-        """The configuration of a sandbox for which nobody gave one. What was set for one kind of
-        backend holds for that kind."""
-        from .config import SandboxConfig
-
-        config = SandboxConfig(
-            timeout_seconds=self.default_timeout_seconds,
-            memory_mb=self.default_memory_mb,
-            cpu_cores=self.default_cpu_cores,
-            network_mode=self.network_mode,
-            read_only_filesystem=self.read_only_filesystem,
-            drop_capabilities=self.drop_capabilities,
-        )
+    def default_values(self, backend: str | None = None) -> dict[str, Any]:
+        """What is set of the configuration of a sandbox for which nobody gave one. What was set
+        for one kind of backend holds for that kind."""
+        values = {
+            "timeout_seconds": self.default_timeout_seconds,
+            "memory_mb": self.default_memory_mb,
+            "cpu_cores": self.default_cpu_cores,
+            "network_mode": self.network_mode,
+            "read_only_filesystem": self.read_only_filesystem,
+            "drop_capabilities": self.drop_capabilities,
+            **dict(self.older),
+        }
         rows = _CONFIG_ROWS.get(backend or "", {})
-        special = dict(self.older)
-        special.update(
-            {name: getattr(self, row) for name, row in rows.items() if row in self.given}
-        )
+        values.update({name: getattr(self, row) for name, row in rows.items() if row in self.given})
         if backend == "incus-vm":
             # Images of ours are for containers: no machine could be made of one.
-            special["base_image"] = self.incus_image
+            values["base_image"] = self.incus_image
+        return values
+
+    def default_config(self, backend: str | None = None) -> SandboxConfig:
+        """Of these values."""
+        from .config import SandboxConfig
+
         try:
-            return SandboxConfig(**{**config.model_dump(), **special}) if special else config
+            return SandboxConfig(**self.default_values(backend))
         except ValueError as error:
             raise SandboxError(f"config.toml, section [sandbox]: {error}") from error
 

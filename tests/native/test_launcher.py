@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import select
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from paracle_sandbox import SandboxConfig, load_settings
 from paracle_sandbox.backends import ahead
 from paracle_sandbox.backends.native import launcher
 from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.quick_config import quick_config
 from paracle_sandbox.sandbox import Sandbox
 
 
@@ -55,6 +63,88 @@ async def test_a_sandbox_runs_on_it():
     finally:
         await backend.close()
     assert waiting.process.poll() == 0
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return replace(load_settings(), state_dir=str(tmp_path / "state"), stock=0)
+
+
+async def test_one_that_was_told_makes_the_sandbox_ahead_of_the_backend(settings, monkeypatch):
+    monkeypatch.delenv("SANDBOX_MODE", raising=False)
+    ahead.start_ahead()
+    (waiting,) = launcher._ahead.values()
+    assert ahead.prepare_ahead(settings, quick_config())
+    while not list(Path(settings.state_dir).glob("slot-*.json")):
+        assert waiting.process.poll() is None
+        await asyncio.sleep(0.01)
+    backend = NativeBackend(settings)
+    try:
+        async with Sandbox(backend, "ahead") as sandbox:
+            assert (await sandbox.run_code("print(6 * 7)"))["stdout"] == "42\n"
+            assert not launcher._ahead and waiting.process.poll() is None
+            records = sorted(path.name for path in Path(settings.state_dir).glob("*.json"))
+            assert len(records) == 2, "its own and that of the child made ahead, and no other"
+    finally:
+        await backend.close()
+    assert waiting.process.poll() == 0
+
+
+async def test_limits_and_shape_that_were_not_foreseen_hold(settings):
+    launcher.launch_ahead()
+    ahead.prepare_ahead(settings, quick_config())
+    wanted = SandboxConfig(memory_mb=256, working_dir="/data", max_processes=32)
+    backend = NativeBackend(settings)
+    try:
+        async with Sandbox(backend, "other", wanted) as sandbox:
+            assert (await sandbox.run_code("import os; print(os.getcwd())"))["stdout"] == "/data\n"
+            assert (await sandbox.get_stats())["memory_limit_mb"] == 256
+    finally:
+        await backend.close()
+
+
+async def test_one_that_was_told_something_else_ends_before_another_starts(settings):
+    launcher.launch_ahead()
+    (waiting,) = launcher._ahead.values()
+    ahead.prepare_ahead(replace(settings, stock=1), quick_config())
+    backend = NativeBackend(settings)
+    try:
+        async with Sandbox(backend, "anew") as sandbox:
+            assert (await sandbox.run_code("print(1)"))["stdout"] == "1\n"
+            assert waiting.process.poll() == 0
+    finally:
+        await backend.close()
+
+
+def test_one_that_was_told_and_is_not_used_leaves_nothing(settings):
+    launcher.launch_ahead()
+    (waiting,) = launcher._ahead.values()
+    ahead.prepare_ahead(settings, quick_config())
+    ahead.end_ahead()
+    assert not launcher._ahead and waiting.process.poll() == 0
+    assert [path.name for path in Path(settings.state_dir).rglob("*")] == ["instances"]
+
+
+def test_nothing_is_made_in_a_directory_of_others(settings, tmp_path):
+    (tmp_path / "state").mkdir(mode=0o777)
+    (tmp_path / "state").chmod(0o777)
+    launcher.launch_ahead()
+    assert not ahead.prepare_ahead(settings, quick_config())
+    ahead.end_ahead()
+    assert not list((tmp_path / "state").iterdir())
+
+
+def test_no_descriptor_of_the_callers_is_passed_on():
+    ours, theirs = os.pipe()
+    os.set_inheritable(theirs, True)
+    launched = launcher.launch(launcher.default_python())
+    os.close(theirs)
+    try:
+        ready, _, _ = select.select([ours], [], [], 30)
+        assert ready and os.read(ours, 1) == b""
+    finally:
+        os.close(ours)
+        assert end(launched) == 0
 
 
 @pytest.mark.parametrize("name", ["SANDBOX_MODE", "SANDBOX_API_URL", "PARACLE_PYTHON"])

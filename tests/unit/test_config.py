@@ -1,9 +1,12 @@
 """SandboxConfig: defaults, ranges, and what it refuses."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from paracle_sandbox import SandboxConfig
+from paracle_sandbox.quick_config import CHOICES, DEFAULTS, RANGES, QuickConfig, quick_config
 
 
 def test_defaults_are_the_specified_ones() -> None:
@@ -74,3 +77,53 @@ def test_presets() -> None:
 def test_a_slash_at_the_end_of_the_working_directory_means_nothing() -> None:
     assert SandboxConfig(working_dir="/app/").working_dir == "/app"
     assert SandboxConfig(working_dir="/data/deep//").working_dir == "/data/deep"
+
+
+# Without pydantic
+
+
+def test_the_quick_one_says_what_the_real_one_says() -> None:
+    assert QuickConfig(DEFAULTS).model_dump() == DEFAULTS == SandboxConfig().model_dump()
+    ranges = {
+        name: tuple(getattr(limit, side) for side in ("ge", "le") for limit in field.metadata
+                    if hasattr(limit, side))
+        for name, field in SandboxConfig.model_fields.items()
+    }  # fmt: skip
+    assert {name: pair for name, pair in ranges.items() if pair} == RANGES
+    for name, values in CHOICES.items():
+        for value in values:
+            assert getattr(SandboxConfig(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {}, {"memory_mb": 128}, {"memory_mb": 16384, "cpu_cores": 0.1}, {"network_mode": "bridge"},
+        {"base_image": "paracle/sandbox:ml"}, {"env_vars": {"A_1": "x", "_": ""}},
+        {"read_only_filesystem": False},
+    ],
+)  # fmt: skip
+def test_it_takes_what_is_right_beyond_doubt(values: dict[str, Any]) -> None:
+    config = quick_config(**values)
+    assert isinstance(config, QuickConfig)
+    real = SandboxConfig(**values)
+    assert {name: getattr(config, name) for name in SandboxConfig.model_fields} == dict(real)
+    assert config.model_dump() == real.model_dump()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"memory_mb": 127}, {"memory_mb": 16385}, {"cpu_cores": float("nan")},
+        {"network_mode": "lan"}, {"env_vars": {"1A": "x"}}, {"env_vars": {"Ä": "x"}},
+        {"env_vars": {"A": "\0"}}, {"no_such_field": 1}, {"working_dir": "/etc"},
+    ],
+)  # fmt: skip
+def test_it_leaves_what_is_wrong_to_the_real_one(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        quick_config(**values)
+
+
+@pytest.mark.parametrize("values", [{"memory_mb": "256"}, {"working_dir": "/data"}])
+def test_it_leaves_what_is_unusual_to_the_real_one(values: dict[str, Any]) -> None:
+    assert quick_config(**values) == SandboxConfig(**values)

@@ -18,7 +18,7 @@ from paracle_sandbox.jail.place import Grant
 from paracle_sandbox.jail.spawner import Spawner
 
 SHAPE = Shape()
-GRANT = {"limits": vars(Limits(64 << 20, 10, 100)), "disk_bytes": 1 << 20}
+GRANT = {"limits": Limits(64 << 20, 10, 100)._asdict(), "disk_bytes": 1 << 20}
 
 
 def spawner_on(control: socket.socket) -> Spawner:
@@ -31,8 +31,8 @@ def spawner_on(control: socket.socket) -> Spawner:
     )
     mold: Any = SimpleNamespace(reap=lambda pid: os.waitpid(pid, 0))
     options = {
-        "setup": {}, "stock": 2, "stock_shape": vars(SHAPE), "stock_grant": GRANT,
-        "idle_modules": [], "failpoints": {}, "owner_fd": -1,
+        "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,
+        "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1,
     }  # fmt: skip
     return Spawner(control, ground, mold, options)
 
@@ -72,3 +72,101 @@ def test_an_end_that_is_told_before_the_last_words(said: bytes, step: str) -> No
             key.data()
         answer = json.loads(owner.recv(1 << 16))
         assert (answer["request"], answer["error"]) == (7, step)
+
+
+class _Mold:
+    """Forks nobody: a child is a process of ours that waits to be killed."""
+
+    def __init__(self) -> None:
+        self.forked: list[tuple[Child, socket.socket]] = []
+
+    def fork(self, child: Child, setup: dict[str, Any]) -> None:
+        child.status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child.host_end, guest_end = socket.socketpair()
+        guest_end.close()
+        child.pid = os.fork()
+        if child.pid == 0:
+            signal.pause()
+        child.pidfd = os.pidfd_open(child.pid)
+        child.status.setblocking(False)
+        self.forked.append((child, theirs))
+
+    def reap(self, pid: int) -> None:
+        os.waitpid(pid, 0)
+
+
+def turn(spawner: Spawner) -> None:
+    for key, _ in spawner._selector.select(30):
+        key.data()
+
+
+@pytest.fixture
+def started():
+    """A spawner that has begun with the sandbox it was started for; its owner's end, its mold."""
+    owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    spawner, mold = spawner_on(control), _Mold()
+    ground: Any = spawner._ground
+    ground.instance, ground.cgroups, ground.volume = 0, object(), None
+    ground.take_identity = lambda: Identity(1, 1, False)
+    ground.cgroup_paths = lambda slot: {}
+    ground.process_of = lambda pidfd: {}
+    ground.records.write = lambda slot, groups: None
+    spawner._mold = mold  # type: ignore[assignment]
+    spawner._start_first({"shape": SHAPE._asdict(), **GRANT})
+    yield spawner, owner, mold
+    for child, theirs in mold.forked:
+        if child.pidfd >= 0:
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+            mold.reap(child.pid)
+        child.close()
+        theirs.close()
+    owner.close()
+    control.close()
+
+
+def asked(number: int, shape: Shape = SHAPE) -> dict[str, Any]:
+    return {"request": number, "shape": shape._asdict(), **GRANT}
+
+
+def answer_to(owner: socket.socket) -> dict[str, Any]:
+    packet, fds, _, _ = socket.recv_fds(owner, 1 << 16, 1)
+    for fd in fds:
+        os.close(fd)
+    return {**json.loads(packet), "fds": len(fds)}
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["parked", "starting"])
+def test_the_first_is_handed_over_once_whenever_it_is_asked_for(started, finished: bool) -> None:
+    spawner, owner, mold = started
+    ((_, theirs),) = mold.forked
+    if finished:
+        theirs.send(b"ok")
+        turn(spawner)
+    spawner._create(asked(1))
+    if not finished:
+        theirs.send(b"ok")
+        turn(spawner)
+    answer = answer_to(owner)
+    assert (answer["request"], answer["slot"], answer["fds"]) == (1, "slot-0-1", 1)
+    spawner._create(asked(2))
+    assert [child.slot for child, _ in mold.forked] == ["slot-0-1", "slot-0-2"]
+
+
+def test_a_first_of_another_shape_goes(started) -> None:
+    spawner, _, mold = started
+    spawner._create(asked(1, Shape(working_dir="/data")))
+    first, second = (child for child, _ in mold.forked)
+    assert (first.state, second.shape.working_dir) == ("dying", "/data")
+    while first.pidfd >= 0:
+        turn(spawner)
+    assert list(spawner._children) == ["slot-0-2"]
+
+
+def test_a_first_that_failed_is_made_again_when_it_is_asked_for(started) -> None:
+    spawner, _, mold = started
+    ((first, theirs),) = mold.forked
+    theirs.send(json.dumps({"step": "seccomp", "message": "refused"}).encode())
+    while first.pidfd >= 0:
+        turn(spawner)
+    spawner._create(asked(1))
+    assert [child.slot for child, _ in mold.forked] == ["slot-0-1", "slot-0-2"]

@@ -77,6 +77,11 @@ def native_problem(euid: int, read: Callable[[str], str]) -> tuple[str, str] | N
     return None
 
 
+def native_is_taken(settings: Settings) -> bool:
+    """Whether ``choose`` would take native, with nothing to say about it."""
+    return not settings.api_url and native_problem(os.geteuid(), _read) is None
+
+
 def service_problem(settings: Settings) -> str | None:
     """Why the configured service cannot be used; None when it can. Takes a few seconds at most,
     and needs nothing installed: the remote backend is imported only when it is taken."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ..config import SandboxConfig
+if TYPE_CHECKING:
+    from ..config import SandboxConfig
 
 
 class Channel(ABC):

@@ -91,6 +91,13 @@ def templates(settings: Settings) -> Templates:
     return Templates(settings)
 
 
+def template_names() -> list[str]:
+    """Those there are, built or not."""
+    from .native.template_kinds import PACKAGES
+
+    return list(PACKAGES)
+
+
 def incus_images(settings: Settings) -> ImageBuilder:
     """The images of the Incus server. ``async with`` it. Raises BackendUnavailableError."""
     from .incus.builder import ImageBuilder

@@ -41,12 +41,13 @@ def ends_with_a_code(command: Callable[P, int]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        sys.exit(_code_of(functools.partial(command, *args, **kwargs)))
+        sys.exit(code_of(functools.partial(command, *args, **kwargs)))
 
     return run
 
 
-def _code_of(command: Callable[[], int]) -> int:
+def code_of(command: Callable[[], int]) -> int:
+    """Run a command; its errors become a line and a code."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # From here on there may be something to clean up.
         signal.signal(signal.SIGINT, signal.default_int_handler)

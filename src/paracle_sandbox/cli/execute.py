@@ -8,15 +8,18 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..backends.ahead import end_ahead, prepare_ahead
 from ..errors import SandboxError
+from ..quick_config import quick_config
 from ..settings import Settings
-from . import endings, output, program, streams
+from . import endings, output
 from .endings import UsageFault
 from .options import check_backend, settings_or_fault
 
 if TYPE_CHECKING:
     from ..config import SandboxConfig
     from ..results import ExecutionResult, Stats
+    from . import program
 
 _FLAGS = {
     "cpu_cores": "--cpu", "memory_mb": "--memory", "disk_mb": "--disk",
@@ -47,17 +50,46 @@ def execute(order: Order) -> int:
     # Everything that can be wrong with the order is found before anything is made for it.
     settings = settings_or_fault()
     check_backend(order.backend)
-    config = make_config(order, settings)
+    config = make_config(order, settings, quick=True)
+    source, inputs = _read_source(order.file), _read_inputs(order.inputs)
+    check_output(order.output)
+    if order.verbose:
+        _show_config(config)
+    # One sandbox needs no stock of children for the next.
+    settings = replace(settings, stock=0)
+    try:
+        if order.backend is None and prepare_ahead(settings, config):
+            _import_asyncio_alone()
+        return _execute(order, source, inputs, config, settings)
+    finally:
+        end_ahead()
+
+
+def _import_asyncio_alone() -> None:
+    """Without TLS, which it can be without, and which is a tenth of all imports here: a sandbox of
+    this machine has no use for it."""
+    if "asyncio" in sys.modules or "ssl" in sys.modules:
+        return
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+    try:
+        import asyncio  # noqa: F401
+    finally:
+        del sys.modules["ssl"]
+
+
+def _execute(
+    order: Order, source: bytes, inputs: bytes | None, config: SandboxConfig, settings: Settings
+) -> int:
+    """What it imports takes as long as a sandbox does, which is being made meanwhile."""
+    from . import program, streams
+
     job = program.Program(
-        source=_read_source(order.file),
-        inputs=_read_inputs(order.inputs),
+        source=source,
+        inputs=inputs,
         args=tuple(order.args),
         stdin=None if order.file == "-" else streams.piped_stdin(),
         monitor=order.monitor,
     )
-    check_output(order.output)
-    if order.verbose:
-        _show_config(config)
     outlets = _Outlets(order.raw)
     if not order.as_json:
         job = replace(job, on_output=outlets)
@@ -82,9 +114,9 @@ async def _run(
     order: Order, job: program.Program, config: SandboxConfig, settings: Settings
 ) -> program.Outcome:
     from ..backends.catalog import opened
+    from . import program
 
-    # One sandbox needs no stock of children for the next.
-    async with opened(order.backend, replace(settings, stock=0)) as backend:
+    async with opened(order.backend, settings) as backend:
         return await program.run_program(job, config, backend)
 
 
@@ -92,6 +124,8 @@ class _Outlets:
     """Our stdout and stderr, as the program's."""
 
     def __init__(self, raw: bool) -> None:
+        from . import streams
+
         self._outlets = {
             name: streams.Outlet(stream.fileno(), raw)
             for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
@@ -108,20 +142,22 @@ class _Outlets:
 # Reading the order
 
 
-def make_config(order: Order, settings: Settings) -> SandboxConfig:
-    """The settings' defaults, then the flags. Raises UsageFault that names the flag."""
-    from pydantic import ValidationError
-
-    from ..config import SandboxConfig
-
-    values = settings.default_config(order.backend or settings.mode).model_dump()
+def make_config(order: Order, settings: Settings, *, quick: bool = False) -> SandboxConfig:
+    """The settings' defaults, then the flags. Raises UsageFault that names the flag. ``quick``: if
+    it can be, without the import of pydantic."""
+    mode = order.backend or settings.mode
+    values = settings.default_values(mode)
     values.update({name: value for name, value in order.limits.items() if value is not None})
     values["env_vars"] = dict(map(_assignment, order.env))
     if order.template is not None:
-        values["base_image"] = _image_of(order.template, settings)
+        values["base_image"] = _image_of(order.template)
     try:
-        return SandboxConfig(**values)
-    except ValidationError as error:
+        return quick_config(**values) if quick else _checked(values)
+    except ValueError as error:
+        from pydantic import ValidationError
+
+        settings.default_config(mode)  # it may be the file's fault, and says so then
+        assert isinstance(error, ValidationError)
         first = error.errors()[0]
         flag = _FLAGS.get(str(first["loc"][0]), str(first["loc"][0]))
         message = first["msg"].removeprefix("Value error, ")
@@ -129,10 +165,16 @@ def make_config(order: Order, settings: Settings) -> SandboxConfig:
         raise UsageFault(f"{flag}: {message}{shown}") from None
 
 
-def _image_of(template: str, settings: Settings) -> str:
-    from ..backends.catalog import templates
+def _checked(values: dict[str, Any]) -> SandboxConfig:
+    from ..config import SandboxConfig
 
-    names = templates(settings).names()
+    return SandboxConfig(**values)
+
+
+def _image_of(template: str) -> str:
+    from ..backends.catalog import template_names
+
+    names = template_names()
     if template not in names:
         raise UsageFault(f"--template: there is no {template!r}; known are {', '.join(names)}")
     return f"paracle/sandbox:{'latest' if template == 'default' else template}"

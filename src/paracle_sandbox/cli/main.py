@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 
-def _start_ahead(arguments: list[str]) -> None:
-    """Whoever runs a program the usual way needs a sandbox: it starts while we import."""
-    usual = arguments[:2] == ["sandbox", "execute"] and len(arguments) > 2
-    if usual and not any(word.startswith(("--help", "-h", "--backend")) for word in arguments):
-        from ..backends.ahead import start_ahead
-
-        start_ahead()
-
-
 def main() -> None:
     """The command ``paracle``."""
     import gc
@@ -24,10 +15,20 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     # Most of a short command is imports, and they leave no garbage worth looking for.
     gc.disable()
-    _start_ahead(sys.argv[1:])
+    from . import usual
+
+    order = usual.read(sys.argv[1:])
+    if order is not None and "backend" not in order:
+        from ..backends.ahead import start_ahead
+
+        # Whoever runs a program the usual way needs a sandbox: it starts while we import.
+        start_ahead()
     from ..settings import skip_pydantic_plugins
     from .endings import leave
-    from .nouns import run
 
     skip_pydantic_plugins()
+    if order is not None:
+        leave(usual.run(order))
+    from .nouns import run
+
     leave(run())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from .. import __version__
+from .output import never_fail_on_a_letter
 
 _NOUNS = {
     name: f"paracle_sandbox.cli.{name}"
@@ -68,10 +68,7 @@ def paracle(
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line, and answer its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            # A ✅ must not end the command where the locale has none.
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    never_fail_on_a_letter()
     try:
         typer.main.get_command(app)(arguments, prog_name="paracle")
     except SystemExit as end:

@@ -23,6 +23,13 @@ def printable(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_ESCAPES)
 
 
+def never_fail_on_a_letter() -> None:
+    """A ✅ must not end the command where the locale has none."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
 def say(text: str = "") -> None:
     print(printable(text))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import SandboxError
 from ..ids import new_sandbox_id
+from ..monitor import SandboxMonitor
 from ..sandbox import Sandbox
 from . import streams
 
@@ -71,8 +72,6 @@ async def _watched(sandbox: Sandbox, program: Program) -> tuple[CommandResult, S
     if not program.monitor:
         command = await _run(sandbox, program)
         return command, await sandbox.get_stats()
-    from ..monitor import SandboxMonitor
-
     async with SandboxMonitor(sandbox, _MONITOR_SECONDS) as monitor:
         command = await _run(sandbox, program)
     stats = monitor.get_latest() or await sandbox.get_stats()

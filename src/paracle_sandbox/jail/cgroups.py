@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TOP = "paracle-sandbox"
 _CPU_PERIOD_US = 100_000
@@ -23,8 +23,7 @@ class CgroupsUnavailable(Exception):
     """No cgroup can be made here; the message says why."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What one sandbox may use."""
 
     memory_bytes: int
@@ -129,6 +128,29 @@ class Cgroups:
             os.close(above)
         self._fds.clear()
         self._above.clear()
+
+
+def enter_own(seconds: float = 0.0, pause_seconds: float = 0.0) -> None:
+    """Enter the group that this process is in already, once and again. That moves nobody, but
+    whoever enters one within the next 10 ms need not wait as ``Cgroups.enter`` tells."""
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        group = os.open(_own_group(), os.O_WRONLY | os.O_CLOEXEC)
+        os.write(group, b"0")
+        while time.monotonic() < deadline:
+            time.sleep(pause_seconds)
+            os.write(group, b"0")
+
+
+def _own_group() -> str:
+    v1, v2 = _mounts()
+    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as groups:
+        for line in groups:
+            _, kinds, path = line.rstrip("\n").split(":", 2)
+            mount = v1.get(kinds.partition(",")[0]) if kinds else v2
+            if mount:
+                return f"{mount}{path}/cgroup.procs"
+    raise FileNotFoundError(errno.ENOENT, "no cgroup file system is mounted")
 
 
 def _mounts() -> tuple[dict[str, str], str | None]:

@@ -12,8 +12,7 @@ import contextlib
 import json
 import os
 import socket
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import kernel
 from .confine import Filters, Identity, Shape, StepFailed, Steps, confine
@@ -24,23 +23,23 @@ _STATUS_FD = 4
 _UMASK = 0o022  # what programs expect, whatever the owner's is
 
 
-@dataclass
 class Child:
     """What the spawner knows of one child."""
 
-    slot: str
-    shape: Shape
-    identity: Identity
-    grant: Grant
-    pid: int = 0
-    pidfd: int = -1
-    status: socket.socket | None = None
-    host_end: socket.socket | None = None
-    disk_fd: int = -1
-    state: str = "starting"  # starting, parked, running, dying
-    request: dict[str, Any] | None = None
-    waiters: list[int] = field(default_factory=list)
-    failure: dict[str, Any] | None = None
+    def __init__(self, slot: str, shape: Shape, identity: Identity, grant: Grant) -> None:
+        self.slot = slot
+        self.shape = shape
+        self.identity = identity
+        self.grant = grant
+        self.pid = 0
+        self.pidfd = -1
+        self.status: socket.socket | None = None
+        self.host_end: socket.socket | None = None
+        self.disk_fd = -1
+        self.state = "starting"  # starting, parked, running, dying
+        self.request: dict[str, Any] | None = None
+        self.waiters: list[int] = []
+        self.failure: dict[str, Any] | None = None
 
     def close(self) -> None:
         for sock in (self.status, self.host_end):
@@ -53,8 +52,7 @@ class Child:
         self.pidfd = self.disk_fd = -1
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """What every child of one spawner starts with."""
 
     own_pidns: int

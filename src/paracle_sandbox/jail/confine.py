@@ -17,7 +17,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import kernel, landlock, seccomp
 from .root import EMPTY, OTHER_PROC, READ_ONLY, VOLUME, enter
@@ -48,8 +48,7 @@ _RLIMITS = {
 }
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """What of a sandbox is fixed when its child is forked."""
 
     network: str = "none"
@@ -59,8 +58,7 @@ class Shape:
     resolv_conf: str = ""
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """Who the sandbox is, as the spawner's user namespace counts."""
 
     uid: int
@@ -68,8 +66,7 @@ class Identity:
     rootless: bool
 
 
-@dataclass(frozen=True)
-class Filters:
+class Filters(NamedTuple):
     """The layers that the kernel either has or not, settled once for all children."""
 
     seccomp: bytes

@@ -11,7 +11,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import socket
 import struct
 
@@ -53,8 +52,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 # mount_setattr has one number everywhere (it came after the numbers were unified).
 _SYS_MOUNT_SETATTR = 442
 _SYS_CLOSE_RANGE = 436
-_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
-_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(os.uname().machine, -1)
 
 _SIOCSIFFLAGS = 0x8914
 _SIOCADDRT = 0x890B

@@ -1,6 +1,7 @@
 """How a spawner comes up: the program that the owner starts, and its two processes.
 
-The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment. The
+The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment, and without
+collection of garbage, of which imports make next to none. The
 started process (the launcher) makes the namespaces that need a fork to take effect, forks the
 spawner into them, and only waits: when it dies the spawner dies, and the other way round.
 """
@@ -8,10 +9,10 @@ spawner into them, and only waits: when it dies the spawner dies, and the other 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
-import pkgutil
 import resource
 import signal
 import socket
@@ -19,14 +20,26 @@ import sys
 from typing import Any
 
 from . import kernel
+from .cgroups import enter_own
 
 _MAX_MESSAGE = 1 << 16
+# How long a spawner takes until it makes its first sandbox, and how long entering a group has an
+# effect on who does it next.
+_FIRST_SECONDS = 0.06
+_HOT_SECONDS = 0.008
 
 
 def main(control: socket.socket, package_path: str) -> None:
     step = "start"
     try:
+        os.chdir("/")
+        # What the owner's parents left open is no business of ours.
+        kernel.close_from(control.fileno() + 1)
+        forerunner = _send_forerunner()
         _import_everything()
+        # What is imported stays, in this process and in all that come of it: nobody looks again.
+        gc.freeze()
+        gc.enable()
         # What is ours was found here; what a sandbox imports must not be.
         sys.path.remove(package_path)
         packet = control.recv(_MAX_MESSAGE)
@@ -39,10 +52,13 @@ def main(control: socket.socket, package_path: str) -> None:
         if options["rootless"]:
             _become_root_of_a_user_namespace()
         step = "pid namespace"
+        os.waitpid(forerunner, 0)
         kernel.unshare(kernel.CLONE_NEWPID)
         spawner = os.fork()
         if spawner:
             control.close()
+            # Nobody waits for us: keep the way clear until the first sandbox enters its group.
+            enter_own(_FIRST_SECONDS, _HOT_SECONDS)
             os._exit(_wait(spawner))
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         step = "spawner"
@@ -53,14 +69,27 @@ def main(control: socket.socket, package_path: str) -> None:
     os._exit(0)
 
 
+def _send_forerunner() -> int:
+    """A process that waits for the kernel while we import, so that the first sandbox need not."""
+    forerunner = os.fork()
+    if forerunner == 0:
+        try:
+            enter_own()
+        finally:
+            os._exit(0)
+    return forerunner
+
+
 def _import_everything() -> None:
     """While our files can still be seen, and before anybody waits: here, not at the top, so that
     a module that cannot be imported is reported like any other step."""
     from .. import guest
     from . import ground, mold, spawner  # noqa: F401
 
-    for module in pkgutil.iter_modules(guest.__path__):
-        importlib.import_module(f"{guest.__name__}.{module.name}")
+    for file in sorted(os.listdir(guest.__path__[0])):
+        name, dot, ending = file.partition(".")
+        if dot and ending == "py" and name != "__init__":
+            importlib.import_module(f"{guest.__name__}.{name}")
 
 
 def _serve(control: socket.socket, options: dict[str, Any]) -> None:

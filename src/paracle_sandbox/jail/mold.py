@@ -60,9 +60,9 @@ class Mold:
         order = {
             "op": "fork",
             "slot": child.slot,
-            "shape": vars(child.shape),
-            "identity": vars(child.identity),
-            "limits": vars(child.grant.limits),
+            "shape": child.shape._asdict(),
+            "identity": child.identity._asdict(),
+            "limits": child.grant.limits._asdict(),
             "disk_bytes": child.grant.disk_bytes,
             "setup": setup,
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .cgroups import Cgroups, Limits
 from .confine import Identity, Shape, Steps, prepare_workspace
@@ -17,8 +17,7 @@ from .root import VOLUME
 from .volume import Volume
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """What one sandbox may use."""
 
     limits: Limits
@@ -30,8 +29,7 @@ class Grant:
         return cls(Limits(**message["limits"]), message["disk_bytes"])  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """What of the machine a spawner has to give: either may be missing."""
 
     cgroups: Cgroups | None

@@ -57,12 +57,14 @@ class Spawner:
         self._stock_size: int = options["stock"]
         self._stock_shape = Shape(**options["stock_shape"])
         self._stock_grant = Grant.asked(options["stock_grant"])
+        self._wanted: dict[str, Any] | None = options["first"]
         self._idle_modules: list[str] = options["idle_modules"]
         self._failpoints: dict[str, str] = options["failpoints"]
         self._steps = Steps(self._failpoints, self._at_failpoint)
         self._owner_fd: int = options["owner_fd"]
         self._children: dict[str, Child] = {}
         self._parked: deque[Child] = deque()
+        self._first: Child | None = None
         self._starting: set[str] = set()  # looking through all children would touch their pages
         self._busy: list[tuple[float, Child]] = []
         self._slots = 0
@@ -76,6 +78,8 @@ class Spawner:
         self._watch(self._control.fileno(), self._on_control)
         self._watch(self._owner_fd, self._end_soon)
         self._watch(self._mold.pidfd, self._end_soon)  # all sandboxes died with it
+        if self._wanted:
+            self._start_first(self._wanted)
         while not self._ends:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
@@ -127,7 +131,9 @@ class Spawner:
 
     def _create(self, message: dict[str, Any]) -> None:
         shape = Shape(**message["shape"])
-        child = self._take_parked() if shape == self._stock_shape else None
+        child = self._take_first(shape)
+        if child is None and shape == self._stock_shape:
+            child = self._take_parked()
         if child is None:
             try:
                 child = self._start_child(shape, Grant.asked(message))
@@ -137,6 +143,23 @@ class Spawner:
         child.request = message
         if child.state == "parked":
             self._hand_over(child)
+
+    def _start_first(self, wanted: dict[str, Any]) -> None:
+        """The sandbox that we were started for: begin before the owner can ask for it."""
+        with contextlib.suppress(StepFailed):  # then that meets the same step and reports it
+            self._first = self._start_child(
+                Shape(**wanted["shape"]), Grant.asked(wanted), ahead=True
+            )
+
+    def _take_first(self, shape: Shape) -> Child | None:
+        """It may not be finished; then it is handed over when it is."""
+        child, self._first = self._first, None
+        if child is None or child.state == "dying" or _has_ended(child.pidfd):
+            return None
+        if child.shape != shape:  # what the owner could not know before
+            self._kill(child)
+            return None
+        return child
 
     def _take_parked(self) -> Child | None:
         """One that lives: what was killed in stock must not be handed out before we notice."""
@@ -209,7 +232,7 @@ class Spawner:
         self._starting.discard(child.slot)
         if packet != b"ok":
             child.failure = json.loads(packet) if packet else {"step": "start", "message": "died"}
-            if child.request is None:
+            if child.request is None and child is not self._first:
                 self._stock_size = 0  # the next request meets the same step and reports it
             self._kill(child)
             return
@@ -217,7 +240,8 @@ class Spawner:
             self._hand_over(child)
         else:
             child.state = "parked"
-            self._parked.append(child)
+            if child is not self._first:
+                self._parked.append(child)
 
     def _hand_over(self, child: Child) -> None:
         """Give the channel of a finished child to the owner, and to the child what was asked for.
@@ -290,6 +314,8 @@ class Spawner:
             left = left or f"its files: {error}"
         ground.records.remove(child.slot)
         self._children.pop(child.slot, None)
+        if child is self._first:
+            self._first = None
         self._starting.discard(child.slot)
         ground.give_identity_back(child.identity)
         child.close()

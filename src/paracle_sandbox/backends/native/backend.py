@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...channel.socket_channel import SocketChannel
-from ...config import SandboxConfig
 from ...errors import (
     BackendUnavailableError,
     SandboxCleanupError,
@@ -33,12 +31,14 @@ from ...volumes import refuse_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..cgroup_usage import read_usage
 from .launcher import default_python
-from .orders import base_env, create_request, failpoints, missing_limits
+from .orders import create_request, missing_limits, spawner_options
+from .own_directory import require_own_directory
 from .records import Record, RecordStore, kill_process, start_time
 from .spawner import Spawner, boot_id
 from .templates import Template, Templates
 
 if TYPE_CHECKING:
+    from ...config import SandboxConfig
     from .cable import Link
 
 _FOREIGN_SECONDS = 15.0
@@ -76,7 +76,7 @@ class NativeBackend(Backend):
         check_sandbox_id(sandbox_id)
         refuse_volumes(config.volumes, self.name)
         template = await self.templates.for_image(config.base_image)
-        spawner = await self.spawner(template)
+        spawner = await self.spawner(template, config)
         self._refuse_missing_limits(spawner, config)
         record = _new_record(sandbox_id, config, labels, template, spawner.posture)
         try:
@@ -138,8 +138,9 @@ class NativeBackend(Backend):
                 return missing_limits(spawner.posture)
         return []
 
-    async def spawner(self, template: Template) -> Spawner:
-        """The spawner of a template; callers that come together wait for one start."""
+    async def spawner(self, template: Template, first: SandboxConfig | None = None) -> Spawner:
+        """The spawner of a template; callers that come together wait for one start. ``first``:
+        the sandbox that it is wanted for, if it is not there yet."""
         known = self._spawners.get(template.name)
         if isinstance(known, Spawner) and known.closed:
             del self._spawners[template.name]
@@ -147,7 +148,7 @@ class NativeBackend(Backend):
             self.records.sweep()
             known = None
         if known is None:
-            known = asyncio.ensure_future(self._start_spawner(template))
+            known = asyncio.ensure_future(self._start_spawner(template, first))
             self._spawners[template.name] = known
         if isinstance(known, Spawner):
             return known
@@ -160,28 +161,14 @@ class NativeBackend(Backend):
         self._spawners[template.name] = spawner
         return spawner
 
-    async def _start_spawner(self, template: Template) -> Spawner:
+    async def _start_spawner(self, template: Template, first: SandboxConfig | None) -> Spawner:
         settings = self.settings
-        require_own_directory(Path(settings.state_dir))
+        require_own_directory(settings.state_dir)
         if not self._swept:
             self._swept = True
             self.records.sweep()
-        python = settings.python or default_python()
-        usual = create_request(SandboxConfig(), {"volume": os.geteuid() == 0})
-        options = {
-            "state_dir": str(settings.state_dir),
-            "data_dir": str(settings.data_dir),
-            "template_dir": str(template.path) if template.path else None,
-            "modules": list(template.modules),
-            "idle_modules": list(template.idle_modules),
-            "uid_base": settings.uid_base,
-            "stock": settings.stock,
-            "stock_shape": usual.pop("shape"),
-            "stock_grant": usual,
-            "failpoints": failpoints(settings.failpoints),
-            "setup": {"env": base_env(), "python": python},
-        }
-        return await Spawner.start(python, options)
+        options = spawner_options(settings, template, first)
+        return await Spawner.start(settings.python or default_python(), options)
 
     async def connect(self, sandbox_id: str) -> Channel:
         owned = self._owned.get(sandbox_id)
@@ -324,22 +311,6 @@ def require_linux() -> None:
         )
 
 
-def require_own_directory(path: Path) -> None:
-    """Records decide what gets killed: their directory may be nobody else's, nor a link."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-    except OSError as error:
-        raise BackendUnavailableError(
-            f"The state directory cannot be used: {error}. Set PARACLE_STATE_DIR to another."
-        ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise BackendUnavailableError(
-            f"The state directory {path} is not this user's alone. Remove it, or set "
-            "PARACLE_STATE_DIR to another."
-        )
-
-
 def _new_record(
     sandbox_id: str,
     config: SandboxConfig,
@@ -347,7 +318,7 @@ def _new_record(
     template: Template,
     posture: Mapping[str, Any],
 ) -> dict[str, Any]:
-    shown = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
+    shown = ("cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image")
     return {
         "id": sandbox_id,
         "state": "creating",
@@ -356,7 +327,7 @@ def _new_record(
         "owner": {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id()},
         "template": template.name,
         "labels": dict(labels),
-        "config": config.model_dump(mode="json", include=shown),
+        "config": {name: getattr(config, name) for name in shown},
         "created_at": time.time(),
     }
 

@@ -2,30 +2,123 @@
 
 That takes as long as our own imports, and it needs to know nothing until it has imported what is
 its own: a command line program can have it started first thing (``launch_ahead``), and the two
-go on side by side. It ends by itself when nobody tells it anything.
+go on side by side. Once it is known what for, it can be told that too before there is a backend
+(``tell_ahead``). It ends by itself when nobody tells it anything, or hangs up.
+
+Imported before everything else, and so without what takes long: ``subprocess`` and ``json`` do.
 """
 
 from __future__ import annotations
 
-import json
+import _socket
+import fcntl
 import os
-import socket
-import subprocess
+import select
+import signal
 import sys
-from typing import NamedTuple
+from _thread import allocate_lock
+from contextlib import suppress
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    import socket
 
 _PACKAGE_PATH = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
-# The path of the package comes over the socket: a command line can be read inside.
-_PROGRAM = (
-    "import json, socket, sys; control = socket.socket(fileno={fd}); "
-    "package = json.loads(control.recv(65536))['package_path']; sys.path.insert(0, package); "
-    "from paracle_sandbox.jail.launch import main; main(control, package)"
-)
+_CONTROL = 3
+END_SECONDS = 20.0
+# The path of the package comes over the socket: a command line can be read inside. Collecting
+# garbage would cost a tenth of the imports, and is for later.
+_PROGRAM = f"""
+import gc; gc.disable()
+import os, socket, sys; control = socket.socket(fileno={_CONTROL})
+package = os.fsdecode(control.recv(65536)); sys.path.insert(0, package)
+from paracle_sandbox.jail.launch import main; main(control, package)
+"""
 
 
-class Launched(NamedTuple):
-    process: subprocess.Popen[bytes]
-    control: socket.socket
+class Process:
+    """One that was started here, with the methods of subprocess.Popen that its users want."""
+
+    def __init__(self, pid: int, stderr: int) -> None:
+        self.pid = pid
+        self.stderr = open(stderr, "rb", 0)  # noqa: SIM115  closed by whoever waits
+        self._pidfd = os.pidfd_open(pid)
+        self._code: int | None = None
+        self._lock = allocate_lock()
+
+    def poll(self) -> int | None:
+        return self._end(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Raises TimeoutError."""
+        code = self._end(timeout)
+        if code is None:
+            raise TimeoutError(f"process {self.pid} has not ended")
+        return code
+
+    def watch(self) -> int | None:
+        """A new descriptor, which can be read once it has ended; None when that is known."""
+        with self._lock:
+            return os.dup(self._pidfd) if self._code is None else None
+
+    def finish(self, timeout: float = END_SECONDS) -> None:
+        """Wait until it has ended, which it was told to do; in the end by force."""
+        try:
+            self.wait(timeout)
+        except TimeoutError:
+            self.kill()
+            self.wait()
+        self.stderr.close()
+
+    def kill(self) -> None:
+        if self._code is None:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _end(self, timeout: float | None) -> int | None:
+        with self._lock:
+            if self._code is None:
+                poll = select.poll()
+                poll.register(self._pidfd, select.POLLIN)
+                if poll.poll(None if timeout is None else timeout * 1000):
+                    self._code = self._reap()
+                    os.close(self._pidfd)
+            return self._code
+
+    def _reap(self) -> int:
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # somebody waits for all children, or for none
+            return 0
+
+
+class Launched:
+    """A process that waits for its options on the other end of ``control``, or has them."""
+
+    def __init__(self, process: Process, control: _socket.socket) -> None:
+        self.process = process
+        self.told: bytes | None = None
+        self._raw = control
+
+    def tell(self, options: bytes) -> None:
+        if self.told is None:
+            self.told = options
+            with suppress(OSError):  # it has ended: its last words say why
+                self._raw.send(options)
+
+    def end(self) -> None:
+        """Hang up, and wait until it has removed all that it has made."""
+        self.control.close()
+        self.process.finish()
+
+    @property
+    def control(self) -> socket.socket:
+        import socket
+
+        if not isinstance(self._raw, socket.socket):
+            self._raw = socket.socket(fileno=self._raw.detach())
+            self._raw.setblocking(False)
+        return self._raw
 
 
 _ahead: dict[str, Launched] = {}
@@ -43,25 +136,67 @@ def launch_ahead() -> None:
         _ahead[python] = _launch(python)
 
 
-def launch(python: str) -> Launched:
-    """A process that waits for its options on the other end of ``control``."""
-    return _ahead.pop(python, None) or _launch(python)
+def tell_ahead(python: str, options: bytes) -> bool:
+    """Have one that was started ahead go on, if there is one."""
+    if python not in _ahead:
+        return False
+    _ahead[python].tell(options)
+    return True
+
+
+def end_ahead() -> None:
+    """Nobody wants them any more."""
+    while _ahead:
+        _ahead.popitem()[1].end()
+
+
+def launch(python: str, options: bytes | None = None) -> Launched:
+    """A process that comes up as a spawner with these options; without, it waits for them."""
+    launched = _ahead.pop(python, None)
+    if launched is None:
+        launched = _launch(python)
+    elif launched.told not in (None, options):
+        # What it was told ahead is not what is wanted now: a template was built meanwhile.
+        launched.end()
+        launched = _launch(python)
+    if options is not None:
+        launched.tell(options)
+    return launched
 
 
 def _launch(python: str) -> Launched:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [python, "-I", "-S", "-E", "-c", _PROGRAM.format(fd=theirs.fileno())],
-            # The locale that programs will have; nothing else of ours.
-            env={"LANG": "C.UTF-8"},
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
-    ours.send(json.dumps({"package_path": _PACKAGE_PATH}).encode())
-    ours.setblocking(False)
-    return Launched(process, ours)
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    last_words, stderr = os.pipe()
+    # Above the numbers that they get below, whichever of those the caller had closed.
+    high = _CONTROL + 1
+    given = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in (theirs.fileno(), stderr)]
+    theirs.close()
+    os.close(stderr)
+    try:
+        pid = _spawn(python, *given)
+    except OSError:
+        ours.close()
+        os.close(last_words)
+        raise
+    finally:
+        for fd in given:
+            os.close(fd)
+    ours.send(os.fsencode(_PACKAGE_PATH))
+    return Launched(Process(pid, last_words), ours)
+
+
+def _spawn(python: str, control: int, stderr: int) -> int:
+    return os.posix_spawn(
+        python,
+        [python, "-I", "-S", "-E", "-c", _PROGRAM],
+        # The locale that programs will have; nothing else of ours.
+        {"LANG": "C.UTF-8"},
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, control, _CONTROL),
+            (os.POSIX_SPAWN_DUP2, stderr, 2),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        ],
+        setsid=True,
+        setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+    )

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import SandboxConfig
+from ...quick_config import quick_config
+from ...settings import Settings
+from .launcher import default_python
+from .template_kinds import Template
+
+if TYPE_CHECKING:
+    from ...config import SandboxConfig
 
 _MB = 1 << 20
+
+
+def spawner_options(
+    settings: Settings, template: Template, first: SandboxConfig | None
+) -> dict[str, Any]:
+    """All that a spawner is told at its start. ``first``: the sandbox that it is started for, which
+    it makes while its owner goes on."""
+    posture = {"volume": os.geteuid() == 0}  # as far as one can know before
+    usual = create_request(quick_config(), posture)
+    return {
+        "owner_pid": os.getpid(),
+        "state_dir": str(settings.state_dir),
+        "data_dir": str(settings.data_dir),
+        "template_dir": str(template.path) if template.path else None,
+        "modules": list(template.modules),
+        "idle_modules": list(template.idle_modules),
+        "uid_base": settings.uid_base,
+        "stock": settings.stock,
+        "stock_shape": usual.pop("shape"),
+        "stock_grant": usual,
+        "first": create_request(first, posture) if first else None,
+        "failpoints": failpoints(settings.failpoints),
+        "setup": {"env": base_env(), "python": settings.python or default_python()},
+    }
 
 
 def create_request(config: SandboxConfig, posture: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +81,8 @@ def resolv_conf() -> str:
     """The host's name servers, or what stands behind its local stub, which cannot be reached."""
     for path in ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"):
         try:
-            text = Path(path).read_text(errors="replace")
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
         except OSError:
             continue
         if "nameserver 127." not in text and "nameserver ::1" not in text:

@@ -9,13 +9,12 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from ...errors import BackendUnavailableError, SandboxExecutionError
-from .launcher import launch
+from .launcher import END_SECONDS, Process, launch
 
 _MAX_MESSAGE = 1 << 16
 _START_SECONDS = 60.0
@@ -24,7 +23,7 @@ _START_SECONDS = 60.0
 class Spawner:
     """One spawner process and the requests under way to it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(self, process: Process, control: socket.socket) -> None:
         self._process = process
         self._control = control
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -38,13 +37,11 @@ class Spawner:
     @classmethod
     async def start(cls, python: str, options: dict[str, Any]) -> Spawner:
         """Raises BackendUnavailableError when it cannot come up; the message names the step."""
-        launched = launch(python)
-        spawner = cls(*launched)
-        message = {**options, "owner_pid": os.getpid()}
+        launched = launch(python, json.dumps(options).encode())
+        spawner = cls(launched.process, launched.control)
         try:
             spawner._attach()
             spawner._ready = asyncio.get_running_loop().create_future()
-            launched.control.send(json.dumps(message).encode())
             spawner.posture = await asyncio.wait_for(spawner._ready, _START_SECONDS)
         except TimeoutError:
             await spawner.close()
@@ -151,7 +148,6 @@ class Spawner:
             )
 
     def _last_words(self) -> str:
-        assert self._process.stderr is not None
         os.set_blocking(self._process.stderr.fileno(), False)
         with contextlib.suppress(OSError):
             return (self._process.stderr.read() or b"").decode(errors="replace").strip()[-2000:]
@@ -163,16 +159,30 @@ class Spawner:
             self.closed = True
             self._detach()
             self._control.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._wait)
-
-    def _wait(self) -> None:
         try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+            await self._ended()
+        except BaseException:
+            # Cancelled: somebody has to wait for it all the same.
+            asyncio.get_running_loop().run_in_executor(None, self._process.finish)
+            raise
+        self._process.finish(0.0)
+
+    async def _ended(self) -> None:
+        """On the loop: a thread for it would be the only one of a short command."""
+        watched = self._process.watch()
+        if watched is None:
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(watched, ended.set)
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await ended.wait()
+        except TimeoutError:
+            return
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
 
 
 def boot_id() -> str:

@@ -13,72 +13,24 @@ import fcntl
 import json
 import logging
 import os
-import re
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from ...errors import SandboxCreationError, SandboxError
+from ...errors import SandboxError
 from ...settings import Settings
 from .launcher import default_python
+from .template_kinds import PACKAGES as PACKAGES
+from .template_kinds import Template as Template
+from .template_kinds import find_template, template_path, templates_dir
+from .template_kinds import template_name as template_name
 
 log = logging.getLogger("paracle_sandbox.templates")
-
-_BASE = ("requests", "pydantic", "click", "rich", "jinja2", "pyyaml", "pip")
-PACKAGES = {
-    "default": _BASE,
-    "dev": (*_BASE, "ipython", "ipdb", "pytest", "black", "ruff"),
-    "ml": (*_BASE, "numpy", "pandas", "scikit-learn", "matplotlib", "seaborn"),
-    "api": (*_BASE, "httpx", "aiohttp", "fastapi", "websockets"),
-}
-# Imported before the first sandbox: these are what the template is for.
-_MODULES = {"ml": ("numpy", "pandas")}
-# Imported in idle time: what most programs import. Not more: what is in memory here is mapped and
-# unmapped with every process of every sandbox.
-_IDLE_MODULES = ("json", "re", "math", "random", "datetime", "collections", "itertools", "copy",
-                 "functools", "pathlib", "typing", "dataclasses", "enum", "string", "textwrap",
-                 "base64", "csv", "contextlib", "traceback", "threading", "subprocess",
-                 "tempfile", "shutil", "glob", "operator", "heapq", "logging")  # fmt: skip
-_IMAGE = re.compile(
-    r"(?:docker\.io/)?(?:library/)?(?P<name>python|paracle/sandbox)(?::(?P<tag>.+))?\Z"
-)
 
 _TRY_AGAIN_SECONDS = 3600.0
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Template:
-    """One template; ``path`` is None when its packages are not there (standard library only)."""
-
-    name: str
-    path: Path | None
-    modules: tuple[str, ...] = ()
-    idle_modules: tuple[str, ...] = ()
-    note: str = ""
-
-
-def template_name(image: str) -> str:
-    """The template that an image name stands for; an error for any other image."""
-    match = _IMAGE.match(image)
-    if match is None:
-        raise SandboxCreationError(
-            f"Image not found: {image}. Native sandboxes know the images paracle/sandbox:* and "
-            "python:*. For any other use Docker: --backend docker, or SANDBOX_MODE=docker."
-        )
-    if match["name"] == "python":
-        return "default"
-    tag = match["tag"] or "latest"
-    name = "default" if tag == "latest" else tag
-    if name not in PACKAGES:
-        known = ", ".join(f"paracle/sandbox:{tag}" for tag in ("latest", "dev", "ml", "api"))
-        raise SandboxCreationError(f"Image not found: {image}. There are {known}.")
-    return name
 
 
 class Templates:
@@ -86,7 +38,7 @@ class Templates:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._dir = Path(settings.data_dir) / "templates"
+        self._dir = templates_dir(settings)
         self._notes: dict[str, str] = {}
 
     async def for_image(self, image: str) -> Template:
@@ -121,30 +73,19 @@ class Templates:
         log.warning("%s Sandboxes run with the standard library alone.", reason)
 
     def get(self, name: str) -> Template:
-        path = self._path(name)
-        there = path.is_dir()
-        return Template(
-            name,
-            path if there else None,
-            _MODULES.get(name, ()) if there else (),
-            _IDLE_MODULES,
-        )
+        return find_template(name, self._settings)
 
     def names(self) -> list[str]:
         return list(PACKAGES)
 
     def _path(self, name: str) -> Path:
-        if name not in PACKAGES:
-            raise SandboxError(f"No template {name!r}. There are: {', '.join(PACKAGES)}.")
-        return self._dir / f"{name}-{self._python_tag()}"
-
-    def _python_tag(self) -> str:
-        """Packages fit one interpreter: its version is part of the directory's name."""
-        python = self._settings.python or default_python()
-        return re.sub(r"[^A-Za-z0-9.]+", "_", _version_of(python))
+        return template_path(name, self._settings)
 
     def build(self, name: str, progress: Progress = lambda line: None) -> Path:
         """Install the packages. Raises SandboxError when the package index cannot be reached."""
+        import shutil
+        import tempfile
+
         path = self._path(name)
         self._dir.mkdir(parents=True, exist_ok=True, mode=0o755)
         with self._one_builder(name):
@@ -161,6 +102,8 @@ class Templates:
         return path
 
     def _install(self, name: str, target: Path, progress: Progress) -> None:
+        import subprocess
+
         python = self._settings.python or default_python()
         command = [
             *_pip(python), "install", "--target", str(target), "--no-warn-script-location",
@@ -198,6 +141,8 @@ class Templates:
         path = self._path(name)
         if not path.is_dir():
             return False
+        import shutil
+
         # Out of sight first, so that nobody starts on half a template.
         doomed = path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
         path.rename(doomed)
@@ -205,20 +150,9 @@ class Templates:
         return True
 
 
-def _version_of(python: str) -> str:
-    if os.path.realpath(python) == default_python():
-        import platform
-
-        return f"{platform.python_implementation()}-{platform.python_version()}"
-    code = "import platform as p; print(p.python_implementation() + '-' + p.python_version())"
-    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SandboxError(f"PARACLE_PYTHON does not run: {python}: {done.stderr.strip()[:200]}")
-    return done.stdout.strip()
-
-
 def _pip(python: str) -> list[str]:
     """A pip that installs for the given interpreter: its own, or ours on its behalf."""
+    import subprocess
     import sys
 
     probe = [python, "-I", "-m", "pip", "--version"]

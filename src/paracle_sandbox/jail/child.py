@@ -61,6 +61,7 @@ class Start:
     place: Place
     filters: Filters
     failpoints: dict[str, str]
+    env: dict[str, str]  # what programs find, unless they are given another
 
 
 def run_child(

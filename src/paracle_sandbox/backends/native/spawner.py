@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from ...errors import BackendUnavailableError, SandboxExecutionError
@@ -171,10 +170,6 @@ class Spawner:
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 _REMEDIES = {

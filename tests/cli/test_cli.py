@@ -304,6 +304,18 @@ def test_list_and_cleanup_of_nothing(cli: Cli) -> None:
     assert cli.run("sandbox", "cleanup", "--all", "--force", "--json").json["removed"] == 0
 
 
+@pytest.mark.parametrize("words", [["list"], ["cleanup"], ["cleanup", "--all", "--force"]])
+def test_a_backend_to_look_at_by_name(words: list[str], tmp_path: Path) -> None:
+    """Of all, one that cannot be had has nothing; whoever names it wants to know."""
+    cli = Cli(tmp_path, DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+    assert cli.run("sandbox", *words).code == 0
+    assert cli.run("sandbox", *words, "--backend", "native").code == 0
+    missing = cli.run("sandbox", *words, "--backend", "docker")
+    assert missing.code == 3
+    assert "Docker not available" in missing.stderr
+    assert cli.run("sandbox", *words, "--backend", "nonsense").code == 2
+
+
 def _template_dir(cli: Cli) -> Path:
     version = "{}.{}.{}".format(*sys.version_info[:3])
     return cli.home / "data" / "templates" / f"default-CPython_{version}"

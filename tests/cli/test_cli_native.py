@@ -178,6 +178,8 @@ def test_list_sees_the_sandbox_of_another_process(
     assert (entry["backend"], entry["owner_pid"], entry["owner_alive"]) == (
         "native", sleeper.pid, True,
     )  # fmt: skip
+    assert len(cli.run("sandbox", "list", "--json", "--backend", "native").json) == 1
+    assert cli.run("sandbox", "list", "--json", "--backend", "fake").json == []
     shown = cli.run("sandbox", "list").stdout
     assert entry["sandbox_id"][:8] in shown
     assert "CPU %" in shown and "Memory MB" in shown and "Memory %" in shown

@@ -14,11 +14,13 @@ import pytest
 from container_fixtures import Make
 
 import engines
+from paracle_sandbox.backends.catalog import engine_client
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.endpoint import Endpoint, find_endpoint
 from paracle_sandbox.backends.posture import read_posture
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import ResourceLimitError, SandboxConflictError
+from paracle_sandbox.images.builder import Images
 from paracle_sandbox.owner import Owner
 from paracle_sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings, load_settings
@@ -55,6 +57,16 @@ async def test_the_quick_part_of_the_contract(backend: DockerBackend) -> None:
 
     assert await run_quick(backend, report, SandboxConfig(cpu_cores=0.5, memory_mb=256)), told
     assert backend.engine.is_podman
+
+
+async def test_images_are_listed_by_their_plain_names(backend: DockerBackend) -> None:
+    """Podman says localhost/ before what comes from no registry."""
+    async with engine_client(backend.settings) as client:
+        answer = await client._query_json("images/json")
+        assert any(name.startswith("localhost/") for i in answer for name in i["RepoTags"] or ())
+        names = [image.name for image in await Images(client).list_images()]
+    assert names == sorted(set(names))
+    assert SandboxConfig().base_image in names
 
 
 async def test_it_is_as_hardened(make: Make, backend: DockerBackend) -> None:

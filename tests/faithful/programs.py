@@ -530,6 +530,31 @@ PROGRAMS: list[Program] = [
     ),
     # -- streams
     _program(
+        "positions_of_streams",
+        """
+        import io, sys
+        for s in (sys.stdin, sys.stdout, sys.stderr):
+            print(s.seekable(), s.buffer.seekable(), s.readable(), s.writable(), s._CHUNK_SIZE)
+            try:
+                print(s.tell())
+            except (OSError, io.UnsupportedOperation) as e:
+                print(type(e).__name__, e)
+        """,
+    ),
+    _program(
+        "who_the_main_thread_is",
+        """
+        import logging, os, random, signal, threading
+        main = threading.main_thread()
+        print(main.native_id == threading.get_native_id() == os.getpid(), main.ident == threading.get_ident())
+        print(signal.getsignal(signal.SIGCHLD), random.random() != random.Random(0).random())
+        logging.getLogger().warning("locks are free")
+        if os.fork() == 0:
+            os._exit(7 if threading.main_thread().native_id == os.getpid() else 8)
+        print(os.WEXITSTATUS(os.wait()[1]))
+        """,
+    ),
+    _program(
         "streams",
         """
         import sys

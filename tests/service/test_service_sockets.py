@@ -38,6 +38,18 @@ def test_a_program_is_fed_and_followed(fake: ServiceProcess, user: str) -> None:
     assert events[-1] == expected
 
 
+@pytest.mark.parametrize("wish", [{}, {"stdin": "all there is\n"}])
+def test_input_that_cannot_reach_the_program_is_refused(
+    fake: ServiceProcess, user: str, wish: dict[str, str]
+) -> None:
+    with dial(fake, f"/sandbox/{user}/ws") as socket:
+        socket.send(json.dumps({"command": "sleep 300", **wish}))
+        socket.send(json.dumps({"stdin": "world\n"}))
+        last = told(socket)[-1]
+    assert last["event"] == "error"
+    assert "keep_stdin" in last["error"]
+
+
 def test_a_program_is_signalled(fake: ServiceProcess, user: str) -> None:
     with dial(fake, f"/sandbox/{user}/ws") as socket:
         socket.send(json.dumps({"command": "echo up; exec sleep 300"}))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import BackendUnavailableError
 from ..settings import Settings
-from .base import Backend, Health
+from .base import Backend, Health, SandboxInfo
 from .registry import BACKENDS, explain, get_backend, real_name
 
 if TYPE_CHECKING:
@@ -51,22 +51,38 @@ def taken(name: str | None, settings: Settings) -> str:
     return real_name(name or settings.mode, settings)
 
 
-def listed_backends(name: str | None = None) -> tuple[str, ...]:
-    """Those whose sandboxes can be seen from any process of this machine."""
-    return (name,) if name else _LISTED
+async def listed(
+    settings: Settings, stack: AsyncExitStack, only: str | None
+) -> list[tuple[Backend, SandboxInfo]]:
+    """The sandboxes of the backend ``only``; without one, of each whose sandboxes can be seen from
+    any process of this machine. Whichever is named has to be there: else raises
+    BackendUnavailableError. The backends stay open as long as the stack."""
+    found = []
+    for name in _asked(only):
+        try:
+            backend = await stack.enter_async_context(opened(name, settings))
+            found += [(backend, info) for info in await backend.list_sandboxes()]
+        except BackendUnavailableError:
+            if name == only:
+                raise
+    return found
 
 
-async def sweep(settings: Settings) -> int:
-    """Remove what dead processes left, of every backend that is to be had here. Returns how many
-    sandboxes that were."""
+async def sweep(settings: Settings, only: str | None = None) -> int:
+    """Remove what dead processes left, of the same backends; how many sandboxes that were."""
     swept = 0
-    for name in listed_backends():
+    for name in _asked(only):
         try:
             async with opened(name, settings) as backend:
                 swept += await backend.sweep()
         except BackendUnavailableError:
-            continue  # then nothing of it is here
+            if name == only:
+                raise
     return swept
+
+
+def _asked(only: str | None) -> tuple[str, ...]:
+    return _LISTED if only is None or only == "auto" else (only,)
 
 
 def inside_container(container: str, settings: Settings) -> Backend:

@@ -16,13 +16,44 @@ class SocketChannel(Channel):
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._watched_by: asyncio.AbstractEventLoop | None = None
+        self._waiter: asyncio.Future[bytes] | None = None
 
     async def receive(self) -> bytes:
+        # Not loop.sock_recv, which begins and ends to watch the socket for every message.
+        data = self._receive_now()
+        if data is not None:
+            return data
+        loop = asyncio.get_running_loop()
+        if self._watched_by is not loop:
+            self._unwatch()
+            loop.add_reader(self._sock, self._on_readable)
+            self._watched_by = loop
+        self._waiter = loop.create_future()
         try:
-            return await asyncio.get_running_loop().sock_recv(self._sock, RECEIVE_SIZE)
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def _receive_now(self) -> bytes | None:
+        try:
+            return self._sock.recv(RECEIVE_SIZE)
+        except BlockingIOError:
+            return None
         except OSError:
             # A reset is how some guests end; the reader treats every end alike.
             return b""
+
+    def _on_readable(self) -> None:
+        if self._waiter is None or self._waiter.done():
+            self._unwatch()  # until somebody waits again
+        elif (data := self._receive_now()) is not None:
+            self._waiter.set_result(data)
+
+    def _unwatch(self) -> None:
+        if self._watched_by is not None and not self._watched_by.is_closed():
+            self._watched_by.remove_reader(self._sock)
+        self._watched_by = None
 
     async def send(self, data: bytes) -> None:
         try:
@@ -31,4 +62,5 @@ class SocketChannel(Channel):
             raise ConnectionError(f"the guest is gone: {error}") from error
 
     async def close(self) -> None:
+        self._unwatch()
         self._sock.close()

@@ -9,14 +9,9 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import (
-    BackendUnavailableError,
-    SandboxCleanupError,
-    SandboxError,
-    SandboxNotFoundError,
-)
+from ..errors import SandboxCleanupError, SandboxError, SandboxNotFoundError
 from . import endings, output
-from .options import settings_or_fault
+from .options import check_backend, settings_or_fault
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, SandboxInfo, Usage
@@ -63,9 +58,9 @@ class Entry:
 # list
 
 
-def list_sandboxes(as_json: bool) -> int:
-    settings = settings_or_fault()
-    entries = endings.run(_entries(settings))
+def list_sandboxes(backend: str | None, as_json: bool) -> int:
+    check_backend(backend)
+    entries = endings.run(_entries(settings_or_fault(), backend))
     if as_json:
         output.say_json([entry.as_dict() for entry in entries])
     elif not entries:
@@ -75,9 +70,11 @@ def list_sandboxes(as_json: bool) -> int:
     return endings.SUCCESS
 
 
-async def _entries(settings: Settings) -> list[Entry]:
+async def _entries(settings: Settings, only: str | None) -> list[Entry]:
+    from ..backends.catalog import listed
+
     async with AsyncExitStack() as stack:
-        found = await _find(settings, stack)
+        found = await listed(settings, stack, only)
         before = [await _usage(backend, info) for backend, info in found]
         if found:
             await asyncio.sleep(_SAMPLE_SECONDS)
@@ -85,19 +82,6 @@ async def _entries(settings: Settings) -> list[Entry]:
             _entry(info, earlier, await _usage(backend, info))
             for (backend, info), earlier in zip(found, before, strict=True)
         ]
-
-
-async def _find(settings: Settings, stack: AsyncExitStack) -> list[tuple[Backend, SandboxInfo]]:
-    from ..backends.catalog import listed_backends, opened
-
-    found = []
-    for name in listed_backends():
-        try:
-            backend = await stack.enter_async_context(opened(name, settings))
-            found += [(backend, info) for info in await backend.list_sandboxes()]
-        except BackendUnavailableError:
-            continue  # then nothing of it is here
-    return found
 
 
 Look = tuple[float, "Usage"]
@@ -159,14 +143,15 @@ def _age(seconds: float) -> str:
 # cleanup
 
 
-def cleanup(everything: bool, force: bool, as_json: bool) -> int:
+def cleanup(backend: str | None, everything: bool, force: bool, as_json: bool) -> int:
+    check_backend(backend)
     settings = settings_or_fault()
     if everything:
-        return _cleanup_all(settings, force, as_json)
+        return _cleanup_all(settings, backend, force, as_json)
     from ..backends.catalog import sweep
 
-    swept = endings.run(sweep(settings))
-    alive = len(endings.run(_infos(settings)))
+    swept = endings.run(sweep(settings, backend))
+    alive = len(endings.run(_infos(settings, backend)))
     if as_json:
         output.say_json({"removed": swept, "remaining": alive, "failed": []})
         return endings.SUCCESS
@@ -181,19 +166,21 @@ def cleanup(everything: bool, force: bool, as_json: bool) -> int:
     return endings.SUCCESS
 
 
-async def _infos(settings: Settings) -> list[SandboxInfo]:
+async def _infos(settings: Settings, only: str | None) -> list[SandboxInfo]:
+    from ..backends.catalog import listed
+
     async with AsyncExitStack() as stack:
-        return [info for _, info in await _find(settings, stack)]
+        return [info for _, info in await listed(settings, stack, only)]
 
 
-def _cleanup_all(settings: Settings, force: bool, as_json: bool) -> int:
-    there = endings.run(_infos(settings))
+def _cleanup_all(settings: Settings, only: str | None, force: bool, as_json: bool) -> int:
+    there = endings.run(_infos(settings, only))
     if there and not force and not _confirmed(len(there)):
         output.note("Nothing was removed.")
         if as_json:
             output.say_json({"removed": 0, "remaining": len(there), "failed": []})
         return endings.SUCCESS
-    removed, failures = endings.run(_destroy_all(settings))
+    removed, failures = endings.run(_destroy_all(settings, only))
     if as_json:
         failed = [str(failure) for failure in failures]
         output.say_json({"removed": removed, "remaining": len(failed), "failed": failed})
@@ -217,21 +204,23 @@ def _confirmed(count: int) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-async def _destroy_all(settings: Settings) -> tuple[int, list[SandboxError]]:
+async def _destroy_all(settings: Settings, only: str | None) -> tuple[int, list[SandboxError]]:
     from ..backends.catalog import sweep
 
-    swept = await sweep(settings)
-    removed, failures = await destroy_those(settings, lambda info: True)
+    swept = await sweep(settings, only)
+    removed, failures = await destroy_those(settings, lambda info: True, only)
     return swept + removed, failures
 
 
 async def destroy_those(
-    settings: Settings, wanted: Callable[[SandboxInfo], bool]
+    settings: Settings, wanted: Callable[[SandboxInfo], bool], only: str | None = None
 ) -> tuple[int, list[SandboxError]]:
     """Remove the sandboxes of any process that are wanted gone; how many, and what went wrong."""
+    from ..backends.catalog import listed
+
     removed, failures = 0, []
     async with AsyncExitStack() as stack:
-        for backend, info in await _find(settings, stack):
+        for backend, info in await listed(settings, stack, only):
             if not wanted(info):
                 continue
             try:

@@ -30,6 +30,10 @@ Backend = Annotated[
     str | None,
     typer.Option("--backend", metavar="NAME", help="auto, native, docker, ... [default: auto]"),
 ]
+Listed = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="NAME", help="Only this one's. [default: all here]"),
+]
 
 
 @app.command()
@@ -140,11 +144,11 @@ def execute(
 
 @app.command("list")
 @ends_with_a_code
-def list_sandboxes(as_json: Json = False) -> int:
+def list_sandboxes(as_json: Json = False, backend: Listed = None) -> int:
     """Show the active sandboxes of every process, with what they use."""
     from .inventory import list_sandboxes
 
-    return list_sandboxes(as_json)
+    return list_sandboxes(backend, as_json)
 
 
 @app.command()
@@ -153,6 +157,7 @@ def cleanup(
     everything: Annotated[bool, typer.Option("--all", help="Also those still in use.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
     as_json: Json = False,
+    backend: Listed = None,
 ) -> int:
     """Remove sandboxes that dead processes left behind; with --all, every sandbox.
 
@@ -163,4 +168,4 @@ def cleanup(
     """
     from .inventory import cleanup
 
-    return cleanup(everything, force, as_json)
+    return cleanup(backend, everything, force, as_json)

@@ -24,6 +24,7 @@ from .launch import Invalid, parse_exec, parse_python
 from .leftovers import Leftovers
 from .loop import READ, Loop
 from .oom import OomFirst
+from .program import make_ready
 from .stdio import Output
 from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
@@ -149,6 +150,7 @@ class Guest:
         """
         launch = parse_python(frames.decode_json(_REHEARSAL), self._setup)
         assert launch.program
+        make_ready(launch.program["env"])
         with self._oom:
             self._children.have_seed(launch.program)
         self._keep_seed()

@@ -23,7 +23,7 @@ from typing import Any, Dict, List, NoReturn, Optional
 
 from . import program_state as state
 from .program_end import Ending
-from .program_io import open_streams, settle_locale
+from .program_io import Text, open_streams, prepare_outputs, settle_locale
 from .program_stack import run_on_empty_stack, supported
 
 # Read by an interpreter while it starts, or by the loader and C library before that.
@@ -34,6 +34,8 @@ _FOR_PYTHON = """
 """
 _FOR_LOADER = {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES"}
 _NEEDS_NEW_INTERPRETER = _FOR_LOADER.union("PYTHON" + name for name in _FOR_PYTHON.split())
+_BELOW_USER_BASE = "/lib/python%d.%d/site-packages" % sys.version_info[:2]
+_READ_BYTES = 256 << 10
 _CUSTOMIZED = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
 
 
@@ -57,13 +59,31 @@ def become_program(spec: Dict[str, Any]) -> NoReturn:
     run_on_empty_stack([code], scopes, state.reset_threading, ending.report, ending.exit)
 
 
+def make_ready(env: Dict[str, str]) -> None:
+    """Be, in advance, what a program with this environment starts as.
+
+    May be called in the parent, to save time in each fork: whatever is written there, forks share.
+    Nothing that a program must not share with another is made here.
+    """
+    if _ready.get("env") == env:
+        return
+    text = None if _wants_new_interpreter(env) else _surround(env)
+    if text is not None:
+        _ready.update(env=env, text=text)
+        prepare_outputs(text, bool(env.get("PYTHONUNBUFFERED")))
+
+
+# What make_ready made: "env" and "text"; empty if it was not called.
+_ready: Dict[str, Any] = {}
+
+
 def rehearse(spec: Dict[str, Any]) -> None:
     """Prepare for a program that is not there, while nobody waits for the one that will come.
 
     We are a fork: the first write to each page copies it, which is most of what preparing costs.
     """
     path = sys.path[:]
-    _prepare({**spec, "path": os.devnull, "argv": [], "path0": "/"})
+    _prepare({**spec, "path": os.devnull, "argv": [], "path0": "/", "rehearsal": True})
     sys.path[:] = path
     gc.collect()
 
@@ -76,14 +96,12 @@ def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
     source = _read(spec["path"])
     if source is None or b"unraisablehook" in source:  # that hook is how we catch exceptions
         return None
-    state.replace_environment(env)
-    text = settle_locale(env)
+    text = _ready["text"] if _ready.get("env") == env else _surround(env)
     if text is None:
         return None
     state.reset_signals()
-    open_streams(text, bool(env.get("PYTHONUNBUFFERED")))
+    open_streams(text, bool(env.get("PYTHONUNBUFFERED")), "rehearsal" in spec)
     state.reset_sys(spec, env, text.utf8_mode)
-    state.reset_site()
     state.reset_modules()
     state.reset_multiprocessing(spec["python"])
     state.apply_warning_options(env)
@@ -91,26 +109,42 @@ def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
     return _compile(source, _absolute(spec["path"]))
 
 
+def _surround(env: Dict[str, str]) -> Optional[Text]:
+    """Environment, locale and what `site` makes of them; None if only a new interpreter can."""
+    _ready.clear()
+    state.replace_environment(env)
+    text = settle_locale(env)
+    if text is not None:
+        state.reset_site(env)
+    return text
+
+
 def _wants_new_interpreter(env: Dict[str, str]) -> bool:
     if any(env.get(name) for name in _NEEDS_NEW_INTERPRETER.intersection(env)):
         return True
-    if not env.get("PYTHONNOUSERSITE") and os.path.isdir(_user_site(env)):
+    if not env.get("PYTHONNOUSERSITE") and os.access(_user_site(env), os.F_OK):
         return True
-    folders = env.get("PYTHONPATH", "").split(os.pathsep)
+    folders = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
     return any(os.path.exists(os.path.join(f, name)) for f in folders if f for name in _CUSTOMIZED)
 
 
 def _user_site(env: Dict[str, str]) -> str:
-    base = env.get("PYTHONUSERBASE") or os.path.join(env.get("HOME") or "/", ".local")
-    return os.path.join(base, "lib", "python%d.%d" % sys.version_info[:2], "site-packages")
+    base = env.get("PYTHONUSERBASE") or (env.get("HOME") or "") + "/.local"
+    return base + _BELOW_USER_BASE
 
 
 def _read(path: str) -> Optional[bytes]:
+    parts: List[bytes] = []
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while not parts or parts[-1]:
+                parts.append(os.read(fd, _READ_BYTES))
+        finally:
+            os.close(fd)
     except (OSError, ValueError):
         return None
+    return b"".join(parts)
 
 
 def _compile(source: bytes, filename: str) -> Optional[CodeType]:

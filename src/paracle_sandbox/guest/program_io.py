@@ -4,8 +4,9 @@ import _locale
 import codecs
 import io
 import os
+import stat
 import sys
-from typing import Any, Dict, NamedTuple, Optional, Type
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 # With one of these as the locale for characters, the standard streams let undecodable bytes
 # through: they are what a program gets that did not choose a locale.
@@ -54,14 +55,47 @@ def _chosen(setting: str, text: Text) -> Optional[Text]:
     return text._replace(errors=errors) if errors else text
 
 
-def open_streams(text: Text, unbuffered: bool) -> None:
+def prepare_outputs(text: Text, unbuffered: bool) -> None:
+    """Make stdout and stderr as they are for programs that have pipes there; forks share them."""
+    _outputs.clear()
+    ends = os.pipe()
+    for fd in (1, 2):
+        before, inheritable = os.dup(fd), os.get_inheritable(fd)
+        os.dup2(ends[1], fd)
+        _outputs[fd, text, unbuffered] = _open_output(fd, text, unbuffered)
+        os.dup2(before, fd, inheritable)
+        os.close(before)
+    for end in ends:
+        os.close(end)
+
+
+_outputs: Dict[Tuple[int, Text, bool], Optional[io.TextIOWrapper]] = {}
+
+
+def open_streams(text: Text, unbuffered: bool, rehearsal: bool = False) -> None:
     """Replace sys.stdin, stdout and stderr."""
     stdin = _open(0, "<stdin>", text, unbuffered)
-    stdout = _open(1, "<stdout>", text, unbuffered)
-    stderr = _open(2, "<stderr>", text._replace(errors="backslashreplace"), unbuffered)
+    stdout, stderr = (
+        _outputs.get((fd, text, unbuffered)) if rehearsal or _is_pipe(fd) else None for fd in (1, 2)
+    )
+    stdout = stdout or _open_output(1, text, unbuffered)
+    stderr = stderr or _open_output(2, text, unbuffered)
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
+
+
+def _is_pipe(fd: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
+def _open_output(fd: int, text: Text, unbuffered: bool) -> Optional[io.TextIOWrapper]:
+    if fd == 1:
+        return _open(1, "<stdout>", text, unbuffered)
+    return _open(2, "<stderr>", text._replace(errors="backslashreplace"), unbuffered)
 
 
 def _open(fd: int, name: str, text: Text, unbuffered: bool) -> Optional[io.TextIOWrapper]:

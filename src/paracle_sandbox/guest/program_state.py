@@ -113,14 +113,14 @@ def _reset_hooks() -> None:
         vars(sys).pop(name, None)
 
 
-def reset_site() -> None:
+def reset_site(env: Dict[str, str]) -> None:
     """What `site` does in an interpreter that was not started with -S."""
     if not hasattr(builtins, "exit"):
         site.setquit()
         site.setcopyright()
         site.sethelper()
     vars(builtins).pop("_", None)
-    site.ENABLE_USER_SITE = site.check_enableusersite()
+    site.ENABLE_USER_SITE = not env.get("PYTHONNOUSERSITE")
     site.enablerlcompleter()
 
 

@@ -15,7 +15,7 @@ import socket
 import termios
 from typing import Any, Dict, Tuple
 
-from .kernel import SET_DUMPABLE, close_from, prctl, unblock_signals
+from .kernel import SET_DUMPABLE, close_from, fork, prctl, unblock_signals
 from .program import become_program, rehearse
 
 GUEST_FD = 3  # on the seed's side
@@ -34,7 +34,7 @@ class Seed:
         self._socket.setblocking(False)
         try:
             with theirs:
-                self.pid = os.fork()
+                self.pid = fork()
                 if self.pid == 0:
                     _become_seed(theirs.fileno(), likely)
         except OSError:

@@ -12,7 +12,7 @@ import signal
 import termios
 from typing import Any, Dict, List, Optional, Tuple
 
-from .kernel import close_from, unblock_signals
+from .kernel import close_from, fork, unblock_signals
 from .launch import Launch
 from .oom import OomFirst
 from .seed import Seed, grow, settle
@@ -127,7 +127,7 @@ def _spawn_in_terminal(launch: Launch, terminal: bytes) -> int:
 
 def _fork(launch: Launch, stdio: Stdio) -> int:
     assert launch.program
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     try:

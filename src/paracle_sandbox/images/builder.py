@@ -37,6 +37,7 @@ log = logging.getLogger("paracle_sandbox.images")
 _REMOVE_TRIES = 50
 _REMOVE_PAUSE_SECONDS = 0.2
 # What the builder says of its own layers and containers.
+_PODMANS_OWN = "localhost/"  # how it calls what has no registry
 _NOISE = ("--->", "Removing intermediate container")
 
 Progress = Callable[[str], None]
@@ -64,10 +65,8 @@ class Images:
         """Every tagged image of ours, and those that were made from one."""
         params = {"filters": json.dumps({"label": [VARIANT_LABEL], "dangling": ["false"]})}
         answer = await self._client._query_json("images/json", params=params)
-        return sorted(
-            (_image(name, entry) for entry in answer for name in entry["RepoTags"] or ()),
-            key=lambda image: image.name,
-        )
+        found = {_image(name, entry) for entry in answer for name in entry["RepoTags"] or ()}
+        return sorted(found, key=lambda image: image.name)
 
     async def find(self, name: str) -> Image | None:
         return next((i for i in await self.list_images() if i.name == name), None)
@@ -169,6 +168,7 @@ def _failed(recipe: Recipe, error: str, last: str) -> SandboxError:
 def _image(name: str, entry: dict[str, Any]) -> Image:
     labels = entry["Labels"] or {}
     variant = str(labels.get(VARIANT_LABEL, ""))
+    name = name.removeprefix(_PODMANS_OWN)
     return Image(
         name,
         variant,

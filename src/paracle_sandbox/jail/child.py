@@ -59,6 +59,7 @@ class Start(NamedTuple):
     place: Place
     filters: Filters
     failpoints: dict[str, str]
+    env: dict[str, str]  # what programs find, unless they are given another
 
 
 def run_child(

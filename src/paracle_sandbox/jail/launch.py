@@ -105,7 +105,13 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     ground = Ground(options)
-    start = Start(ground.own_pidns, ground.place, ground.filters, options["failpoints"])
+    start = Start(
+        ground.own_pidns,
+        ground.place,
+        ground.filters,
+        options["failpoints"],
+        options["setup"]["env"],
+    )
     mold = Mold(start, options["modules"], (control.fileno(), options["owner_fd"]))
     control.setblocking(False)
     # An owner that is gone already is noticed by the loop, which then cleans up.

@@ -23,6 +23,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+from ..guest.kernel import fork
+from ..guest.program import make_ready
 from ..guest.program_state import remember_guest_modules
 from . import kernel
 from .cgroups import Limits
@@ -93,6 +95,7 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
     operations = {"import": _import, "fork": _fork, "reap": _reap}
     try:
         site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
+        make_ready(start.env)
         while True:
             packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
             if not packet:
@@ -139,7 +142,7 @@ def _fork(message: dict[str, Any], fds: list[int], start: Start) -> _Answer:
     try:
         kernel.unshare(kernel.CLONE_NEWPID)
         try:
-            pid = os.fork()
+            pid = fork()
             if pid == 0:
                 run_child(child, start, channel, status, message["setup"])
         finally:

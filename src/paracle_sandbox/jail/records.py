@@ -47,7 +47,7 @@ class Records:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         fd = os.open(f"{slot}.json", flags, 0o600, dir_fd=self._dir)
         try:
-            os.write(fd, json.dumps(record).encode())
+            os.write(fd, json.dumps(record).encode() + b"\n")
         finally:
             os.close(fd)
 
@@ -72,6 +72,7 @@ class Records:
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir)
             with open(fd, "rb") as file:
-                return bool(json.loads(file.read()).get("token") == self.token)
+                # What is added later does not change whose it is.
+                return bool(json.loads(file.readline()).get("token") == self.token)
         except (OSError, ValueError, AttributeError):
             return False

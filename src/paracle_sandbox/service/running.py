@@ -194,6 +194,7 @@ class Runner:
                 saves = home.workspace.saves
                 command = await program.start(home.sandbox, **more)
                 run = Run(home, command, saves, loss=loss, before=before, alone_at=alone_at)
+                run.takes_input = program.options.get("stdin") is True
                 if follow:
                     run.chunks = _followed(run.command)
                 async with run.command:
@@ -260,7 +261,6 @@ class Runner:
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
         run = await begun
-        run.takes_input = program.options.get("stdin") is True
         known[run.command_id] = run
         return run
 

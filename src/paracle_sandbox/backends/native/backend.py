@@ -33,8 +33,8 @@ from ..cgroup_usage import read_usage
 from .launcher import default_python
 from .orders import create_request, missing_limits, spawner_options
 from .own_directory import require_own_directory
-from .records import Record, RecordStore, kill_process, start_time
-from .spawner import Spawner, boot_id
+from .records import Record, RecordStore, identified, kill_process
+from .spawner import Spawner
 from .templates import Template, Templates
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class NativeBackend(Backend):
                 {key: answer[key] for key in ("slot", "init", "cgroups")}, state="running"
             )
             self._owned[sandbox_id] = owned = _Owned(spawner, socket.socket(fileno=fds[0]), record)
-            self.records.replace(sandbox_id, record)
+            self.records.complete(sandbox_id, record)
         except OSError as error:
             await self.destroy(sandbox_id)
             raise _unrecorded(error, sandbox_id) from error
@@ -324,7 +324,7 @@ def _new_record(
         "state": "creating",
         "instance": posture["instance"],
         "token": posture["token"],
-        "owner": {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id()},
+        "owner": identified(os.getpid()),
         "template": template.name,
         "labels": dict(labels),
         "config": {name: getattr(config, name) for name in shown},

@@ -6,6 +6,7 @@ The spawner writes them (``jail/records.py`` says how); any process of the same 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,34 +66,43 @@ class RecordStore:
         return self._read(self._dir / f"{sandbox_id}.json")
 
     def _read(self, path: Path) -> Record | None:
+        """The last whole line counts: a file may be read while one is added."""
         try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            lines = path.read_bytes().splitlines()
+        except OSError:
             return None
-        if not isinstance(content, dict) or not isinstance(content.get("instance"), int):
-            return None
-        return Record(path, content)
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError):
+                content = json.loads(line)
+                if isinstance(content, dict) and isinstance(content.get("instance"), int):
+                    return Record(path, content)
+        return None
 
     def write_new(self, sandbox_id: str, content: dict[str, Any]) -> None:
         """Raises FileExistsError when the id is taken."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(self._dir / f"{sandbox_id}.json", flags, 0o600)
         try:
-            with open(fd, "w", encoding="utf-8") as file:
-                json.dump(content, file)
+            self._write(sandbox_id, os.O_CREAT | os.O_EXCL, content)
+        except FileExistsError:
+            raise
         except OSError:
             self.remove(sandbox_id)  # half a record would keep the id taken for ever
             raise
 
-    def replace(self, sandbox_id: str, content: dict[str, Any]) -> None:
-        """As a whole: a reader sees the old or the new."""
-        fresh = self._dir / f".{sandbox_id}.new"
+    def complete(self, sandbox_id: str, content: dict[str, Any]) -> None:
+        """Add what is known by now. A reader sees the old or the new.
+
+        Not a new file in the place of the old one: that is written out at once on some file
+        systems, and whoever removes it soon waits for the disk, for milliseconds."""
+        self._write(sandbox_id, os.O_APPEND, content)
+
+    def _write(self, sandbox_id: str, flags: int, content: dict[str, Any]) -> None:
+        line = json.dumps(content).encode() + b"\n"
+        fd = os.open(f"{self._dir}/{sandbox_id}.json", os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
         try:
-            fresh.write_text(json.dumps(content))
-            fresh.rename(self._dir / f"{sandbox_id}.json")
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
+            if os.write(fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(fd)
 
     def remove(self, sandbox_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -168,7 +179,7 @@ class RecordStore:
                 with self._hold(int(number)) as free, contextlib.suppress(OSError):
                     if free:
                         place.rmdir()
-        for path in (*self._dir.glob("*.json"), *self._dir.glob(".*.new")):
+        for path in self._dir.glob("*.json"):
             old = time.time() - _mtime(path) > 60
             if old and self._read(path) is None:
                 with contextlib.suppress(OSError):
@@ -200,6 +211,13 @@ def kill_process(process: dict[str, Any]) -> bool:
     finally:
         os.close(pidfd)
     return True
+
+
+@lru_cache(maxsize=1)
+def identified(pid: int) -> dict[str, Any]:
+    """What tells a living process from any other that had, or will have, its number."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"pid": pid, "start": start_time(pid), "boot": boot}
 
 
 def start_time(pid: int) -> int | None:

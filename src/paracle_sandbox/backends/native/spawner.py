@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from ...errors import BackendUnavailableError, SandboxExecutionError
@@ -183,10 +182,6 @@ class Spawner:
         finally:
             loop.remove_reader(watched)
             os.close(watched)
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 _REMEDIES = {

@@ -27,7 +27,7 @@ from ..asked import (
     service_of,
     user_of,
 )
-from ..faults import BadRequest, ServiceFault, fault_body, in_one_line
+from ..faults import BadRequest, Conflict, ServiceFault, fault_body, in_one_line
 from ..running import Program, Run, stopped_answer
 from ..service import Service
 from ..shapes import RunRequest
@@ -190,7 +190,7 @@ async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
         raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
     wish = RunRequest.model_validate(_object(first))
     async with service.runner.followed(user, Program.of(wish)) as run:
-        await _both_ways(_listen(socket, run.command), _tell(service, socket, run))
+        await _both_ways(_listen(socket, run), _tell(service, socket, run))
 
 
 async def _tell(service: Service, socket: WebSocket, run: Run) -> None:
@@ -198,15 +198,21 @@ async def _tell(service: Service, socket: WebSocket, run: Run) -> None:
         await socket.send_text(json.dumps(event))
 
 
-async def _listen(socket: WebSocket, command: Command) -> None:
+async def _listen(socket: WebSocket, run: Run) -> None:
+    command = run.command
     while True:
         message = _object(await socket.receive_text())
+        if not run.takes_input and {"stdin", "stdin_base64"} & message.keys():
+            raise Conflict(
+                "Its input is closed: give keep_stdin with the program, and close it last"
+            )
         with suppress(BrokenPipeError):
             if "stdin" in message:
                 await command.write_stdin(str(message["stdin"]))
             if "stdin_base64" in message:
                 await command.write_stdin(base64.b64decode(str(message["stdin_base64"])))
         if message.get("close_stdin"):
+            run.takes_input = False
             await command.close_stdin()
         number = message.get("signal")
         if isinstance(number, int) and 0 < number <= 64:

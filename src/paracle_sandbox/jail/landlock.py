@@ -19,6 +19,7 @@ import struct
 from collections.abc import Iterable, Iterator
 
 from . import syscalls
+from .kernel import in_memory
 
 # Below ABI 2 files can never be moved from one directory to another.
 MINIMUM_ABI = 2
@@ -91,7 +92,7 @@ def restrict(read: Iterable[str], write: Iterable[str], devices: Iterable[str] =
 
 @contextlib.contextmanager
 def _ruleset(handled: int, scoped: int) -> Iterator[int]:
-    attributes = ctypes.create_string_buffer(_RULESET_ATTRIBUTES.pack(handled, 0, scoped))
+    attributes = in_memory(_RULESET_ATTRIBUTES.pack(handled, 0, scoped))
     address = ctypes.addressof(attributes)
     size = _RULESET_ATTRIBUTES.size
     descriptor = syscalls.invoke("landlock_create_ruleset", address, size, 0)
@@ -106,7 +107,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(parent).st_mode):
             rights &= _FOR_A_FILE
-        rule = ctypes.create_string_buffer(_PATH_BENEATH.pack(rights, parent))
+        rule = in_memory(_PATH_BENEATH.pack(rights, parent))
         address = ctypes.addressof(rule)
         syscalls.invoke("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, address, 0)
     except OSError as error:

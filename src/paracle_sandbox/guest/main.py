@@ -93,8 +93,8 @@ def _prepare_process() -> None:
             _signal.signal(number, wanted)
     # Our life is the channel's: whatever else programs send us stays pending.
     kernel.block_signals(all_but=signal.SIGCHLD)
-    # The collector writes into every object it visits, which costs each fork a copied page.
-    gc.collect()
+    # The collector writes into every object it visits, which costs each fork a copied page. So
+    # it is not asked to look for garbage first: there is hardly any.
     gc.freeze()
 
 
@@ -312,7 +312,7 @@ class Guest:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._wakeup_fd = read_fd
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        _signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self._loop.watch(read_fd, READ, self._reap)
 
     def _reap(self) -> None:

@@ -63,6 +63,12 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
             os._exit(code)
 
 
+def rehearse(channel_fd: int, setup: Dict[str, Any]) -> None:
+    """Be a guest for a moment, to nobody at the other end, in what guests are forked from: they
+    need not copy the pages that they write to only the first time. Leaves dumpable changed."""
+    Guest(channel_fd, channel_fd, setup).rehearse()
+
+
 def _claim(fd: int) -> int:
     """A copy above 4: below are standard streams, and what keepers need to have there."""
     copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 5)
@@ -123,11 +129,7 @@ class Guest:
     def run(self) -> NoReturn:
         """Raises ChannelClosed, ProtocolError: there is no other end."""
         self._watch_children()
-        self._channel.open(self._receive, self._more_room)
-        python = "%d.%d.%d" % sys.version_info[:3]
-        self._channel.send_json(
-            frames.HELLO, 0, {"protocol": PROTOCOL, "python": python, "pid": os.getpid()}
-        )
+        self._greet()
         while True:
             busy = self._take_turns()
             self._channel.flush()
@@ -135,6 +137,21 @@ class Guest:
                 self._seed_wanted = False
                 self._prepare_for_python()
             self._loop.run_once(block=not busy)
+
+    def rehearse(self) -> None:
+        self._greet()
+        self._take_turns()
+        self._channel.flush()
+        self._rehearse_command()
+        self._loop.run_once(block=False)
+        self._oom.close()
+
+    def _greet(self) -> None:
+        self._channel.open(self._receive, self._more_room)
+        python = "%d.%d.%d" % sys.version_info[:3]
+        self._channel.send_json(
+            frames.HELLO, 0, {"protocol": PROTOCOL, "python": python, "pid": os.getpid()}
+        )
 
     # Ahead of need
 
@@ -149,6 +166,9 @@ class Guest:
         with self._oom:
             self._children.have_seed(launch.program)
         self._keep_seed()
+        self._rehearse_command()
+
+    def _rehearse_command(self) -> None:
         parse_python(frames.decode_json(_REHEARSAL), self._setup)
         self._children.orphans()
         wire = Wire(self._channel, 0, lambda stream: None)

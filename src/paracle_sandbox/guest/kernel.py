@@ -14,6 +14,9 @@ _NO_SIGNALS = bytes(128)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptsname.restype = ctypes.c_char_p
+# ctypes makes an object of each when it is first asked for: here, where forks share it.
+for _name in ("prctl", "pthread_sigmask", "syscall"):
+    getattr(_libc, _name)
 # Not _libc, whose calls let go of the interpreter's lock meanwhile.
 _holding_lock = ctypes.PyDLL(None, use_errno=True)
 

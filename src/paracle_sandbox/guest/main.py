@@ -67,6 +67,12 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
             os._exit(code)
 
 
+def rehearse(channel_fd: int, setup: Dict[str, Any]) -> None:
+    """Be a guest for a moment, to nobody at the other end, in what guests are forked from: they
+    need not copy the pages that they write to only the first time. Leaves dumpable changed."""
+    Guest(channel_fd, channel_fd, setup).rehearse()
+
+
 def _claim(fd: int) -> int:
     """A copy above 4: below are standard streams, and what keepers need to have there."""
     copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 5)
@@ -97,8 +103,8 @@ def _prepare_process() -> None:
             _signal.signal(number, wanted)
     # Our life is the channel's: whatever else programs send us stays pending.
     kernel.block_signals(all_but=signal.SIGCHLD)
-    # The collector writes into every object it visits, which costs each fork a copied page.
-    gc.collect()
+    # The collector writes into every object it visits, which costs each fork a copied page. So
+    # it is not asked to look for garbage first: there is hardly any.
     gc.freeze()
 
 
@@ -127,11 +133,7 @@ class Guest:
     def run(self) -> NoReturn:
         """Raises ChannelClosed, ProtocolError: there is no other end."""
         self._watch_children()
-        self._channel.open(self._receive, self._more_room)
-        python = "%d.%d.%d" % sys.version_info[:3]
-        self._channel.send_json(
-            frames.HELLO, 0, {"protocol": PROTOCOL, "python": python, "pid": os.getpid()}
-        )
+        self._greet()
         while True:
             busy = self._take_turns()
             self._channel.flush()
@@ -139,6 +141,21 @@ class Guest:
                 self._seed_wanted = False
                 self._prepare_for_python()
             self._loop.run_once(block=not busy)
+
+    def rehearse(self) -> None:
+        self._greet()
+        self._take_turns()
+        self._channel.flush()
+        self._rehearse_command()
+        self._loop.run_once(block=False)
+        self._oom.close()
+
+    def _greet(self) -> None:
+        self._channel.open(self._receive, self._more_room)
+        python = "%d.%d.%d" % sys.version_info[:3]
+        self._channel.send_json(
+            frames.HELLO, 0, {"protocol": PROTOCOL, "python": python, "pid": os.getpid()}
+        )
 
     # Ahead of need
 
@@ -154,6 +171,9 @@ class Guest:
         with self._oom:
             self._children.have_seed(launch.program)
         self._keep_seed()
+        self._rehearse_command()
+
+    def _rehearse_command(self) -> None:
         parse_python(frames.decode_json(_REHEARSAL), self._setup)
         self._children.orphans()
         wire = Wire(self._channel, 0, lambda stream: None)
@@ -321,7 +341,7 @@ class Guest:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._wakeup_fd = read_fd
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        _signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self._loop.watch(read_fd, READ, self._reap)
 
     def _reap(self) -> None:

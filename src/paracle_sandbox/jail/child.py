@@ -14,6 +14,7 @@ import os
 import socket
 from typing import Any, NamedTuple, NoReturn
 
+from ..guest.main import serve
 from . import kernel
 from .confine import Filters, Identity, Shape, StepFailed, Steps, confine
 from .place import Grant, Place
@@ -71,7 +72,7 @@ def run_child(
         try:
             place, steps = start.place, _steps(start, status)
             place.furnish(child.slot, child.shape, child.identity, child.grant, steps)
-            _keep_only(channel, status.detach())
+            keep_only(channel, status.detach())
             status = socket.socket(fileno=_STATUS_FD)
             confine(
                 child.slot,
@@ -88,8 +89,6 @@ def run_child(
         os.umask(_UMASK)
         status.send(b"ok")
         status.close()
-        from ..guest.main import serve
-
         serve(_CHANNEL_FD, setup)
     except BaseException as error:  # noqa: BLE001  whatever it is, this process ends here
         with contextlib.suppress(OSError):
@@ -103,7 +102,7 @@ def _steps(start: Start, report: socket.socket) -> Steps:
     return Steps(start.failpoints, lambda step: _pause_at(report, step))
 
 
-def _keep_only(channel: int, status: int) -> None:
+def keep_only(channel: int, status: int) -> None:
     """/dev/null, stderr until confined, the channel, the status socket, and no other."""
     high_channel, high_status = os.dup(channel), os.dup(status)
     null = os.open("/dev/null", os.O_RDWR)

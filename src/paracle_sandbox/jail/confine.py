@@ -11,12 +11,11 @@ the namespace above it: even a full set of capabilities inside would have no pow
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from . import kernel, landlock, seccomp
@@ -89,19 +88,28 @@ class Steps:
         self._failpoints = failpoints
         self._notify = notify
 
-    @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        action = self._failpoints.get(name)
-        if action == "kill-owner":
-            self._notify(name)
-        try:
-            if action == "fail":
-                raise PermissionError(1, "failpoint", name)
-            yield
-        except OSError as error:
-            raise StepFailed(name, error) from error
-        except ValueError as error:  # what the resource module makes of a refusal
-            raise StepFailed(name, PermissionError(1, str(error), name)) from error
+    def step(self, name: str) -> _Step:
+        return _Step(name, self._failpoints.get(name), self._notify)
+
+
+class _Step:
+    # A class, not a generator: each child pays for every page that it writes to.
+    def __init__(self, name: str, action: str | None, notify: Callable[[str], None]) -> None:
+        self._name = name
+        self._action = action
+        self._notify = notify
+
+    def __enter__(self) -> None:
+        if self._action == "kill-owner":
+            self._notify(self._name)
+        elif self._action == "fail":
+            raise StepFailed(self._name, PermissionError(1, "failpoint", self._name))
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError):
+            raise StepFailed(self._name, error) from error
+        if isinstance(error, ValueError):  # what the resource module makes of a refusal
+            raise StepFailed(self._name, PermissionError(1, str(error), self._name)) from error
 
 
 def confine(

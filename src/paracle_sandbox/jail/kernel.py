@@ -41,6 +41,7 @@ _AT_RECURSIVE = 0x8000
 _AT_FDCWD = -100
 
 PR_SET_PDEATHSIG = 1
+PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
@@ -87,6 +88,12 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
+def in_memory(content: bytes) -> ctypes.c_char:
+    """The bytes, where the kernel finds them as long as what is returned lives."""
+    # create_string_buffer would make a class for each length that was not used before.
+    return ctypes.c_char.from_buffer(bytearray(content))
+
+
 def _syscall(number: int, what: str, *arguments: int) -> int:
     padded = [a & 0xFFFFFFFFFFFFFFFF for a in arguments] + [0] * (6 - len(arguments))
     return _checked(int(_libc.syscall(number, *padded)), what)
@@ -114,8 +121,8 @@ def bind(source: str, target: str, attributes: int = 0) -> None:
 
 def set_attributes(target: str, attributes: int, *, recursive: bool = True) -> None:
     """Add mount attributes. Unlike a remount this never clears one, and reaches submounts."""
-    path = ctypes.create_string_buffer(os.fsencode(target))
-    attr = ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, 0))
+    path = in_memory(os.fsencode(target) + b"\0")
+    attr = in_memory(struct.pack("=QQQQ", attributes, 0, 0, 0))
     _syscall(
         _SYS_MOUNT_SETATTR,
         target,
@@ -145,7 +152,7 @@ def setns(fd: int, kind: int) -> None:
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    new, old = (ctypes.create_string_buffer(os.fsencode(p)) for p in (new_root, put_old))
+    new, old = (in_memory(os.fsencode(p) + b"\0") for p in (new_root, put_old))
     _syscall(_SYS_PIVOT_ROOT, new_root, ctypes.addressof(new), ctypes.addressof(old))
 
 
@@ -160,11 +167,11 @@ def close_from(first: int) -> None:
 
 def capset(inheritable: int, permitted: int, effective: int) -> None:
     """Set this thread's three capability sets, given as 64-bit masks."""
-    head = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
+    head = in_memory(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
     words = []
     for shift in (0, 32):
         words += [(s >> shift) & 0xFFFFFFFF for s in (effective, permitted, inheritable)]
-    data = ctypes.create_string_buffer(struct.pack("=6I", *words))
+    data = in_memory(struct.pack("=6I", *words))
     _syscall(_SYS_CAPSET, "capset", ctypes.addressof(head), ctypes.addressof(data))
 
 

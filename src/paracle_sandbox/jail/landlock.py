@@ -10,15 +10,15 @@ It binds the calling thread and what that starts: call it while there is only on
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from . import syscalls
+from .kernel import in_memory
 
 # Below ABI 2 files can never be moved from one directory to another.
 MINIMUM_ABI = 2
@@ -82,23 +82,22 @@ def restrict(read: Iterable[str], write: Iterable[str], devices: Iterable[str] =
     version = abi()
     handled = next(rights for least, rights in _HANDLED_BY_ABI if version >= least)
     scoped = _SCOPE_ABSTRACT_SOCKET_AND_SIGNAL if version >= _ABI_WITH_SCOPES else 0
-    with _ruleset(handled, scoped) as ruleset:
+    ruleset = _ruleset(handled, scoped)
+    try:
         for paths, rights in ((read, _READ), (write, handled & ~_NEVER), (devices, _DEVICE)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
         syscalls.invoke("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)
 
 
-@contextlib.contextmanager
-def _ruleset(handled: int, scoped: int) -> Iterator[int]:
-    attributes = ctypes.create_string_buffer(_RULESET_ATTRIBUTES.pack(handled, 0, scoped))
+def _ruleset(handled: int, scoped: int) -> int:
+    """The descriptor of an empty one."""
+    attributes = in_memory(_RULESET_ATTRIBUTES.pack(handled, 0, scoped))
     address = ctypes.addressof(attributes)
     size = _RULESET_ATTRIBUTES.size
-    descriptor = syscalls.invoke("landlock_create_ruleset", address, size, 0)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return syscalls.invoke("landlock_create_ruleset", address, size, 0)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
@@ -106,7 +105,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(parent).st_mode):
             rights &= _FOR_A_FILE
-        rule = ctypes.create_string_buffer(_PATH_BENEATH.pack(rights, parent))
+        rule = in_memory(_PATH_BENEATH.pack(rights, parent))
         address = ctypes.addressof(rule)
         syscalls.invoke("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, address, 0)
     except OSError as error:

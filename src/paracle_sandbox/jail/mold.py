@@ -5,7 +5,8 @@
 A fork shares the memory of its parent until one of them writes to it, page by page. The spawner
 writes all the time: each sandbox would be left with its own copy of what the spawner had, and the
 spawner would copy its pages again after each fork. The mold does nothing but import what programs
-may want, and fork. Sandboxes die with it, and it dies with the spawner, which is PID 1.
+may want, go through what its children will do (`rehearsal`), and fork. Sandboxes die with it, and
+it dies with the spawner, which is PID 1.
 
 Messages are JSON, one a packet; the spawner waits for each answer.
 """
@@ -31,6 +32,7 @@ from .cgroups import Limits
 from .child import Child, Start, run_child
 from .confine import Identity, Shape
 from .place import Grant
+from .rehearsal import rehearse
 
 _MAX_MESSAGE = 1 << 16
 
@@ -55,19 +57,15 @@ class Mold:
         answer, _ = self._ask({"op": "import", "modules": modules})
         return list(answer["missing"])
 
+    def rehearse(self, child: Child, setup: dict[str, Any]) -> None:
+        """Have it do once what each child like this one will do."""
+        self._ask({"op": "rehearse", **_order(child, setup)})
+
     def fork(self, child: Child, setup: dict[str, Any]) -> None:
         """Fork the process that becomes PID 1 of a new pid namespace. Raises OSError."""
         host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order = {
-            "op": "fork",
-            "slot": child.slot,
-            "shape": child.shape._asdict(),
-            "identity": child.identity._asdict(),
-            "limits": child.grant.limits._asdict(),
-            "disk_bytes": child.grant.disk_bytes,
-            "setup": setup,
-        }
+        order = {"op": "fork", **_order(child, setup)}
         child.status, child.host_end = ours, host_end
         with guest_end, theirs:
             answer, fds = self._ask(order, (guest_end.fileno(), theirs.fileno()))
@@ -90,9 +88,29 @@ class Mold:
         return json.loads(packet), received
 
 
+def _order(child: Child, setup: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "slot": child.slot,
+        "shape": child.shape._asdict(),
+        "identity": child.identity._asdict(),
+        "limits": child.grant.limits._asdict(),
+        "disk_bytes": child.grant.disk_bytes,
+        "setup": setup,
+    }
+
+
+def _ordered(message: dict[str, Any]) -> Child:
+    return Child(
+        message["slot"],
+        Shape(**message["shape"]),
+        Identity(**message["identity"]),
+        Grant(Limits(**message["limits"]), message["disk_bytes"]),
+    )
+
+
 def _serve(control: socket.socket, start: Start) -> NoReturn:
     """The mold itself."""
-    operations = {"import": _import, "fork": _fork, "reap": _reap}
+    operations = {"import": _import, "rehearse": _rehearse, "fork": _fork, "reap": _reap}
     try:
         site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
         make_ready(start.env)
@@ -122,6 +140,19 @@ def _import(message: dict[str, Any], _fds: list[int], _start: Start) -> _Answer:
     return {"missing": missing}, []
 
 
+def _rehearse(message: dict[str, Any], _fds: list[int], start: Start) -> _Answer:
+    try:
+        _kept.extend(rehearse(_ordered(message), start, message["setup"]))
+    except Exception as error:  # noqa: BLE001 - it is for the sake of memory: all works without
+        os.write(2, f"rehearsal: {error!r}\n".encode())
+    gc.collect()
+    gc.freeze()
+    return {}, []
+
+
+_kept: list[object] = []
+
+
 def _try_import(name: str) -> bool:
     try:
         importlib.import_module(name)
@@ -131,12 +162,7 @@ def _try_import(name: str) -> bool:
 
 
 def _fork(message: dict[str, Any], fds: list[int], start: Start) -> _Answer:
-    child = Child(
-        message["slot"],
-        Shape(**message["shape"]),
-        Identity(**message["identity"]),
-        Grant(Limits(**message["limits"]), message["disk_bytes"]),
-    )
+    child = _ordered(message)
     channel, status = fds
     pid = 0
     try:

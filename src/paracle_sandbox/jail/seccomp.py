@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from . import bpf, policy, syscalls
 from .bpf import Instruction
+from .kernel import in_memory
 from .rules import FULL, RULES, Tree, Verdict
 
 AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -58,7 +59,7 @@ def program(architecture: str | None = None) -> bytes:
 
 def install(code: bytes) -> None:
     """Put this process under a compiled filter, for good. no_new_privs must have been set."""
-    buffer = ctypes.create_string_buffer(code, len(code))
+    buffer = in_memory(code)
     described = _Filter(len(code) // bpf.INSTRUCTION_BYTES, ctypes.addressof(buffer))
     address = ctypes.addressof(described)
     thread = syscalls.invoke("seccomp", _SET_MODE_FILTER, _ALL_THREADS, address)

@@ -1,0 +1,134 @@
+"""What the mold does once, so that its children share more of its memory with it.
+
+A child has to copy each page that it writes to, and Python writes wherever it goes: it counts
+references, and it rewrites code that it runs for the first few dozen times. So the code of children
+is laid side by side, and the mold runs it until it is settled: that of the guest as it is, with
+nobody at the other end, and the steps of confinement on a stage, where none reaches the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import gc
+import os
+import resource
+import socket
+import sys
+from _ctypes import CFuncPtr
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType
+from typing import Any
+
+from ..guest import main as guest
+from . import kernel, syscalls
+from .child import Child, Start, keep_only
+from .confine import UID_INSIDE, Steps, confine
+
+# Python 3.11 settles code that has run 8 times, and then each instruction after 16.
+_ROUNDS = 30
+_SOME_FD = 1 << 16  # is not open
+_LANDLOCK_ABI = 6
+_LAST_CAPABILITY = 40
+# What the steps ask for and need no answer to.
+_DONE = ("chdir", "chmod", "chown", "close", "dup2", "ioctl", "mkdir", "mount", "setgroups",
+         "sethostname", "setresgid", "setresuid", "setrlimit", "umount2", "unshare")  # fmt: skip
+
+
+def rehearse(child: Child, start: Start, setup: dict[str, Any]) -> list[object]:
+    """Do what ``run_child`` will do, as far as it can be done here. What is returned has to be
+    kept: children would put objects of theirs into the gaps, and write to all pages around them.
+
+    Raises anything, if the stage was not changed together with what is played there."""
+    codes: dict[int, CodeType] = {}
+    sys.setprofile(lambda frame, *_: codes.setdefault(id(frame.f_code), frame.f_code))
+    try:
+        _play(child, start, setup, 1)
+    finally:
+        sys.setprofile(None)
+    _lay_together(codes)
+    _play(child, start, setup, _ROUNDS)
+    return list(codes.values())
+
+
+def _lay_together(codes: dict[int, CodeType]) -> None:
+    """Put copies of them side by side, in the order in which they were run."""
+    gc.unfreeze()  # those that are frozen are not listed
+    functions: dict[int, list[FunctionType]] = {}
+    for item in gc.get_objects():
+        if type(item) is FunctionType and id(item.__code__) in codes:
+            functions.setdefault(id(item.__code__), []).append(item)
+    for number, code in codes.items():
+        for function in functions.get(number, ()):
+            function.__code__ = code.replace()
+
+
+def _play(child: Child, start: Start, setup: dict[str, Any], rounds: int) -> None:
+    dumpable = kernel.prctl(kernel.PR_GET_DUMPABLE)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for _ in range(rounds):
+            guest.rehearse(theirs.fileno(), setup)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, dumpable)
+    slot, shape, identity = child.slot, child.shape, child.identity
+    with _stage(child):
+        for _ in range(rounds):
+            steps = Steps({}, lambda _: None)
+            start.place.furnish(slot, shape, identity, child.grant, steps)
+            keep_only(_SOME_FD, _SOME_FD)
+            confine(slot, shape, identity, steps, start.filters, lambda _: None)
+
+
+@contextlib.contextmanager
+def _stage(child: Child) -> Iterator[None]:
+    """Nothing below reaches the kernel. What is not expected here is refused."""
+    props = _props(child)
+    real: list[tuple[Any, str, object]] = []
+    try:
+        for place in (os, fcntl, resource, socket, kernel._libc, syscalls._libc):
+            for name, value in list(vars(place).items()):
+                if isinstance(value, (BuiltinFunctionType, CFuncPtr)):
+                    real.append((place, name, value))
+                    setattr(place, name, props.get(name, _refuse))
+        yield
+    finally:
+        for place, name, value in real:
+            setattr(place, name, value)
+
+
+def _refuse(*_: object, **__: object) -> int:
+    raise PermissionError(errno.EPERM, "not in a rehearsal")
+
+
+def _props(child: Child) -> dict[str, Callable[..., Any]]:
+    """What the steps have to be told for them to go on."""
+    props: dict[str, Callable[..., Any]] = {
+        name: getattr(os, name)
+        for name in ("fspath", "getegid", "geteuid", "getpid", "strerror", "uname")
+    }
+    root = os.stat("/")
+    seccomp = syscalls.NUMBERS[syscalls.architecture()]["seccomp"]
+    for name in _DONE:
+        props[name] = lambda *_, **__: 0
+    for name in ("dup", "open"):
+        props[name] = lambda *_, **__: _SOME_FD
+    for name in ("fstat", "stat"):
+        props[name] = lambda *_, **__: root
+    for name in ("getresgid", "getresuid"):
+        props[name] = lambda: (UID_INSIDE,) * 3
+    props["getcwd"] = lambda: child.shape.working_dir
+    props["getrlimit"] = resource.getrlimit
+    props["prctl"] = _prctl
+    props["read"] = lambda *_: b"\nCapPrm:\t0\n"
+    props["syscall"] = lambda number, *_: 0 if number == seccomp else _LANDLOCK_ABI
+    props["write"] = lambda _, content: len(content)
+    return props
+
+
+def _prctl(option: int, argument: int, *_: int) -> int:
+    if option != kernel.PR_CAPBSET_DROP or argument <= _LAST_CAPABILITY:
+        return 0
+    ctypes.set_errno(errno.EINVAL)
+    return -1

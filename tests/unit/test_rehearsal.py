@@ -1,0 +1,44 @@
+"""What the mold plays through must leave no trace in the mold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_PROGRAM = """
+import os, resource, socket
+
+from paracle_sandbox.jail import seccomp
+from paracle_sandbox.jail.cgroups import Limits
+from paracle_sandbox.jail.child import Child, Start, keep_only
+from paracle_sandbox.jail.confine import Filters, Identity, Shape
+from paracle_sandbox.jail.place import Grant, Place
+from paracle_sandbox.jail.rehearsal import rehearse
+
+
+def process():
+    names = "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Umask"
+    lines = open("/proc/self/status").read().splitlines()
+    status = [line for line in lines if line.startswith((*names, "Cap"))]
+    spaces = [os.readlink("/proc/self/ns/" + name) for name in sorted(os.listdir("/proc/self/ns"))]
+    limits = [resource.getrlimit(kind) for kind in range(16)]
+    mounted = [line.split()[4] for line in open("/proc/self/mountinfo")]
+    mounts = [mounted.count(place) for place in ("/", "/proc", "/dev/pts", "/tmp", "/home")]
+    return status, spaces, limits, mounts, os.getcwd(), socket.gethostname()
+
+
+start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {})
+setup = {"env": {"PATH": "/bin"}, "python": "/usr/bin/python3", "working_dir": "/workspace"}
+before, functions, code = process(), dict(vars(os)), keep_only.__code__
+for shape in (Shape(), Shape(tmpfs_mb=64, read_only=False, working_dir="/home/me")):
+    child = Child("slot", shape, Identity(1, 1, False), Grant(Limits(1 << 28, 1.0, 64), 1 << 28))
+    kept = rehearse(child, start, setup)
+    assert any(item is code for item in kept), "it did not come to the end"
+    code = keep_only.__code__
+assert process() == before
+assert dict(vars(os)) == functions
+"""
+
+
+def test_a_rehearsal_comes_to_its_end_and_changes_nothing() -> None:
+    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=60)

@@ -37,7 +37,8 @@ DIFFERENT = {
     "test_locked_directories_and_flags_do_not_outlive_the_sandbox": _NOT_HERE,
     "test_a_tower_of_fifty_thousand_goes_with_its_sandbox": "gVisor holds each directory open, and"
     " can hold no more long before",
-    "test_descriptors_are_bounded_also_those_in_flight": "they are gVisor's own memory",
+    "test_descriptors_are_bounded_also_those_in_flight": "those in flight are memory of gVisor, and"
+    " what it opens for them on the host is bounded by the engine's own limit",
     # The channel, and what can be written.
     "test_descriptors_of_the_manager_do_not_leak": _NOT_HERE,
     "test_the_channel_of_the_guest_cannot_be_opened": _DUMPABLE,

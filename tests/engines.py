@@ -48,6 +48,13 @@ def missing(engine: str, reason: str) -> NoReturn:
     pytest.skip(message)
 
 
+def containers_with(label: str) -> list[str]:
+    """Those of the Docker engine, also those that do not run."""
+    asked = ["docker", "ps", "-aq", "--filter", f"label={label}"]
+    done = subprocess.run(asked, env=_at(DOCKER_HOST), capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
 @cache
 def _why_not(engine: str) -> str | None:
     asked = subprocess.run([SCRIPT, "status", engine], capture_output=True, text=True, check=False)

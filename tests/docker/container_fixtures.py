@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pressure
 import pytest
+from sentry import Sentry
 
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.gvisor import GvisorBackend
+from paracle_sandbox.backends.docker.labels import SESSION
+from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.backends.posture import read_posture
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.sandbox import Sandbox
@@ -83,14 +86,28 @@ async def sandbox(make: Make) -> Sandbox:
 
 
 @pytest.fixture
-def scenes(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scenes of the hostile tests are set on the engine under test."""
+def scenes(engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scenes of the hostile tests are set on the engine under test, and leave no container. A
+    native sandbox in its stead would show nothing."""
     engines.require(engine)
+    monkeypatch.setattr(NativeBackend, "__init__", _not_here)
+    made: list[DockerBackend] = []
 
     def kind(settings: Settings) -> DockerBackend:
-        return BACKENDS[engine](changed(settings, docker_host=engines.DOCKER_HOST))
+        made.append(BACKENDS[engine](changed(settings, docker_host=engines.DOCKER_HOST)))
+        return made[-1]
 
     monkeypatch.setattr(pressure.Scene, "kind", staticmethod(kind))
+    if engine == "gvisor":
+        witness = staticmethod(lambda scene: Sentry(scene.backend))
+        monkeypatch.setattr(pressure.Scene, "witness_kind", witness)
+    yield
+    for backend in made:
+        assert engines.containers_with(f"{SESSION}={backend.session}") == []
+
+
+def _not_here(*_: object) -> NoReturn:
+    pytest.fail("a test of an engine makes native sandboxes")
 
 
 @pytest.fixture

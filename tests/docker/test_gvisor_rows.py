@@ -14,6 +14,7 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from typing import Any
 import oracles
 import pytest
 from container_fixtures import Make
+from pressure import SLACK_SECONDS
 from probes import report
+from sentry import Sentry
 from syscall_probe import BAD_POINTER, PRELUDE, program, refused
 from test_information import DEVICES, _memory_has
 from test_kernel import FAMILIES, LARGE_INTERFACES, MACHINE, SOCKETS
@@ -35,6 +38,7 @@ from paracle_sandbox.errors import SandboxError, SandboxTimeoutError
 from paracle_sandbox.sandbox import Sandbox
 
 LIMIT = 48
+REMOVAL_SECONDS = 5
 # Opening files for others, tracing processes of its own, and leaving its root: no administration.
 CAPABILITIES = 0xC001F
 OWN_NAMESPACES = {"mnt", "net", "ipc", "uts"}
@@ -95,6 +99,31 @@ def bystander() -> Any:
 
 # Processes
 
+A_FAMILY = """
+import os, threading, time
+for _ in range(3):
+    if os.fork() == 0:
+        time.sleep(100)
+for _ in range(2):
+    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+print("[]")
+"""
+
+
+async def test_the_sentry_sees_what_there_is_to_see(
+    sandbox: Sandbox, backend: GvisorBackend
+) -> None:
+    """The witness of the rows that count programs, in front of some, and of a seed alone."""
+    sentry = Sentry(backend)
+    async with held(sandbox, A_FAMILY):
+        assert len(sentry.programs(sandbox)) == 4
+        assert len(sentry.processes(sandbox)) >= 1 + 4
+        assert sentry.tasks(sandbox) >= 1 + 4 + 2
+    assert sentry.programs(sandbox) == []
+    for _ in range(2):  # the guest has a seed ready for the next one
+        await sandbox.run_code("print(1)")
+    assert sentry.programs(sandbox) == []
+
 
 @pytest.mark.case("A01", "A03")
 @pytest.mark.parametrize("bomb", [FORK_BOMB, DEAF_FORK_BOMB], ids=["A01", "A03"])
@@ -106,6 +135,7 @@ async def test_a_fork_bomb_is_bounded_on_the_host(
     limit = int((counted / "pids.max").read_text())
     assert limit == 3 * LIMIT + 256
     before = len(processes(backend, sandbox))
+    started = time.monotonic()
     command = await sandbox.start_code(bomb, timeout=10)
     seen = [0]
     waiting = asyncio.ensure_future(command.wait())
@@ -118,8 +148,12 @@ async def test_a_fork_bomb_is_bounded_on_the_host(
         await asyncio.sleep(0.05)
     with pytest.raises(SandboxTimeoutError):
         await waiting
+    # A guest that is not heard of is given up after three seconds, and its container removed.
+    assert time.monotonic() - started < 10 + 3 + REMOVAL_SECONDS + SLACK_SECONDS
     assert max(seen) <= limit
     assert max(seen) > before + LIMIT // 2, "the bomb did not go off: this test shows nothing"
+    if sandbox.is_running:
+        assert Sentry(backend).programs(sandbox) == []
     with contextlib.suppress(SandboxError):  # it may have ended, which is a definite answer
         assert (await sandbox.execute("echo well", timeout=30))["stdout"] == "well\n"
     await sandbox.stop()

@@ -66,7 +66,7 @@ async def test_a_daemon_does_not_hold_its_command_up_and_ends_with_the_sandbox()
         assert len(scene.programs(sandbox)) == 1, "the daemon must live, or nothing is shown here"
         assert scene.survivors(), "the daemon is not found: nothing is shown here"
         await scene.manager.destroy(sandbox.sandbox_id)
-        assert scene.survivors() == []
+        assert scene.survivors() == set()
 
 
 @pytest.mark.case("C02")
@@ -181,7 +181,8 @@ print(int(time.time()))
         first, second, third, now = result["stdout"].splitlines()
         assert first in ("EPERM", "ENOSYS")
         assert second.split()[0] == "True" and second.split()[1] in ("EPERM", "ENOSYS")
-        assert third.split()[0] == "-1" and third.split()[1] in ("EPERM", "ENOSYS")
+        if not scene.witness.own_kernel:  # whose clock it would be
+            assert third.split()[0] == "-1" and third.split()[1] in ("EPERM", "ENOSYS")
         assert abs(int(now) - time.time()) < 30
         assert abs((time.time() - time.monotonic()) - drift) < 1
 
@@ -230,6 +231,6 @@ async def test_the_heartbeat_of_a_neighbour_does_notice():
     async with Scene() as scene:
         with pytest.raises(AssertionError, match="p99|answered"):
             async with scene.neighbour():
-                for _ in range(6):
-                    time.sleep(0.8)  # a manager that does nothing else meanwhile
+                for _ in range(4):
+                    time.sleep(1.2)  # a manager that does nothing else meanwhile
                     await asyncio.sleep(0)

@@ -27,7 +27,7 @@ def process():
     return status, spaces, limits, mounts, os.getcwd(), socket.gethostname()
 
 
-start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {})
+start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {}, {})
 setup = {"env": {"PATH": "/bin"}, "python": "/usr/bin/python3", "working_dir": "/workspace"}
 before, functions, code = process(), dict(vars(os)), keep_only.__code__
 for shape in (Shape(), Shape(tmpfs_mb=64, read_only=False, working_dir="/home/me")):

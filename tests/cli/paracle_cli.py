@@ -98,7 +98,8 @@ def _processes_naming(state: str) -> list[str]:
 
 
 def cgroups_of(record: Path) -> list[Path]:
-    return [Path(path) for path in json.loads(record.read_text()).get("cgroups", {}).values()]
+    content = json.loads(record.read_text().splitlines()[-1])
+    return [Path(path) for path in content.get("cgroups", {}).values()]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:

@@ -213,7 +213,7 @@ def test_a_sandbox_that_dies_under_a_program_is_told(make: Make) -> None:
 def _kill_sandbox(service: ServiceProcess) -> None:
     """The first process of the only sandbox, as an administrator might."""
     for path in (service.home / "state").glob("*.json"):
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text().splitlines()[-1])
         if str(content.get("id", "")).startswith("u-"):
             os.kill(content["init"]["pid"], signal.SIGKILL)
             return

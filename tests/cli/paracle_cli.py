@@ -31,6 +31,9 @@ class Cli:
             "PARACLE_STATE_DIR": str(self.state),
             "PARACLE_DATA_DIR": str(home / "data"),
             "PARACLE_TEMPLATE_BUILD": "0",
+            # `cleanup --all` ends what is in use, and engines may be others' too.
+            "DOCKER_HOST": f"unix://{home}/no-docker.sock",
+            "INCUS_SOCKET": str(home / "no-incus.sock"),
             **variables,
         }
 

@@ -170,10 +170,15 @@ def test_commands(block: Block, directory: Path) -> None:
         if line.startswith("paracle image"):
             engines.require("docker")
         script = f"set -e\n{exports(block)}\n{line}\n"
+        # That ends what is in use, of other tests too if it could see them.
+        engine = f"unix://{directory}/none.sock" if "cleanup" in line else engines.DOCKER_HOST
         done = subprocess.run(
             ["sh", "-c", script], cwd=directory, capture_output=True, text=True, timeout=240,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "HOME": str(directory), "DOCKER_HOST": engines.DOCKER_HOST},
+            env={
+                **os.environ, "HOME": str(directory), "DOCKER_HOST": engine,
+                "INCUS_SOCKET": f"{directory}/none.sock", "PARACLE_STATE_DIR": f"{directory}/state",
+            },
         )  # fmt: skip
         assert done.returncode == 0, f"{block}: {line}\n{done.stdout}{done.stderr}"
 

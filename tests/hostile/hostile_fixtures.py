@@ -147,7 +147,7 @@ class Weak:
         wrap = ["unshare", "-mpinuf", "--mount-proc", "--kill-child"] if namespaces else []
         done = subprocess.run(
             [*wrap, sys.executable, "-I", "-c", code, *arguments],
-            cwd=self.directory, capture_output=True, text=True, timeout=60, check=False,
+            cwd=self.directory, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         return json.loads(done.stdout.splitlines()[-1])

@@ -14,14 +14,21 @@ from ...errors import SandboxError
 from .engine import Engine
 from .labels import SESSION
 
+# The engine hears of an end and of memory that ran out on two ways: either may come first.
+_OOM_SECONDS = 0.5
+
 
 @dataclass
 class Death:
     """What the engine said of a container so far."""
 
     exit_code: int | None = None
-    oom: bool = False
     known: asyncio.Event = field(default_factory=asyncio.Event)
+    oom_told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def oom(self) -> bool:
+        return self.oom_told.is_set()
 
 
 class Watch:
@@ -52,6 +59,8 @@ class Watch:
         death = self._deaths.get(container, Death())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(death.known.wait(), seconds)
+            if death.exit_code:
+                await asyncio.wait_for(death.oom_told.wait(), _OOM_SECONDS)
         return death
 
     async def close(self) -> None:
@@ -86,7 +95,7 @@ class Watch:
         if death is None:
             return
         if event.get("Action") == "oom":
-            death.oom = True
+            death.oom_told.set()
         else:
             code = str((actor.get("Attributes") or {}).get("exitCode", ""))
             death.exit_code = int(code) if code.isdecimal() else None

@@ -31,7 +31,7 @@ class Owner:
             boot=_text("/proc/sys/kernel/random/boot_id"),
             namespace=_namespace(),
             pid=pid,
-            start=_start_time(pid) or 0,
+            start=start_time(pid) or 0,
         )
 
     @classmethod
@@ -70,7 +70,7 @@ def _namespace() -> str:
         return _UNKNOWN
 
 
-def _start_time(pid: int) -> int | None:
+def start_time(pid: int) -> int | None:
     """In clock ticks since boot; None when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")

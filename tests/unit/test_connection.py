@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paracle_sandbox.backends.base import Channel
 from paracle_sandbox.channel import frames
 from paracle_sandbox.channel.connection import Connection
 from paracle_sandbox.channel.socket_channel import SocketChannel
@@ -166,6 +167,40 @@ async def test_a_broken_connection_leaves_others_alone(ends: Ends) -> None:
     assert await call == {}
     await second.close()
     neighbour.close()
+
+
+class Eager(Channel):
+    """Always has a byte more of one long frame: whoever reads it never has to wait."""
+
+    def __init__(self) -> None:
+        frame = frames.encode(frames.DATA, 1, bytes(4000))
+        self.left = [HELLO, *(frame[at : at + 1] for at in range(len(frame)))]
+
+    async def receive(self) -> bytes:
+        if not self.left:
+            await asyncio.Event().wait()
+        return self.left.pop(0)
+
+    async def send(self, data: bytes) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_guest_that_floods_shares_the_loop() -> None:
+    channel = Eager()
+    connection = Connection(channel, "box")
+    starting = asyncio.create_task(connection.start())
+    await asyncio.sleep(0)
+    connection.open({"op": "read"})
+    turns = 0
+    while channel.left:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 100
+    await starting
+    await connection.close()
 
 
 async def test_more_than_the_credit_is_refused(ends: Ends) -> None:

@@ -19,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...owner import start_time
+
 _SWEEP_SECONDS = 10.0
 
 
@@ -218,15 +220,6 @@ def identified(pid: int) -> dict[str, Any]:
     """What tells a living process from any other that had, or will have, its number."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"pid": pid, "start": start_time(pid), "boot": boot}
-
-
-def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 def _remove_remains(content: dict[str, Any]) -> None:

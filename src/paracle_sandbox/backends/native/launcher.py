@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _socket
 import fcntl
+import functools
 import os
 import select
 import signal
@@ -124,6 +125,7 @@ class Launched:
 _ahead: dict[str, Launched] = {}
 
 
+@functools.cache
 def default_python() -> str:
     """The interpreter below this one's virtual environment, if any: the same that sandboxes run."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

@@ -5,6 +5,7 @@ Looking one up imports next to nothing, because a command that makes one sandbox
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -26,10 +27,8 @@ PACKAGES = {
 _MODULES = {"ml": ("numpy", "pandas")}
 # Imported in idle time: what most programs import. Not more: what is in memory here is mapped and
 # unmapped with every process of every sandbox.
-_IDLE_MODULES = ("json", "re", "math", "random", "datetime", "collections", "itertools", "copy",
-                 "functools", "pathlib", "typing", "dataclasses", "enum", "string", "textwrap",
-                 "base64", "csv", "contextlib", "traceback", "threading", "subprocess",
-                 "tempfile", "shutil", "glob", "operator", "heapq", "logging")  # fmt: skip
+_IDLE_MODULES = ("json", "re", "math", "datetime", "collections", "itertools", "functools",
+                 "pathlib", "typing", "enum", "string", "contextlib", "operator")  # fmt: skip
 _IMAGE = re.compile(
     r"(?:docker\.io/)?(?:library/)?(?P<name>python|paracle/sandbox)(?::(?P<tag>.+))?\Z"
 )
@@ -88,6 +87,7 @@ def templates_dir(settings: Settings) -> Path:
     return Path(settings.data_dir) / "templates"
 
 
+@functools.cache
 def _version_of(python: str) -> str:
     if os.path.realpath(python) == default_python() and sys.implementation.name == "cpython":
         return f"CPython-{sys.version.split()[0]}"

@@ -29,7 +29,7 @@ def spawner_on(control: socket.socket) -> Spawner:
         records=SimpleNamespace(remove=lambda slot: None),
         give_identity_back=lambda identity: None,
     )
-    mold: Any = SimpleNamespace(reap=lambda pid: os.waitpid(pid, 0))
+    mold: Any = SimpleNamespace(reap=lambda pid: os.waitpid(pid, 0), settle=lambda: None)
     options = {
         "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,
         "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1,
@@ -93,6 +93,9 @@ class _Mold:
 
     def reap(self, pid: int) -> None:
         os.waitpid(pid, 0)
+
+    def settle(self) -> None:
+        pass
 
 
 def turn(spawner: Spawner) -> None:

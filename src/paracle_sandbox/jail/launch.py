@@ -21,6 +21,7 @@ from typing import Any
 
 from . import kernel
 from .cgroups import enter_own
+from .mappings import share_code
 
 _MAX_MESSAGE = 1 << 16
 # How long a spawner takes until it makes its first sandbox, and how long entering a group has an
@@ -42,6 +43,7 @@ def main(control: socket.socket, package_path: str) -> None:
         gc.enable()
         # What is ours was found here; what a sandbox imports must not be.
         sys.path.remove(package_path)
+        share_code()
         packet = control.recv(_MAX_MESSAGE)
         if not packet:
             os._exit(0)  # started ahead of a need that did not come

@@ -49,6 +49,7 @@ class Mold:
             self._socket.detach()
             _serve(theirs, start)
         theirs.close()
+        self._owed = 0  # answers that nobody has waited for yet
         self.pidfd = os.pidfd_open(pid)
         self.missing: list[str] = self.preload(modules)
 
@@ -75,13 +76,27 @@ class Mold:
         ours.setblocking(False)
 
     def reap(self, pid: int) -> None:
-        """It has ended: let its number go."""
-        self._ask({"op": "reap", "pid": pid})
+        """It has ended: let its number go. That it has gone is waited for by `settle`."""
+        self._send({"op": "reap", "pid": pid})
+        self._owed += 1
+
+    def settle(self) -> None:
+        """Whatever was to be reaped has been. Raises OSError."""
+        while self._owed:
+            self._owed -= 1
+            self._receive()
 
     def _ask(
         self, message: dict[str, Any], fds: tuple[int, ...] = ()
     ) -> tuple[dict[str, Any], list[int]]:
+        self.settle()
+        self._send(message, fds)
+        return self._receive()
+
+    def _send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
         packet, received, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE, 1)
         if not packet:
             raise BrokenPipeError(32, "the mold has ended")

@@ -1,0 +1,52 @@
+"""Forks find the interpreter's code where it is mapped already."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paracle_sandbox
+
+# In a process of its own: what a mapping has once, it keeps.
+SHOW = """
+import json, os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from paracle_sandbox.jail.mappings import _large_mappings, share_code
+if sys.argv[2] == "shared":
+    share_code()
+spans = {"%x-%x" % span for span in _large_mappings()}
+child = os.fork()
+if child == 0:
+    signal.pause()
+found, span = {}, None
+for line in open("/proc/%d/smaps" % child):
+    head = line.split()[0]
+    if "-" in head and not head.endswith(":"):
+        span = head
+    elif span in spans and head in ("Size:", "Rss:"):
+        found.setdefault(span, []).append(int(line.split()[1]))
+os.kill(child, 9)
+os.wait()
+print(json.dumps(list(found.values())))
+"""
+
+
+def mapped_in_a_fork(how: str) -> list[list[int]]:
+    """Of each large mapping: its size, and how much of it the fork has."""
+    package = Path(paracle_sandbox.__file__).parents[1]
+    shown = subprocess.run(
+        [sys.executable, "-I", "-c", SHOW, package, how], capture_output=True, text=True, check=True
+    )
+    return list(json.loads(shown.stdout))
+
+
+@pytest.mark.timeout(60)
+def test_a_fork_has_all_of_the_code_at_once() -> None:
+    shared, alone = mapped_in_a_fork("shared"), mapped_in_a_fork("alone")
+    assert len(shared) > 1
+    assert all(size == resident for size, resident in shared)
+    assert any(size > resident for size, resident in alone), "the measure shows nothing"

@@ -25,6 +25,8 @@ from .paths import AnyPath
 from .results import CommandResult
 from .sandbox_transfers import SandboxTransfers
 
+_TIDY_SECONDS = 0.005
+
 
 class SandboxCommands(SandboxTransfers):
     """A str is a shell command, a list an argv; ``timeout`` is in seconds, by default the
@@ -153,6 +155,8 @@ class SandboxCommands(SandboxTransfers):
         )
         if self._config.env_vars and not request.get("clear_env"):
             request["env"] = {**self._config.env_vars, **request.get("env", {})}
+        if request["op"] != "python":
+            self._tidy()
         connection = self._live()
         stream = connection.open(request)
         self._touch(+1)
@@ -167,10 +171,11 @@ class SandboxCommands(SandboxTransfers):
 
     def _command_ended(self, script: str | None) -> None:
         self._touch(-1)
-        if script is not None and self._connection is not None and self._connection.is_open:
-            directory = script.rsplit("/", 1)[0]
-            request = {"op": "remove", "path": directory, "recursive": True}
-            self._connection.open(request).ignore()
+        if script is not None:
+            # Not at once: the next program, or the end of the sandbox, need not wait for that.
+            if not self._spent_scripts:
+                asyncio.get_running_loop().call_later(_TIDY_SECONDS, self._tidy)
+            self._spent_scripts.append(script)
 
     def _script_path(self, name: str) -> str:
         """A place of its own for each run, so that concurrent ones do not clash."""

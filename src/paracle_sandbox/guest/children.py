@@ -11,11 +11,25 @@ behind is gone; the next command has a keeper meanwhile.
 """
 
 import os
+import signal
 from typing import Any, Dict, Generic, List, Optional, Set, TypeVar
 
 from .seed import Seed
 
 Owner = TypeVar("Owner")
+
+
+def _read(path: bytes) -> bytes:
+    """Quicker than a file object, which is asked for before each command."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = part = os.read(fd, 4096)
+        while part:
+            part = os.read(fd, 4096)
+            text += part
+        return text
+    finally:
+        os.close(fd)
 
 
 class Children(Generic[Owner]):
@@ -25,13 +39,17 @@ class Children(Generic[Owner]):
         self._keepers: Dict[int, Optional[Owner]] = {}
         self._direct: Optional[int] = None
         self._direct_owner: Optional[Owner] = None
+        self._direct_there = False
         self._seed: Optional[Seed] = None
         self._ended_by_us: Set[int] = set()
+        self._ending: Set[int] = set()
         self._hunts = 0
 
     def __contains__(self, pid: object) -> bool:
-        """Whether it is no orphan: a keeper, or the seed."""
-        return pid in self._keepers or (self._seed is not None and self._seed.pid == pid)
+        """Whether it is no orphan: a keeper, the seed, or one that only waits to be gone."""
+        if pid in self._keepers or pid in self._ending:
+            return True
+        return self._seed is not None and self._seed.pid == pid
 
     # Commands
 
@@ -39,7 +57,7 @@ class Children(Generic[Owner]):
         return self._direct is None and not self._hunts and not self.orphans()
 
     def add_direct(self, pid: int, owner: Owner) -> None:
-        self._direct, self._direct_owner = pid, owner
+        self._direct, self._direct_owner, self._direct_there = pid, owner, True
 
     def add_keeper(self, pid: int, owner: Owner) -> None:
         self._keepers[pid] = owner
@@ -55,8 +73,7 @@ class Children(Generic[Owner]):
     def orphans(self) -> Set[int]:
         """Our children that are neither keepers nor the seed."""
         try:
-            with open("/proc/self/task/%d/children" % os.getpid(), "rb") as file:
-                children = file.read().split()
+            children = _read(b"/proc/self/task/%d/children" % os.getpid()).split()
         except OSError:  # a kernel without that file: be careful, have keepers
             return {0} if self._keepers or self._direct else set()
         return {int(pid) for pid in children if int(pid) not in self}
@@ -67,6 +84,18 @@ class Children(Generic[Owner]):
         return pid == self._direct
 
     @property
+    def ending(self) -> bool:
+        return bool(self._ending)
+
+    def end_direct(self, pid: int) -> bool:
+        """Kill it, because it has come to its end: it will be gone soon. False if it is another."""
+        if pid != self._direct or not self._direct_there:
+            return False
+        os.kill(pid, signal.SIGKILL)
+        self._ending.add(pid)
+        return True
+
+    @property
     def direct_owner(self) -> Optional[Owner]:
         return self._direct_owner
 
@@ -75,6 +104,9 @@ class Children(Generic[Owner]):
 
     def remove(self, pid: int) -> Optional[Owner]:
         """It has ended; who it worked for."""
+        self._ending.discard(pid)
+        if pid == self._direct:
+            self._direct_there = False
         if self._seed is not None and self._seed.pid == pid:
             self._seed.close()
             self._seed = None
@@ -110,13 +142,17 @@ class Children(Generic[Owner]):
 
     # The seed
 
-    def have_seed(self, likely: Dict[str, Any]) -> None:
+    def have_seed(self, likely: Dict[str, Any], rehearses: bool, tells: bool) -> None:
         """Fork one, unless it is there. Best done when nobody waits."""
         if self._seed is None:
             try:
-                self._seed = Seed(likely)
+                self._seed = Seed(likely, rehearses, tells)
             except OSError:
                 pass  # no process to spare: the next command will say so, if it lasts
+
+    @property
+    def has_seed(self) -> bool:
+        return self._seed is not None
 
     def take_seed(self) -> Optional[Seed]:
         if self._seed is None or self._seed.closed:

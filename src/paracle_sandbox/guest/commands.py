@@ -29,6 +29,9 @@ from .wire import Wire
 # How often, and for how long in all, a keeper is asked to go on and say what it started.
 UNTOLD_ROUNDS = 40
 UNTOLD_SECONDS = 0.05
+# A program that ends sooner is told of when it has, with all that it printed. To be woken by what
+# it prints would not be sooner: the kernel lets a program that writes go on before its reader.
+SOON_SECONDS = 0.003
 NO_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -57,6 +60,8 @@ class Command:
         self._status_fd = -1
         self._keeper: Optional[int] = None
         self._pid = 0
+        self._pid_told = False
+        self._looked = False
         self._early_signals: List[int] = []
         self._exit_code: Optional[int] = None
         self._kill: Optional[TreeKill] = None
@@ -85,8 +90,19 @@ class Command:
         finally:
             for fd in set(child_fds):
                 os.close(fd)
-        if not self._wire.finished:
-            self.on_credit()
+        if self._launch.terminal_size:
+            self._look()
+        else:
+            self._loop.call_later(SOON_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Tell of a program that is not over at once; until then nobody has to wake up for it."""
+        self._looked = True
+        if self._wire.finished or self._exit_code is not None:
+            return
+        self._tell_pid()
+        for output in self._outputs:
+            output.update()
 
     def _start_direct(self, stdio: Stdio) -> None:
         seed = self._children.take_seed() if self._launch.program else None
@@ -192,7 +208,8 @@ class Command:
             return
         if tag == keeper.STARTED:
             self._pid = value
-            self._wire.event({"pid": value})
+            if self._looked:
+                self._tell_pid()
             self._send_signals()
             if self._killed:
                 self._kill_tree()
@@ -205,6 +222,11 @@ class Command:
             self._release()
             message = what.get(tag, "cannot start a process")
             self._wire.os_error(OSError(value, os.strerror(value)), message)
+
+    def _tell_pid(self) -> None:
+        if self._pid and not self._pid_told:
+            self._pid_told = True
+            self._wire.event({"pid": self._pid})
 
     def _refused(self, code: int) -> None:
         """The program could not be executed: as a shell says it."""
@@ -243,6 +265,7 @@ class Command:
         self._end(-signal.SIGKILL if self._exit_code is None else self._exit_code)
 
     def _end(self, exit_code: int) -> None:
+        self._tell_pid()
         self._exit_code = exit_code
         for output in self._outputs:
             output.settle()

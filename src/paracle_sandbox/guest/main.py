@@ -19,22 +19,19 @@ from ..channel import frames
 from . import kernel
 from .children import Children
 from .commands import Command
+from .ends import told_ends
+from .foresight import REQUEST, Foresight
 from .kill import TreeKill, kill_everything
 from .launch import Invalid, parse_exec, parse_python
 from .leftovers import Leftovers
 from .loop import READ, Loop
 from .oom import OomFirst
-from .program import make_ready
 from .stdio import Output
 from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
-_REHEARSAL = b'{"op":"python","path":"/tmp/x/code.py","source":"1","argv":[],"stdin":false}'
-# How long a Python that was forked ahead of need waits for its program: it holds memory.
-SEED_SECONDS = 5.0
-# For so long a seed waits for what comes right after a program.
-HELD_SECONDS = 0.05
+GOING_SECONDS = 0.02
 
 
 def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None) -> NoReturn:
@@ -119,11 +116,8 @@ class Guest:
         self._jobs: Dict[int, Any] = {}
         self._children: Children[Command] = Children()
         self._oom = OomFirst()
-        self._seed_wanted = bool(setup.get("seed"))
-        self._seed_until: Optional[float] = None
+        self._foresight = Foresight(self._loop, self._children, self._oom, setup)
         self._followers: Dict[int, List[int]] = {}
-        self._seed_after: Optional[Wire] = None
-        self._pythons = 0
         # Pages that nothing was read into cost nothing. Private: forks must not share it.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._buffer = memoryview(mmap.mmap(-1, frames.CHUNK, flags))
@@ -137,9 +131,8 @@ class Guest:
         while True:
             busy = self._take_turns()
             self._channel.flush()
-            if self._seed_wanted:  # and every answer is on its way: now there is time
-                self._seed_wanted = False
-                self._prepare_for_python()
+            if self._foresight.wanted:  # and every answer is on its way: now there is time
+                self._foresight.fork(self._rehearse_command)
             self._loop.run_once(block=not busy)
 
     def rehearse(self) -> None:
@@ -157,24 +150,8 @@ class Guest:
             frames.HELLO, 0, {"protocol": PROTOCOL, "python": python, "pid": os.getpid()}
         )
 
-    # Ahead of need
-
-    def _prepare_for_python(self) -> None:
-        """Fork the next program, then write to the pages that starting it will write to.
-
-        We are a fork, and were forked just now: the first write to each page copies it, and a
-        command touches hundreds.
-        """
-        launch = parse_python(frames.decode_json(_REHEARSAL), self._setup)
-        assert launch.program
-        make_ready(launch.program["env"])
-        with self._oom:
-            self._children.have_seed(launch.program)
-        self._keep_seed()
-        self._rehearse_command()
-
     def _rehearse_command(self) -> None:
-        parse_python(frames.decode_json(_REHEARSAL), self._setup)
+        parse_python(frames.decode_json(REQUEST), self._setup)
         self._children.orphans()
         wire = Wire(self._channel, 0, lambda stream: None)
         ends = os.pipe2(os.O_CLOEXEC)
@@ -182,21 +159,6 @@ class Guest:
         output.update()
         output.close()
         os.close(ends[1])
-
-    def _keep_seed(self) -> None:
-        """For a while, from now on."""
-        if self._seed_until is None:
-            self._loop.call_later(SEED_SECONDS, self._seed_waited)
-        self._seed_until = time.monotonic() + SEED_SECONDS
-
-    def _seed_waited(self) -> None:
-        assert self._seed_until is not None
-        left = self._seed_until - time.monotonic()
-        if left > 0:
-            self._loop.call_later(left, self._seed_waited)
-            return
-        self._seed_until = None
-        self._children.drop_seed()
 
     # Frames
 
@@ -255,9 +217,13 @@ class Guest:
             wire.result({})
             return None
         if op in ("exec", "python"):
+            if op == "exec":
+                self._see_ends_through()
             launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
             command = Command(launch, wire, self._loop, self._children, self._oom, self._buffer)
             command.start()
+            if command.is_python:
+                self._foresight.program_started()
             return command
         if op == "kill_leftovers":
             leftovers = Leftovers(self._loop, self._children, wire)
@@ -285,29 +251,13 @@ class Guest:
     def _drop(self, stream: int) -> None:
         wire = self._wires.pop(stream, None)
         job = self._jobs.pop(stream, None)
-        if wire is not None and wire is self._seed_after:
-            self._release_seed()
+        if wire is not None:
+            self._foresight.stream_ended(wire)
         followers = [one for one in self._followers.pop(stream, ()) if one in self._jobs]
         for follower in followers:
             self._jobs[follower].on_credit()
         if isinstance(job, Command) and job.is_python:
-            self._pythons += 1
-            # Whoever ran two will run a third; many sandboxes are made for a single program.
-            if self._pythons >= 2:
-                self._want_seed(self._wires[followers[-1]] if followers else None)
-
-    def _want_seed(self, after: Optional[Wire]) -> None:
-        """A fork takes its time. What comes right after a program is first, if it is not long."""
-        if after is not None:
-            self._seed_after = after
-            self._loop.call_later(HELD_SECONDS, self._release_seed)
-        else:
-            self._seed_wanted = True
-
-    def _release_seed(self) -> None:
-        if self._seed_after is not None:
-            self._seed_after = None
-            self._seed_wanted = True
+            self._foresight.program_ended(self._wires[followers[-1]] if followers else None)
 
     def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:
         """One job's mistake must not take the sandbox down: hence the broad except."""
@@ -349,6 +299,9 @@ class Guest:
             os.read(self._wakeup_fd, 4096)
         except BlockingIOError:
             pass
+        for pid, status in told_ends():
+            if self._children.end_direct(pid):
+                self._direct_ended(status << 8)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -357,6 +310,7 @@ class Guest:
             if pid == 0:
                 return
             if self._children.is_direct(pid):
+                self._children.remove(pid)
                 self._direct_ended(status)
             elif self._children.is_keeper(pid):
                 command = self._children.remove(pid)
@@ -368,6 +322,13 @@ class Guest:
                     command.on_keeper_end()
             else:
                 self._children.remove(pid)
+
+    def _see_ends_through(self) -> None:
+        """What has ended is not to be seen by the next command, unless it takes long to go."""
+        deadline = time.monotonic() + GOING_SECONDS
+        while self._children.ending and time.monotonic() < deadline:
+            time.sleep(GOING_SECONDS / 100)
+            self._reap()
 
     def _direct_ended(self, status: int) -> None:
         command = self._children.direct_owner

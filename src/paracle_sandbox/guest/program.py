@@ -1,6 +1,6 @@
 """Become a Python program without starting Python.
 
-`become_program` is called in a fresh fork of the guest, whose descriptors, directory, session and
+`become` is called in a fresh fork of the guest, whose descriptors, directory, session and
 signal mask are already the program's. It makes everything else as `python3 file.py` would have it,
 runs the file as `__main__` on an empty stack (`program_stack`) and exits like the interpreter
 (`program_end`). Whatever it cannot do faithfully it leaves to a new interpreter, by exec: files
@@ -19,7 +19,7 @@ import io
 import os
 import sys
 from types import CodeType, ModuleType
-from typing import Any, Dict, List, NoReturn, Optional
+from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 from . import program_state as state
 from .program_end import Ending
@@ -36,27 +36,47 @@ _FOR_LOADER = {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES"}
 _NEEDS_NEW_INTERPRETER = _FOR_LOADER.union("PYTHON" + name for name in _FOR_PYTHON.split())
 _BELOW_USER_BASE = "/lib/python%d.%d/site-packages" % sys.version_info[:2]
 _READ_BYTES = 256 << 10
+_NO_PROGRAM = 70
 _CUSTOMIZED = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
 
 
 def become_program(spec: Dict[str, Any]) -> NoReturn:
-    """Run the program in this process, and end the process with it.
+    """Run the program in this process, and end the process with it."""
+    become(lambda: spec)
 
-    spec: "path" of the file, "argv" after it, "env" in full, "python" (for sys.executable and
-    exec), and optionally "path0" (sys.path[0] in place of the file's directory) and "sys_path"
-    (the rest of sys.path in place of this process's own).
+
+def become(receive: Callable[[], Dict[str, Any]]) -> NoReturn:
+    """Make everything ready for a program, receive it, run it, and end the process with it.
+
+    What is received: "path" of the file, "argv" after it, "env" in full, "python" (for
+    sys.executable and exec), and optionally "path0" (sys.path[0] in place of the file's directory)
+    and "sys_path" (the rest of sys.path in place of this process's own).
     """
     # Never let go, as this frame never ends: a stream that is collected writes out its buffer.
     _streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
+    codes: List[CodeType] = []
+    scopes: List[Dict[str, Any]] = []
+
+    def begin() -> None:
+        try:
+            _begin(receive(), codes, scopes)
+        except BaseException:  # noqa: BLE001 - there is no program, and nothing to return to
+            os._exit(_NO_PROGRAM)
+
+    ending = Ending()
+    run_on_empty_stack(codes, scopes, begin, ending.report, ending.exit)
+
+
+def _begin(spec: Dict[str, Any], codes: List[CodeType], scopes: List[Dict[str, Any]]) -> None:
+    """Called on the thread state that the program will have."""
     code = _prepare(spec)
     if code is None:
         _start_interpreter(spec)
-    ending = Ending()
     module = _main_module(_absolute(spec["path"]))
     state.hide_guest(module)
-    scopes = [vars(module)]
-    del module
-    run_on_empty_stack([code], scopes, state.reset_threading, ending.report, ending.exit)
+    state.reset_threading()
+    codes.append(code)
+    scopes.append(vars(module))
 
 
 def make_ready(env: Dict[str, str]) -> None:
@@ -85,6 +105,7 @@ def rehearse(spec: Dict[str, Any]) -> None:
     path = sys.path[:]
     _prepare({**spec, "path": os.devnull, "argv": [], "path0": "/", "rehearsal": True})
     sys.path[:] = path
+    state.forget_guest()
     gc.collect()
 
 

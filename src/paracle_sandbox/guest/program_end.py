@@ -16,6 +16,7 @@ import weakref
 from types import ModuleType
 from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
+from .ends import tell_end
 from .program_stack import flush_c_streams, make_struct
 
 _FLUSH_FAILED = 120
@@ -56,7 +57,9 @@ class Ending:
         if self._interrupted:
             _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
             os.kill(os.getpid(), _signal.SIGINT)
-        os._exit(self._status & 0xFF if flushed else _FLUSH_FAILED)
+        status = self._status & 0xFF if flushed else _FLUSH_FAILED
+        tell_end(status)
+        os._exit(status)
 
 
 def _report(exception: BaseException) -> int:

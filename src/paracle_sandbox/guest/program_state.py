@@ -195,13 +195,24 @@ def apply_warning_options(env: Dict[str, str]) -> None:
 
 def hide_guest(main: ModuleType) -> None:
     """Leave no module of ours to be found, and make the given one `__main__`."""
-    for name in _guest_modules or _find_guest_modules():
-        sys.modules.pop(name, None)
+    forget_guest()
     # As the last entry, it divides what the parent imported from what the program will.
     sys.modules.pop("__main__", None)
     sys.modules["__main__"] = main
+
+
+def forget_guest() -> None:
+    """What is imported goes on to work; nothing of ours can be imported from here on."""
+    if _forgotten:
+        return
+    _forgotten.append(True)
+    for name in _guest_modules or _find_guest_modules():
+        sys.modules.pop(name, None)
     for finder in [finder for finder in sys.meta_path if _is_ours(finder)]:
         sys.meta_path.remove(finder)
+
+
+_forgotten: List[bool] = []
 
 
 def remember_guest_modules() -> None:

@@ -13,10 +13,11 @@ import os
 import signal
 import socket
 import termios
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
+from .ends import announce_end
 from .kernel import SET_DUMPABLE, close_from, fork, prctl, unblock_signals
-from .program import become_program, rehearse
+from .program import become, become_program, rehearse
 
 GUEST_FD = 3  # on the seed's side
 # A message must fit into the socket at once, since the guest waits for nobody.
@@ -27,16 +28,18 @@ class Seed:
     """The guest's side. Raises OSError when it cannot be had.
 
     ``likely``: the surroundings of the program that will come, as far as they can be guessed.
+    ``rehearses``: whether there is time for it to go through all that it will do.
+    ``tells``: whether it will tell of its end (`ends`).
     """
 
-    def __init__(self, likely: Dict[str, Any]) -> None:
+    def __init__(self, likely: Dict[str, Any], rehearses: bool, tells: bool) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         try:
             with theirs:
                 self.pid = fork()
                 if self.pid == 0:
-                    _become_seed(theirs.fileno(), likely)
+                    _become_seed(theirs.fileno(), likely if rehearses else None, tells)
         except OSError:
             self._socket.close()
             raise
@@ -64,28 +67,38 @@ class Seed:
         self._socket.close()
 
 
-def _become_seed(fd: int, likely: Dict[str, Any]) -> None:
+def _become_seed(fd: int, likely: Optional[Dict[str, Any]], tells: bool) -> None:
     """Does not return."""
     try:
         signal.set_wakeup_fd(-1)
         os.dup2(fd, GUEST_FD, inheritable=False)
         close_from(GUEST_FD + 1)
         settle()
-        rehearse(likely)
-        _warm_up()
-        guest = socket.socket(fileno=GUEST_FD)
-        message, ancillary, _, _ = guest.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 3))
-        if message:
-            received = array.array("i")
-            received.frombytes(ancillary[0][2])
-            for number, source in enumerate(received):
-                os.dup2(source, number)
-            guest.detach()
-            program, cwd, terminal = marshal.loads(message)  # noqa: S302  from the guest itself
-            os.chdir(cwd)
-            grow(program, terminal)
+        if tells:
+            announce_end()
+        if likely is not None:
+            rehearse(likely)
+            _warm_up()
+        become(_receive)
     finally:
         os._exit(70)
+
+
+def _receive() -> Dict[str, Any]:
+    """Wait for the program, and take what it comes with."""
+    guest = socket.socket(fileno=GUEST_FD)
+    message, ancillary, _, _ = guest.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 3))
+    if not message:
+        os._exit(0)  # nobody wants us any more
+    received = array.array("i")
+    received.frombytes(ancillary[0][2])
+    for number, source in enumerate(received):
+        os.dup2(source, number)
+    guest.detach()
+    program, cwd, terminal = marshal.loads(message)  # noqa: S302  from the guest itself
+    os.chdir(cwd)
+    take_over(terminal)
+    return program  # type: ignore[no-any-return]
 
 
 def settle() -> None:
@@ -95,12 +108,17 @@ def settle() -> None:
 
 def grow(program: Dict[str, Any], terminal: bool) -> None:
     """Become the program: its descriptors and directory are there. Does not return."""
+    take_over(terminal)
+    become_program(program)
+
+
+def take_over(terminal: bool) -> None:
+    """Be the program's process: nothing of ours is left but what runs it."""
     close_from(3)
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     prctl(SET_DUMPABLE, 1)
     unblock_signals()
-    become_program(program)
 
 
 def _warm_up() -> None:

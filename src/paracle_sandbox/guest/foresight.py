@@ -1,0 +1,104 @@
+"""When a Python program is forked ahead of need, and for how long it is kept.
+
+A fork takes a millisecond, and as long again until it has its own copies of the pages that every
+program writes to. So the next one is forked when somebody is likely to want it, at a moment when
+nobody waits for us.
+"""
+
+import time
+from typing import Any, Callable, Dict, Optional
+
+from ..channel import frames
+from .children import Children
+from .launch import parse_python
+from .loop import Loop
+from .oom import OomFirst
+from .program import make_ready
+from .wire import Wire
+
+REQUEST = b'{"op":"python","path":"/tmp/x/code.py","source":"1","argv":[],"stdin":false}'
+# How long a seed waits for its program: it holds memory.
+SEED_SECONDS = 5.0
+# For so long a seed waits for what comes right after a program.
+HELD_SECONDS = 0.05
+# And as long for whoever gets the result: it would wait for the processor until we have forked.
+AFTER_SECONDS = 0.002
+# Whoever runs a program so soon after the last will go on like that.
+HURRY_SECONDS = 0.02
+# Where they follow each other like this, each tells of its end (`ends`).
+SERIES_SECONDS = 0.25
+
+
+class Foresight:
+    """``wanted``: whether `fork` is to be called, when every answer is on its way."""
+
+    def __init__(
+        self, loop: Loop, children: "Children[Any]", oom: OomFirst, setup: Dict[str, Any]
+    ) -> None:
+        self._loop = loop
+        self._children = children
+        self._oom = oom
+        self._setup = setup
+        self._kept_until: Optional[float] = None
+        self._after: Optional[Wire] = None
+        self._programs = 0
+        self._last_end = 0.0
+        self._hurried = False
+        self._in_series = False
+        self.wanted = bool(setup.get("seed"))
+
+    def fork(self, rehearse_command: Callable[[], None]) -> None:
+        """Fork the next program, then write to the pages that starting it will write to.
+
+        We are a fork, and were forked just now: the first write to each page copies it, and a
+        command touches hundreds.
+        """
+        self.wanted = False
+        program = parse_python(frames.decode_json(REQUEST), self._setup).program
+        assert program
+        make_ready(program["env"])
+        with self._oom:
+            self._children.have_seed(program, not self._hurried, self._in_series)
+        self._keep()
+        rehearse_command()
+
+    def program_started(self) -> None:
+        pause = time.monotonic() - self._last_end
+        self._hurried, self._in_series = pause < HURRY_SECONDS, pause < SERIES_SECONDS
+        if self._hurried:
+            self.wanted = True  # for the next, while this one runs
+
+    def program_ended(self, after: Optional[Wire]) -> None:
+        """after: that of what was asked for along with the program, and comes first if that does
+        not take long."""
+        self._programs += 1
+        self._last_end = time.monotonic()
+        # Whoever ran two will run a third; many sandboxes are made for a single program.
+        if self._programs < 2 or self._children.has_seed:
+            return
+        self._hurried = False
+        self._after = after
+        self._loop.call_later(AFTER_SECONDS if after is None else HELD_SECONDS, self._want)
+
+    def stream_ended(self, wire: Wire) -> None:
+        if wire is self._after:
+            self._after = None
+            self._want()
+
+    def _want(self) -> None:
+        self.wanted = not self._children.has_seed
+
+    def _keep(self) -> None:
+        """For a while, from now on."""
+        if self._kept_until is None:
+            self._loop.call_later(SEED_SECONDS, self._waited)
+        self._kept_until = time.monotonic() + SEED_SECONDS
+
+    def _waited(self) -> None:
+        assert self._kept_until is not None
+        left = self._kept_until - time.monotonic()
+        if left > 0:
+            self._loop.call_later(left, self._waited)
+            return
+        self._kept_until = None
+        self._children.drop_seed()

@@ -1,0 +1,167 @@
+"""Programs that are forked ahead of need, and how they tell of their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from wireclient import GuestClient
+
+from paracle_sandbox.guest.ends import announce_end, tell_end, told_ends
+
+pytestmark = pytest.mark.timeout(60)
+
+TELLS_SUCCESS = signal.SIGRTMIN + 7
+# What a program needs to forge who sent a signal: the call that takes the sender's word for it.
+FORGE = """
+import ctypes, os, struct, sys
+def forge(target, number, sender):
+    info = struct.pack("iii4xII", number, 0, -1, sender, os.getuid()).ljust(128, b"\\0")
+    call = {"x86_64": 129, "aarch64": 138}[os.uname().machine]
+    assert ctypes.CDLL(None).syscall(call, target, number, info) == 0
+"""
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> Iterator[GuestClient]:
+    with GuestClient(tmp_path) as client:
+        yield client
+
+
+def start(guest: GuestClient, source: str) -> int:
+    return guest.open("python", path="seeded.py", source=textwrap.dedent(source), argv=[])
+
+
+def children_of(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def wait_for(condition, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
+
+
+def have_seed(guest: GuestClient) -> int:
+    for _ in range(2):  # whoever runs two will run a third
+        assert guest.wait(start(guest, "pass")).result == {"exit_code": 0}
+    wait_for(lambda: len(children_of(guest.process.pid)) == 1)
+    return children_of(guest.process.pid).pop()
+
+
+def have_hurried_seed(guest: GuestClient) -> int:
+    """One that was forked while another program ran."""
+    for _ in range(100):
+        guest.wait(start(guest, "pass"))
+        running = start(guest, "import time; time.sleep(0.2)")
+        guest.wait_until(lambda: guest.answer(running).pid)  # noqa: B023
+        others = children_of(guest.process.pid) - {guest.answer(running).pid}
+        guest.wait(running)
+        if others:
+            return others.pop()
+    raise AssertionError("there was no hurry")
+
+
+def test_whoever_is_in_a_hurry_has_the_next_program_while_one_runs(guest: GuestClient) -> None:
+    seed = have_hurried_seed(guest)
+    running = start(guest, "import time; time.sleep(60)")
+    guest.wait_until(lambda: guest.answer(running).pid)
+    assert guest.answer(running).pid == seed
+    guest.signal(running, kill=True)
+    assert guest.wait(running).result == {"exit_code": -9, "killed": True}
+    assert bytes(guest.wait(start(guest, "print(4)")).stdout) == b"4\n"
+
+
+def test_seed_that_nobody_wants_ends(guest: GuestClient) -> None:
+    have_seed(guest)
+    wait_for(lambda: not children_of(guest.process.pid), seconds=20)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 120, 255])
+def test_status_of_a_program_that_was_forked_ahead(guest: GuestClient, status: int) -> None:
+    seed = have_hurried_seed(guest)
+    answer = guest.wait(start(guest, f"print('out'); raise SystemExit({status})"))
+    assert answer.result == {"exit_code": status}
+    assert bytes(answer.stdout) == b"out\n"
+    assert answer.pid == seed
+
+
+def test_who_says_that_it_ends_does(guest: GuestClient, tmp_path: Path) -> None:
+    seed = have_hurried_seed(guest)
+    lie = f"""
+        import os, time
+        print("said", flush=True)
+        os.kill(os.getppid(), {TELLS_SUCCESS})
+        while True:
+            with open("still_there", "a") as file:
+                file.write("x")
+    """
+    answer = guest.wait(start(guest, lie))
+    assert answer.result == {"exit_code": 0}
+    assert bytes(answer.stdout) == b"said\n"
+    wait_for(lambda: not Path(f"/proc/{seed}").exists())
+    size = (tmp_path / "still_there").stat().st_size if (tmp_path / "still_there").exists() else 0
+    assert guest.run("true").result == {"exit_code": 0}
+    if size:
+        assert (tmp_path / "still_there").stat().st_size == size
+
+
+def test_a_command_does_not_see_what_has_ended(guest: GuestClient) -> None:
+    for _ in range(5):
+        seed = have_hurried_seed(guest)
+        # Memory that is there to the end, and takes the kernel a few milliseconds.
+        ended = start(guest, "import builtins; builtins.much = b'x' * (40 << 20)")
+        assert guest.wait(ended).pid == seed
+        seen = guest.run("sh", "-c", f"test -e /proc/{seed}; echo $?")
+        assert bytes(seen.stdout) == b"1\n"
+
+
+def test_nobody_says_that_of_another(guest: GuestClient) -> None:
+    seed = have_hurried_seed(guest)
+    victim = start(guest, "import time; time.sleep(60)")
+    guest.wait_until(lambda: guest.answer(victim).pid == seed)
+    parent, number = guest.process.pid, int(TELLS_SUCCESS)
+    others = [
+        f"import os; os.kill({parent}, {number})",
+        f"{FORGE}\nforge({parent}, {number}, {seed})",
+        f"import os\nif os.fork() == 0: os.kill({parent}, {number}); os._exit(0)\nos.wait()",
+    ]
+    for other in others:
+        assert guest.run(sys.executable, "-I", "-c", other).result == {"exit_code": 0}
+    assert not guest.answer(victim).ended, "another's word was taken for its own"
+    guest.signal(victim, kill=True)
+    assert guest.wait(victim).result == {"exit_code": -9, "killed": True}
+
+
+def test_forks_of_a_program_do_not_tell(guest: GuestClient) -> None:
+    have_hurried_seed(guest)
+    answer = guest.wait(
+        start(guest, "import os, time\nif os.fork(): os.wait(); time.sleep(0.1); print('parent')")
+    )
+    assert answer.result == {"exit_code": 0}
+    assert bytes(answer.stdout) == b"parent\n"
+
+
+def test_an_end_is_told_with_its_sender() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {TELLS_SUCCESS, TELLS_SUCCESS + 1})
+    try:
+        for status in (0, 1, 2):
+            child = os.fork()
+            if child == 0:
+                announce_end()
+                tell_end(status)
+                os._exit(status)
+            os.waitpid(child, 0)
+            assert list(told_ends()) == ([(child, status)] if status < 2 else [])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -31,6 +31,11 @@ from .confine import UID_INSIDE, Steps, confine
 _ROUNDS = 30
 _SOME_FD = 1 << 16  # is not open
 _LANDLOCK_ABI = 6
+_POOL_BYTES = 16 << 10
+_POOL_HEAD_BYTES = 64
+_BLOCK_STEP = 16
+_LARGEST_BLOCK = 512
+_MOST_GAPS = 20_000
 _LAST_CAPABILITY = 40
 # What the steps ask for and need no answer to.
 _DONE = ("chdir", "chmod", "chown", "close", "dup2", "ioctl", "mkdir", "mount", "setgroups",
@@ -50,7 +55,8 @@ def rehearse(child: Child, start: Start, setup: dict[str, Any]) -> list[object]:
         sys.setprofile(None)
     _lay_together(codes)
     _play(child, start, setup, _ROUNDS)
-    return list(codes.values())
+    gc.collect()
+    return [*codes.values(), *_fill_gaps()]
 
 
 def _lay_together(codes: dict[int, CodeType]) -> None:
@@ -63,6 +69,23 @@ def _lay_together(codes: dict[int, CodeType]) -> None:
     for number, code in codes.items():
         for function in functions.get(number, ()):
             function.__code__ = code.replace()
+
+
+def _fill_gaps() -> list[bytes]:
+    """Use up the memory that is free between other objects, so that what children make comes to lie
+    on pages that they need not copy. Returns what fills it.
+
+    Python hands out memory in pools, each of blocks of one size, with a head at its start that is
+    written to for every block. From a pool that is new, head and first blocks are on one page."""
+    filling: list[bytes] = []
+    for size in range(_BLOCK_STEP, _LARGEST_BLOCK + 1, _BLOCK_STEP):
+        content = size - sys.getsizeof(b"")
+        for _ in range(_MOST_GAPS if content > 0 else 0):
+            block = bytes(content)
+            if id(block) % _POOL_BYTES < _POOL_HEAD_BYTES:
+                break  # let go of it: it is the first of what children will take
+            filling.append(block)
+    return filling
 
 
 def _play(child: Child, start: Start, setup: dict[str, Any], rounds: int) -> None:

@@ -179,9 +179,10 @@ class SandboxLife:
         self._last_used = time.monotonic()
 
     @asynccontextmanager
-    async def _operation(self) -> AsyncIterator[Connection]:
-        """One operation of bounded length over the connection."""
-        self._tidy()
+    async def _operation(self, *, looks: bool = True) -> AsyncIterator[Connection]:
+        """One operation of bounded length over the connection. looks: may find the texts."""
+        if looks:
+            self._tidy()
         connection = self._live()
         seconds = self._config.timeout_seconds
         self._touch(+1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import textwrap
 import time
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from wireclient import GuestClient
 
 from paracle_sandbox.guest.ends import announce_end, tell_end, told_ends
+from paracle_sandbox.guest.foresight import SERIES_SECONDS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -60,15 +62,18 @@ def have_seed(guest: GuestClient) -> int:
 
 
 def have_hurried_seed(guest: GuestClient) -> int:
-    """One that was forked while another program ran."""
+    """One that was forked while a program ran that had followed another at once."""
     for _ in range(100):
+        began = time.monotonic()
         guest.wait(start(guest, "pass"))
+        before = children_of(guest.process.pid)
         running = start(guest, "import time; time.sleep(0.2)")
         guest.wait_until(lambda: guest.answer(running).pid)  # noqa: B023
-        others = children_of(guest.process.pid) - {guest.answer(running).pid}
-        guest.wait(running)
-        if others:
-            return others.pop()
+        followed = time.monotonic() - began < SERIES_SECONDS
+        guest.wait_until(lambda: guest.answer(running).ended)  # noqa: B023
+        forked = children_of(guest.process.pid) - before - {guest.answer(running).pid}
+        if followed and forked:
+            return forked.pop()
     raise AssertionError("there was no hurry")
 
 
@@ -102,6 +107,7 @@ def test_who_says_that_it_ends_does(guest: GuestClient, tmp_path: Path) -> None:
         import os, time
         print("said", flush=True)
         os.kill(os.getppid(), {TELLS_SUCCESS})
+        os.kill(os.getppid(), {int(signal.SIGCHLD)})
         while True:
             with open("still_there", "a") as file:
                 file.write("x")
@@ -124,6 +130,26 @@ def test_a_command_does_not_see_what_has_ended(guest: GuestClient) -> None:
         assert guest.wait(ended).pid == seed
         seen = guest.run("sh", "-c", f"test -e /proc/{seed}; echo $?")
         assert bytes(seen.stdout) == b"1\n"
+
+
+def test_what_a_program_held_is_free_for_the_next(guest: GuestClient) -> None:
+    """Held to the very end, which is after memory: by an object that is never let go."""
+    holding = """
+        import builtins, fcntl, socket
+        builtins.lock = open("lock", "w")
+        fcntl.flock(builtins.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        builtins.port = socket.socket()
+        builtins.port.bind(("127.0.0.1", %d))
+        builtins.port.listen()
+        builtins.much = b"x" * (80 << 20)
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = probe.getsockname()[1]
+    have_hurried_seed(guest)
+    for _ in range(5):
+        answer = guest.wait(start(guest, holding % number))
+        assert answer.result == {"exit_code": 0}, bytes(answer.stderr)
 
 
 def test_nobody_says_that_of_another(guest: GuestClient) -> None:

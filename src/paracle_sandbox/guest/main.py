@@ -10,6 +10,7 @@ import fcntl
 import gc
 import mmap
 import os
+import select
 import signal
 import sys
 import time
@@ -217,8 +218,7 @@ class Guest:
             wire.result({})
             return None
         if op in ("exec", "python"):
-            if op == "exec":
-                self._see_ends_through()
+            self._see_ends_through()
             launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
             command = Command(launch, wire, self._loop, self._children, self._oom, self._buffer)
             command.start()
@@ -324,10 +324,14 @@ class Guest:
                 self._children.remove(pid)
 
     def _see_ends_through(self) -> None:
-        """What has ended is not to be seen by the next command, unless it takes long to go."""
+        """Whatever a program had, the next can have, unless it takes long to go."""
+        if not self._children.ending:
+            return
+        news = select.poll()
+        news.register(self._wakeup_fd, select.POLLIN)
         deadline = time.monotonic() + GOING_SECONDS
         while self._children.ending and time.monotonic() < deadline:
-            time.sleep(GOING_SECONDS / 100)
+            news.poll(1000 * GOING_SECONDS)
             self._reap()
 
     def _direct_ended(self, status: int) -> None:

@@ -152,6 +152,56 @@ def test_what_a_program_held_is_free_for_the_next(guest: GuestClient) -> None:
         assert answer.result == {"exit_code": 0}, bytes(answer.stderr)
 
 
+def test_a_program_that_forbids_signals_ends_as_it_would(guest: GuestClient) -> None:
+    have_hurried_seed(guest)
+    strict = """
+        import os, sys
+        def hook(event, _):
+            if event == "os.kill":
+                raise RuntimeError("not here")
+        sys.addaudithook(hook)
+        os.kill = os.getpid = None
+        print("fine")
+    """
+    answer = guest.wait(start(guest, strict))
+    assert answer.result == {"exit_code": 0}
+    assert (bytes(answer.stdout), bytes(answer.stderr)) == (b"fine\n", b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, TELLS_SUCCESS])
+def test_what_was_sent_to_the_seed_is_not_for_its_program(guest: GuestClient, number: int) -> None:
+    seed = have_hurried_seed(guest)
+    os.kill(seed, number)
+    answer = guest.wait(start(guest, "print(5)"))
+    assert answer.result == {"exit_code": 0}
+    assert bytes(answer.stdout) == b"5\n"
+    assert answer.pid == seed
+
+
+def test_what_a_program_leaves_is_found_before_it_is_gone(guest: GuestClient) -> None:
+    leaving = """
+        import builtins, os, time
+        if os.fork() == 0:
+            os.close(1), os.close(2)
+            time.sleep(60)
+        builtins.much = b"x" * (80 << 20)
+        print(open("/proc/self/task/%d/children" % os.getpid()).read())
+    """
+    for _ in range(3):
+        have_hurried_seed(guest)
+        answer = guest.wait(start(guest, leaving))
+        assert guest.wait(guest.open("kill_leftovers")).result == {"survivors": 0}
+        left = int(answer.stdout)
+        assert not Path(f"/proc/{left}").exists() or "Z" in state_of(left)
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
 def test_nobody_says_that_of_another(guest: GuestClient) -> None:
     seed = have_hurried_seed(guest)
     victim = start(guest, "import time; time.sleep(60)")

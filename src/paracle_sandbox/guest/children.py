@@ -46,10 +46,8 @@ class Children(Generic[Owner]):
         self._hunts = 0
 
     def __contains__(self, pid: object) -> bool:
-        """Whether it is no orphan: a keeper, the seed, or one that only waits to be gone."""
-        if pid in self._keepers or pid in self._ending:
-            return True
-        return self._seed is not None and self._seed.pid == pid
+        """Whether it is no orphan: a keeper, or the seed."""
+        return pid in self._keepers or (self._seed is not None and self._seed.pid == pid)
 
     # Commands
 
@@ -81,7 +79,7 @@ class Children(Generic[Owner]):
     # Their ends
 
     def is_direct(self, pid: int) -> bool:
-        return pid == self._direct
+        return pid == self._direct and self._direct_there
 
     @property
     def ending(self) -> bool:
@@ -89,7 +87,7 @@ class Children(Generic[Owner]):
 
     def end_direct(self, pid: int) -> bool:
         """Kill it, because it has come to its end: it will be gone soon. False if it is another."""
-        if pid != self._direct or not self._direct_there:
+        if not self.is_direct(pid):
             return False
         os.kill(pid, signal.SIGKILL)
         self._ending.add(pid)

@@ -101,8 +101,12 @@ class Command:
         if self._wire.finished or self._exit_code is not None:
             return
         self._tell_pid()
-        for output in self._outputs:
-            output.update()
+        try:
+            for output in self._outputs:
+                output.update()
+        except OSError as error:  # what the kernel has for all of this user is used up
+            self.cancel()
+            self._wire.os_error(error, "cannot follow its output")
 
     def _start_direct(self, stdio: Stdio) -> None:
         seed = self._children.take_seed() if self._launch.program else None

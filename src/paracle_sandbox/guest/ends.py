@@ -6,15 +6,22 @@ end, with a signal, of which the kernel says who sent it. Whoever says so is kil
 and runs no more; that it is gone comes a moment later.
 """
 
+import ctypes
 import os
 import signal
 from typing import Iterator, List, Tuple
 
 # A signal for each of the statuses that nearly all programs end with. The guest blocks both.
-_SIGNALS = {signal.SIGRTMIN + 7: 0, signal.SIGRTMIN + 8: 1}
+_SIGNALS = {int(signal.SIGRTMIN) + 7: 0, int(signal.SIGRTMIN) + 8: 1}
 _NUMBERS = {status: number for number, status in _SIGNALS.items()}
 _BY_KILL = 0  # whatever came in another way may say anything of its sender
 _AT_ONCE = 32
+_MOST = 4096
+_SIGCHLD = int(signal.SIGCHLD)
+# Not those of `os`: a program may have put something else in their place, or be told of their use.
+_kill = ctypes.CDLL(None).kill
+_kill.argtypes = (ctypes.c_int, ctypes.c_int)
+_getpid = os.getpid
 # Who says when it ends, and to whom.
 _announced: List[int] = []
 
@@ -26,9 +33,9 @@ def announce_end() -> None:
 
 def tell_end(status: int) -> None:
     """Of another status the parent hears when it is there."""
-    if _announced and _announced[0] == os.getpid() and status in _NUMBERS:
-        os.kill(_announced[1], _NUMBERS[status])
-        os.kill(_announced[1], signal.SIGCHLD)  # which it does not block: have it look
+    if _announced and _announced[0] == _getpid() and status in _NUMBERS:
+        _kill(_announced[1], _NUMBERS[status])
+        _kill(_announced[1], _SIGCHLD)  # which it does not block: have it look
 
 
 def told_ends() -> Iterator[Tuple[int, int]]:
@@ -39,3 +46,10 @@ def told_ends() -> Iterator[Tuple[int, int]]:
             return
         if news.si_code == _BY_KILL:
             yield news.si_pid, _SIGNALS[news.si_signo]
+
+
+def forget_told() -> None:
+    """What was told before a program starts is not of its end, whatever number it gets."""
+    for _ in range(_MOST):
+        if signal.sigtimedwait(_SIGNALS, 0) is None:
+            return

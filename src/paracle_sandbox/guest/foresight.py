@@ -60,7 +60,10 @@ class Foresight:
         with self._oom:
             self._children.have_seed(program, not self._hurried, self._in_series)
         self._keep()
-        rehearse_command()
+        try:
+            rehearse_command()
+        except OSError:
+            pass  # the next command will say so, if it lasts
 
     def program_started(self) -> None:
         pause = time.monotonic() - self._last_end

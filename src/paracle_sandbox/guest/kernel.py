@@ -11,6 +11,8 @@ SET_CHILD_SUBREAPER = 36
 _CLOSE_RANGE = 436  # the same number on every architecture
 
 _NO_SIGNALS = bytes(128)
+_ALL_SIGNALS = [int(number) for number in signal.valid_signals()]
+_MOST_WAITING = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptsname.restype = ctypes.c_char_p
@@ -55,6 +57,13 @@ def slave_path(master: int) -> bytes:
 def unblock_signals() -> None:
     # signal.pthread_sigmask makes an enum member of every signal that was blocked: 0.1 ms.
     _libc.pthread_sigmask(signal.SIG_SETMASK, _NO_SIGNALS, None)
+
+
+def drop_signals() -> None:
+    """Those that wait for us, being blocked, and will come no more."""
+    for _ in range(_MOST_WAITING):
+        if signal.sigtimedwait(_ALL_SIGNALS, 0) is None:
+            return
 
 
 def block_signals(all_but: int) -> None:

@@ -20,7 +20,7 @@ from ..channel import frames
 from . import kernel
 from .children import Children
 from .commands import Command
-from .ends import told_ends
+from .ends import forget_told, told_ends
 from .foresight import REQUEST, Foresight
 from .kill import TreeKill, kill_everything
 from .launch import Invalid, parse_exec, parse_python
@@ -219,6 +219,7 @@ class Guest:
             return None
         if op in ("exec", "python"):
             self._see_ends_through()
+            forget_told()
             launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
             command = Command(launch, wire, self._loop, self._children, self._oom, self._buffer)
             command.start()

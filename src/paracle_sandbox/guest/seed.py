@@ -16,7 +16,7 @@ import termios
 from typing import Any, Dict, Optional, Tuple
 
 from .ends import announce_end
-from .kernel import SET_DUMPABLE, close_from, fork, prctl, unblock_signals
+from .kernel import SET_DUMPABLE, close_from, drop_signals, fork, prctl, unblock_signals
 from .program import become, become_program, rehearse
 
 GUEST_FD = 3  # on the seed's side
@@ -54,6 +54,7 @@ class Seed:
             if len(message) > MAX_MESSAGE_BYTES:
                 return False
             try:
+                os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it
                 self._socket.sendmsg([message], [rights])
             except OSError:
                 return False  # somebody killed it
@@ -97,6 +98,7 @@ def _receive() -> Dict[str, Any]:
     guest.detach()
     program, cwd, terminal = marshal.loads(message)  # noqa: S302  from the guest itself
     os.chdir(cwd)
+    drop_signals()  # sent to whoever was there, not to the program
     take_over(terminal)
     return program  # type: ignore[no-any-return]
 

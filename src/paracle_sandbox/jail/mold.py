@@ -35,6 +35,7 @@ from .place import Grant
 from .rehearsal import rehearse
 
 _MAX_MESSAGE = 1 << 16
+_MOST_OWED = 64  # answers, of which the socket holds some hundreds
 
 
 class Mold:
@@ -79,6 +80,8 @@ class Mold:
         """It has ended: let its number go. That it has gone is waited for by `settle`."""
         self._send({"op": "reap", "pid": pid})
         self._owed += 1
+        if self._owed >= _MOST_OWED:
+            self.settle()
 
     def settle(self) -> None:
         """Whatever was to be reaped has been. Raises OSError."""

@@ -17,8 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from wireclient import GuestClient
 
+from paracle_sandbox.guest import kill
+from paracle_sandbox.guest.children import Children
 from paracle_sandbox.guest.ends import announce_end, tell_end, told_ends
 from paracle_sandbox.guest.foresight import SERIES_SECONDS
+from paracle_sandbox.guest.loop import Loop
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -241,3 +244,16 @@ def test_an_end_is_told_with_its_sender() -> None:
             assert list(told_ends()) == ([(child, status)] if status < 2 else [])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_whoever_kills_everything_gives_the_seed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is dying then, and would take the next program with it."""
+    events: list[object] = []
+    children = Children[object]()
+    monkeypatch.setattr(children, "alone", lambda _: True)
+    monkeypatch.setattr(children, "drop_seed", lambda: events.append("given up"))
+    monkeypatch.setattr(kill, "_kill", events.append)
+    monkeypatch.setattr(kill.Walk, "run", lambda _: None)
+    monkeypatch.setattr(kill.os, "getpid", lambda: 1)
+    kill.TreeKill(Loop(), children, None, events.append).round()
+    assert events == [-1, "given up", 0]

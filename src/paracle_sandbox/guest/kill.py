@@ -172,6 +172,7 @@ class TreeKill:
         """Calls done with the number of survivors, now or in a later round."""
         if os.getpid() == 1 and self._children.alone(self._keeper):
             _kill(-1)  # all but us, at one stroke
+            self._children.drop_seed()  # it dies too, and must not get a program meanwhile
         walk = Walk(self._children, self._keeper)
         with _Hurry():
             walk.run()

@@ -20,7 +20,7 @@ Owner = TypeVar("Owner")
 
 
 def _read(path: bytes) -> bytes:
-    """Quicker than a file object, which is asked for before each command."""
+    """Quicker than by a file object: this is done before each command."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = part = os.read(fd, 4096)

@@ -32,6 +32,7 @@ from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
+# For so long a command waits for the process of one that has ended.
 GOING_SECONDS = 0.02
 
 

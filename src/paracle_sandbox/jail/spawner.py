@@ -323,7 +323,7 @@ class Spawner:
         self._starting.discard(child.slot)
         ground.give_identity_back(child.identity)
         child.close()
-        with contextlib.suppress(OSError):  # as above
+        with contextlib.suppress(OSError):  # the mold has ended too
             self._mold.settle()
         if child.request is not None:
             failure = child.failure or {"step": "start", "message": "the child died"}

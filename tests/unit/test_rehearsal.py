@@ -9,10 +9,9 @@ _PROGRAM = """
 import os, resource, socket
 
 from paracle_sandbox.jail import seccomp
-from paracle_sandbox.jail.cgroups import Limits
-from paracle_sandbox.jail.child import Child, Start, keep_only
+from paracle_sandbox.jail.child import Order, Start, keep_only
 from paracle_sandbox.jail.confine import Filters, Identity, Shape
-from paracle_sandbox.jail.place import Grant, Place
+from paracle_sandbox.jail.place import Place
 from paracle_sandbox.jail.rehearsal import rehearse
 
 
@@ -31,8 +30,7 @@ start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {}, {})
 setup = {"env": {"PATH": "/bin"}, "python": "/usr/bin/python3", "working_dir": "/workspace"}
 before, functions, code = process(), dict(vars(os)), keep_only.__code__
 for shape in (Shape(), Shape(tmpfs_mb=64, read_only=False, working_dir="/home/me")):
-    child = Child("slot", shape, Identity(1, 1, False), Grant(Limits(1 << 28, 1.0, 64), 1 << 28))
-    kept = rehearse(child, start, setup)
+    kept = rehearse(Order("slot", shape, Identity(1, 1, False), setup), start)
     assert any(item is code for item in kept), "it did not come to the end"
     code = keep_only.__code__
 assert process() == before

@@ -23,7 +23,9 @@ GRANT = {"limits": Limits(64 << 20, 10, 100)._asdict(), "disk_bytes": 1 << 20}
 
 def spawner_on(control: socket.socket) -> Spawner:
     """The real one, where nothing is on disk."""
-    place = SimpleNamespace(leave=lambda slot: True, clear=lambda slot, shape: None)
+    place = SimpleNamespace(
+        furnish=lambda *_: None, leave=lambda slot: True, clear=lambda slot, shape: None
+    )
     ground: Any = SimpleNamespace(
         place=place,
         records=SimpleNamespace(remove=lambda slot: None),
@@ -80,7 +82,7 @@ class _Mold:
     def __init__(self) -> None:
         self.forked: list[tuple[Child, socket.socket]] = []
 
-    def fork(self, child: Child, setup: dict[str, Any]) -> None:
+    def begin_fork(self, child: Child, setup: dict[str, Any]) -> None:
         child.status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         child.host_end, guest_end = socket.socketpair()
         guest_end.close()
@@ -90,6 +92,9 @@ class _Mold:
         child.pidfd = os.pidfd_open(child.pid)
         child.status.setblocking(False)
         self.forked.append((child, theirs))
+
+    def end_fork(self, child: Child) -> None:
+        pass
 
     def reap(self, pid: int) -> None:
         os.waitpid(pid, 0)

@@ -1,15 +1,16 @@
 """One forked child on its way to being a sandbox, as its spawner sees it, and its own first steps.
 
-spawner: have it forked ───────────────────── "ok" ─ park, or hand over ─ kill
-child:         furnish its place ─ confine ───── serve as the guest ...
+spawner: have it forked ─ furnish its place ── "go" ──────────── "ok" ─ park, or hand over ─ kill
+child:                                           └── confine ─────┴── serve as the guest ...
 
-The child does by itself whatever it can: the spawner is one process, and the others wait for it.
+Whatever a child does on its way, each one pays for with copies of the pages that it writes to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
 import socket
 from typing import Any, NamedTuple, NoReturn
@@ -21,6 +22,7 @@ from .place import Grant, Place
 
 _CHANNEL_FD = 3
 _STATUS_FD = 4
+GO = b"go"
 _UMASK = 0o022  # what programs expect, whatever the owner's is
 
 
@@ -42,6 +44,10 @@ class Child:
         self.waiters: list[int] = []
         self.failure: dict[str, Any] | None = None
 
+    def order(self, setup: dict[str, Any]) -> bytes:
+        """What it needs to know itself."""
+        return marshal.dumps((self.slot, tuple(self.shape), tuple(self.identity), setup))
+
     def close(self) -> None:
         for sock in (self.status, self.host_end):
             if sock is not None:
@@ -51,6 +57,20 @@ class Child:
                 os.close(fd)
         self.status = self.host_end = None
         self.pidfd = self.disk_fd = -1
+
+
+class Order(NamedTuple):
+    """What one child is told."""
+
+    slot: str
+    shape: Shape
+    identity: Identity
+    setup: dict[str, Any]
+
+    @classmethod
+    def read(cls, text: bytes) -> Order:
+        slot, shape, identity, setup = marshal.loads(text)  # noqa: S302  of our own spawner
+        return cls(slot, Shape(*shape), Identity(*identity), setup)
 
 
 class Start(NamedTuple):
@@ -63,21 +83,21 @@ class Start(NamedTuple):
     env: dict[str, str]  # what programs find, unless they are given another
 
 
-def run_child(
-    child: Child, start: Start, channel: int, report: int, setup: dict[str, Any]
-) -> NoReturn:
+def run_child(text: bytes, start: Start, channel: int, report: int) -> NoReturn:
     """The child itself. Whatever happens, it never returns into the code of its parent."""
     try:
         status = socket.socket(fileno=report)
+        order = Order.read(text)
+        if status.recv(len(GO)) != GO:
+            os._exit(1)  # it has no place
         try:
-            place, steps = start.place, _steps(start, status)
-            place.furnish(child.slot, child.shape, child.identity, child.grant, steps)
+            start.place.enter(order.slot, _steps(start, status))
             keep_only(channel, status.detach())
             status = socket.socket(fileno=_STATUS_FD)
             confine(
-                child.slot,
-                child.shape,
-                child.identity,
+                order.slot,
+                order.shape,
+                order.identity,
                 _steps(start, status),
                 start.filters,
                 lambda fd: _show_disk(status, fd),
@@ -89,7 +109,7 @@ def run_child(
         os.umask(_UMASK)
         status.send(b"ok")
         status.close()
-        serve(_CHANNEL_FD, setup)
+        serve(_CHANNEL_FD, order.setup)
     except BaseException as error:  # noqa: BLE001  whatever it is, this process ends here
         with contextlib.suppress(OSError):
             os.write(2, f"child failed: {error!r}\n".encode())

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from . import kernel
 
 _LARGE = 256 << 10
+_USED = ("python", "libpython", "libc.", "libc-")
 
 
 def share_code() -> None:
@@ -26,10 +27,13 @@ def share_code() -> None:
 
 
 def _large_mappings() -> Iterator[tuple[int, int]]:
-    """Of files, and not to be written to."""
+    """What of the interpreter and the C library is not to be written to. Not how a file begins,
+    with names that nobody looks up any more: whatever is mapped is copied with each process."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
-            span, flags, _, _, inode = line.split()[:5]
+            span, flags, offset, _, _, *path = line.split(maxsplit=5)
             start, end = (int(number, 16) for number in span.split("-"))
-            if flags in ("r--p", "r-xp") and inode != "0" and end - start >= _LARGE:
+            used = any(os.path.basename(one).startswith(_USED) for one in path)
+            reads = flags == "r-xp" or (flags == "r--p" and int(offset, 16) > 0)
+            if used and reads and end - start >= _LARGE:
                 yield start, end

@@ -8,7 +8,8 @@ spawner would copy its pages again after each fork. The mold does nothing but im
 may want, go through what its children will do (`rehearsal`), and fork. Sandboxes die with it, and
 it dies with the spawner, which is PID 1.
 
-Messages are JSON, one a packet; the spawner waits for each answer.
+Messages are a word and what goes with it, one a packet, in a form that is read without much
+writing to memory: each page that the mold writes to is copied, as long as a sandbox shares it.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
+import marshal
 import os
 import signal
 import site
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..guest.kernel import fork
 from ..guest.program import make_ready
 from ..guest.program_state import remember_guest_modules
 from . import kernel
-from .cgroups import Limits
-from .child import Child, Start, run_child
-from .confine import Identity, Shape
-from .place import Grant
+from .child import Child, Order, Start, run_child
 from .rehearsal import rehearse
 
 _MAX_MESSAGE = 1 << 16
 _MOST_OWED = 64  # answers, of which the socket holds some hundreds
+
+_Answer = tuple[Any, list[int]]  # of whichever kind the question has
 
 
 class Mold:
@@ -56,29 +57,36 @@ class Mold:
 
     def preload(self, modules: list[str]) -> list[str]:
         """Import them once, so that no sandbox pays for them. Returns those that failed."""
-        answer, _ = self._ask({"op": "import", "modules": modules})
-        return list(answer["missing"])
+        missing, _ = self._ask("import", modules)
+        return list(missing)
 
     def rehearse(self, child: Child, setup: dict[str, Any]) -> None:
         """Have it do once what each child like this one will do."""
-        self._ask({"op": "rehearse", **_order(child, setup)})
+        self._ask("rehearse", child.order(setup))
 
-    def fork(self, child: Child, setup: dict[str, Any]) -> None:
-        """Fork the process that becomes PID 1 of a new pid namespace. Raises OSError."""
+    def begin_fork(self, child: Child, setup: dict[str, Any]) -> None:
+        """Have the process forked that becomes PID 1 of a new pid namespace. Raises OSError.
+
+        `end_fork` has to come next."""
         host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order = {"op": "fork", **_order(child, setup)}
         child.status, child.host_end = ours, host_end
         with guest_end, theirs:
-            answer, fds = self._ask(order, (guest_end.fileno(), theirs.fileno()))
-        if "errno" in answer:
-            raise OSError(answer["errno"], answer["error"])
-        child.pid, child.pidfd = answer["pid"], fds[0]
-        ours.setblocking(False)
+            self.settle()
+            self._send("fork", child.order(setup), (guest_end.fileno(), theirs.fileno()))
+
+    def end_fork(self, child: Child) -> None:
+        """It is there, and waits for a word. Raises OSError."""
+        answer, fds = self._receive()
+        if not fds:
+            raise OSError(*answer)
+        assert child.status is not None
+        child.pid, child.pidfd = answer, fds[0]
+        child.status.setblocking(False)
 
     def reap(self, pid: int) -> None:
         """It has ended: let its number go. That it has gone is waited for by `settle`."""
-        self._send({"op": "reap", "pid": pid})
+        self._send("reap", pid)
         self._owed += 1
         if self._owed >= _MOST_OWED:
             self.settle()
@@ -89,46 +97,26 @@ class Mold:
             self._owed -= 1
             self._receive()
 
-    def _ask(
-        self, message: dict[str, Any], fds: tuple[int, ...] = ()
-    ) -> tuple[dict[str, Any], list[int]]:
+    def _ask(self, word: str, details: Any) -> _Answer:
         self.settle()
-        self._send(message, fds)
+        self._send(word, details)
         return self._receive()
 
-    def _send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
+    def _send(self, word: str, details: Any, fds: tuple[int, ...] = ()) -> None:
+        socket.send_fds(self._socket, [marshal.dumps((word, details))], fds)
 
-    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+    def _receive(self) -> _Answer:
         packet, received, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE, 1)
         if not packet:
             raise BrokenPipeError(32, "the mold has ended")
-        return json.loads(packet), received
-
-
-def _order(child: Child, setup: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "slot": child.slot,
-        "shape": child.shape._asdict(),
-        "identity": child.identity._asdict(),
-        "limits": child.grant.limits._asdict(),
-        "disk_bytes": child.grant.disk_bytes,
-        "setup": setup,
-    }
-
-
-def _ordered(message: dict[str, Any]) -> Child:
-    return Child(
-        message["slot"],
-        Shape(**message["shape"]),
-        Identity(**message["identity"]),
-        Grant(Limits(**message["limits"]), message["disk_bytes"]),
-    )
+        return marshal.loads(packet), received  # noqa: S302  of a fork of ours
 
 
 def _serve(control: socket.socket, start: Start) -> NoReturn:
     """The mold itself."""
-    operations = {"import": _import, "rehearse": _rehearse, "fork": _fork, "reap": _reap}
+    operations: dict[str, Callable[[Any, list[int], Start], _Answer]] = {
+        "import": _import, "rehearse": _rehearse, "fork": _fork, "reap": _reap,
+    }  # fmt: skip
     try:
         site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
         make_ready(start.env)
@@ -136,9 +124,9 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
             packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
             if not packet:
                 break
-            message = json.loads(packet)
-            answer, given = operations[message["op"]](message, fds, start)
-            socket.send_fds(control, [json.dumps(answer).encode()], given)
+            word, details = marshal.loads(packet)  # noqa: S302  of our own spawner
+            answer, given = operations[word](details, fds, start)
+            socket.send_fds(control, [marshal.dumps(answer)], given)
             for fd in given:
                 os.close(fd)
     finally:
@@ -146,26 +134,23 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
     raise AssertionError("unreachable")
 
 
-_Answer = tuple[dict[str, Any], list[int]]
-
-
-def _import(message: dict[str, Any], _fds: list[int], _start: Start) -> _Answer:
-    missing = [name for name in message["modules"] if not _try_import(name)]
+def _import(modules: list[str], _fds: list[int], _start: Start) -> _Answer:
+    missing = [name for name in modules if not _try_import(name)]
     # Collected objects would be written to in every child, and their pages copied.
     remember_guest_modules()
     gc.collect()
     gc.freeze()
-    return {"missing": missing}, []
+    return missing, []
 
 
-def _rehearse(message: dict[str, Any], _fds: list[int], start: Start) -> _Answer:
+def _rehearse(order: bytes, _fds: list[int], start: Start) -> _Answer:
     try:
-        _kept.extend(rehearse(_ordered(message), start, message["setup"]))
+        _kept.extend(rehearse(Order.read(order), start))
     except Exception as error:  # noqa: BLE001 - it is for the sake of memory: all works without
         os.write(2, f"rehearsal: {error!r}\n".encode())
     gc.collect()
     gc.freeze()
-    return {}, []
+    return None, []
 
 
 _kept: list[object] = []
@@ -179,8 +164,7 @@ def _try_import(name: str) -> bool:
     return True
 
 
-def _fork(message: dict[str, Any], fds: list[int], start: Start) -> _Answer:
-    child = _ordered(message)
+def _fork(order: bytes, fds: list[int], start: Start) -> _Answer:
     channel, status = fds
     pid = 0
     try:
@@ -188,22 +172,22 @@ def _fork(message: dict[str, Any], fds: list[int], start: Start) -> _Answer:
         try:
             pid = fork()
             if pid == 0:
-                run_child(child, start, channel, status, message["setup"])
+                run_child(order, start, channel, status)
         finally:
             # Where later forks go; without this the next unshare would be refused.
             kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
-        return {"pid": pid}, [os.pidfd_open(pid)]
+        return pid, [os.pidfd_open(pid)]
     except OSError as error:
         if pid:  # what nobody can watch must not live
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        return {"errno": error.errno or 0, "error": str(error)}, []
+        return (error.errno or 0, str(error)), []
     finally:
         for fd in fds:
             os.close(fd)
 
 
-def _reap(message: dict[str, Any], _fds: list[int], _start: Start) -> _Answer:
+def _reap(pid: int, _fds: list[int], _start: Start) -> _Answer:
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(message["pid"], 0)
-    return {}, []
+        os.waitpid(pid, 0)
+    return None, []

@@ -1,8 +1,9 @@
 """Where a sandbox lives on the machine: its control groups, its subvolume, and what they grant it.
 
-The child furnishes its own place, before it is confined: it is root still, and works on the
-descriptors that it inherited. The spawner changes the grant of a child that was made ahead of
-need, and removes the place when the child has ended, however far it came.
+The spawner furnishes it while the child is forked, changes the grant of a child that was made ahead
+of need, and removes the place when the child has ended, however far it came. The child only enters
+its groups: whatever it did besides would cost each one more of copied memory than it costs the
+spawner to do it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Place(NamedTuple):
     def furnish(
         self, slot: str, shape: Shape, identity: Identity, grant: Grant, steps: Steps
     ) -> None:
-        """In the child. Raises StepFailed."""
+        """All of it, but for the child. Raises StepFailed."""
         with steps.step("volume"):
             if self.volume and not shape.tmpfs_mb:
                 self.volume.create_subvolume(slot)
@@ -46,11 +47,14 @@ class Place(NamedTuple):
         with steps.step("cgroup"):
             if self.cgroups:
                 self.cgroups.create(slot)
+        if self.cgroups:
+            self.allow(slot, shape, grant, steps)
+
+    def enter(self, slot: str, steps: Steps) -> None:
+        """In the child. Raises StepFailed."""
         with steps.step("cgroup attach"):
             if self.cgroups:
                 self.cgroups.enter(slot)
-        if self.cgroups:
-            self.allow(slot, shape, grant, steps)
 
     def allow(
         self, slot: str, shape: Shape, grant: Grant, steps: Steps, pid: int | None = None

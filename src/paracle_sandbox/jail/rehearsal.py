@@ -24,7 +24,7 @@ from typing import Any
 
 from ..guest import main as guest
 from . import kernel, syscalls
-from .child import Child, Start, keep_only
+from .child import Order, Start, keep_only
 from .confine import UID_INSIDE, Steps, confine
 
 # Python 3.11 settles code that has run 8 times, and then each instruction after 16.
@@ -42,7 +42,7 @@ _DONE = ("chdir", "chmod", "chown", "close", "dup2", "ioctl", "mkdir", "mount", 
          "sethostname", "setresgid", "setresuid", "setrlimit", "umount2", "unshare")  # fmt: skip
 
 
-def rehearse(child: Child, start: Start, setup: dict[str, Any]) -> list[object]:
+def rehearse(order: Order, start: Start) -> list[object]:
     """Do what ``run_child`` will do, as far as it can be done here. What is returned has to be
     kept: children would put objects of theirs into the gaps, and write to all pages around them.
 
@@ -50,11 +50,11 @@ def rehearse(child: Child, start: Start, setup: dict[str, Any]) -> list[object]:
     codes: dict[int, CodeType] = {}
     sys.setprofile(lambda frame, *_: codes.setdefault(id(frame.f_code), frame.f_code))
     try:
-        _play(child, start, setup, 1)
+        _play(order, start, 1)
     finally:
         sys.setprofile(None)
     _lay_together(codes)
-    _play(child, start, setup, _ROUNDS)
+    _play(order, start, _ROUNDS)
     gc.collect()
     return [*codes.values(), *_fill_gaps()]
 
@@ -88,26 +88,26 @@ def _fill_gaps() -> list[bytes]:
     return filling
 
 
-def _play(child: Child, start: Start, setup: dict[str, Any], rounds: int) -> None:
+def _play(order: Order, start: Start, rounds: int) -> None:
     dumpable = kernel.prctl(kernel.PR_GET_DUMPABLE)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for _ in range(rounds):
-            guest.rehearse(theirs.fileno(), setup)
+            guest.rehearse(theirs.fileno(), order.setup)
     kernel.prctl(kernel.PR_SET_DUMPABLE, dumpable)
-    slot, shape, identity = child.slot, child.shape, child.identity
-    with _stage(child):
+    slot, shape, identity, _ = order
+    with _stage(order):
         for _ in range(rounds):
             steps = Steps({}, lambda _: None)
-            start.place.furnish(slot, shape, identity, child.grant, steps)
+            start.place.enter(slot, steps)
             keep_only(_SOME_FD, _SOME_FD)
             confine(slot, shape, identity, steps, start.filters, lambda _: None)
 
 
 @contextlib.contextmanager
-def _stage(child: Child) -> Iterator[None]:
+def _stage(order: Order) -> Iterator[None]:
     """Nothing below reaches the kernel. What is not expected here is refused."""
-    props = _props(child)
+    props = _props(order)
     real: list[tuple[Any, str, object]] = []
     try:
         for place in (os, fcntl, resource, socket, kernel._libc, syscalls._libc):
@@ -125,7 +125,7 @@ def _refuse(*_: object, **__: object) -> int:
     raise PermissionError(errno.EPERM, "not in a rehearsal")
 
 
-def _props(child: Child) -> dict[str, Callable[..., Any]]:
+def _props(order: Order) -> dict[str, Callable[..., Any]]:
     """What the steps have to be told for them to go on."""
     props: dict[str, Callable[..., Any]] = {
         name: getattr(os, name)
@@ -141,7 +141,7 @@ def _props(child: Child) -> dict[str, Callable[..., Any]]:
         props[name] = lambda *_, **__: root
     for name in ("getresgid", "getresuid"):
         props[name] = lambda: (UID_INSIDE,) * 3
-    props["getcwd"] = lambda: child.shape.working_dir
+    props["getcwd"] = lambda: order.shape.working_dir
     props["getrlimit"] = resource.getrlimit
     props["prctl"] = _prctl
     props["read"] = lambda *_: b"\nCapPrm:\t0\n"

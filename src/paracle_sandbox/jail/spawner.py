@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .child import Child
+from .child import GO, Child
 from .confine import Shape, StepFailed, Steps
 from .ground import Ground
 from .mold import Mold
@@ -199,21 +199,36 @@ class Spawner:
         try:
             with self._steps.step("record"):
                 ground.records.write(slot, ground.cgroup_paths(slot))
-            with self._steps.step("fork"):
-                # Limits that belong to processes, not to a group, would not reach a seed.
-                seed = ahead and ground.cgroups is not None
-                setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
-                self._mold.fork(child, setup)
+            # Limits that belong to processes, not to a group, would not reach a seed.
+            seed = ahead and ground.cgroups is not None
+            setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
+            self._fork_and_furnish(child, setup)
         except StepFailed:
+            if child.pid:
+                self._kill(child)
+                with contextlib.suppress(OSError):  # the mold has ended too: so shall we
+                    self._mold.reap(child.pid)
             self._remove(child)
             raise
         self._hot_until = time.monotonic() + _HOT_SECONDS
         self._children[slot] = child
         self._starting.add(slot)
         assert child.status is not None
+        with contextlib.suppress(OSError):  # it was killed: its end will be noticed
+            child.status.send(GO)
         self._watch(child.pidfd, lambda: self._on_exit(child))
         self._watch(child.status.fileno(), lambda: self._on_status(child))
         return child
+
+    def _fork_and_furnish(self, child: Child, setup: dict[str, Any]) -> None:
+        """Both at once: a fork takes about as long as its place."""
+        place, steps = self._ground.place, self._steps
+        with steps.step("fork"):
+            self._mold.begin_fork(child, setup)
+            try:
+                place.furnish(child.slot, child.shape, child.identity, child.grant, steps)
+            finally:
+                self._mold.end_fork(child)
 
     def _on_status(self, child: Child) -> None:
         if child.status is None:  # its end was told in the same turn, and read this first

@@ -63,9 +63,11 @@ async def fresh_times(name: str, stock: int | None, count: int, pause: float) ->
 
 async def live_times(count: int, pause: float) -> tuple[Times, Times]:
     """Python hello and shell true in a sandbox that is there."""
-    async with backend() as native, sandbox(native) as place:
-        hello = await timed("hello, live", lambda: place.run_code(_HELLO), count, pause)
-        true = await timed("sh true, live", lambda: place.execute("true"), count, pause)
+    async with backend() as native:
+        await warm(native)
+        async with sandbox(native) as place:
+            hello = await timed("hello, live", lambda: place.run_code(_HELLO), count, pause)
+            true = await timed("sh true, live", lambda: place.execute("true"), count, pause)
     return hello, true
 
 

@@ -31,6 +31,7 @@ def spawner_on(control: socket.socket) -> Spawner:
         records=SimpleNamespace(remove=lambda slot: None),
         give_identity_back=lambda identity: None,
     )
+    ground.cgroups = None
     mold: Any = SimpleNamespace(reap=lambda pid: os.waitpid(pid, 0), settle=lambda: None)
     options = {
         "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,

@@ -41,6 +41,9 @@ class Cgroups:
         # Hierarchies that share one mount (cpu,cpuacct) share one directory.
         self._fds = {path: _make_directory(path) for path in dict.fromkeys(self.paths.values())}
         self._above = [_open_directory(path) for path in dict.fromkeys(parents.values())]
+        self._own = -1
+        with contextlib.suppress(OSError):  # an ordinary user's own group may be another's
+            self._own = os.open(_own_group(), os.O_WRONLY | os.O_CLOEXEC)
         # The name is ours alone now: what is below it is left from one that was killed.
         for fd in self._fds.values():
             for slot in _slots(fd):
@@ -76,6 +79,12 @@ class Cgroups:
         10 ms otherwise: the kernel waits until nobody is in the middle of a fork."""
         for fd in self._fds.values():
             _write(fd, f"{slot}/cgroup.procs", "0")
+
+    def enter_own(self) -> None:
+        """Enter the group that this process is in already: that moves nobody, but whoever enters
+        one within the next 10 ms need not wait. Takes as long as `enter`."""
+        if self._own >= 0:
+            os.write(self._own, b"0")
 
     def limit(self, slot: str, limits: Limits) -> None:
         quota = max(1000, int(limits.cpu_cores * _CPU_PERIOD_US))
@@ -126,13 +135,15 @@ class Cgroups:
                 os.rmdir(f"{TOP}/{self._name}", dir_fd=above)
                 os.rmdir(TOP, dir_fd=above)
             os.close(above)
+        if self._own >= 0:
+            os.close(self._own)
         self._fds.clear()
         self._above.clear()
+        self._own = -1
 
 
 def enter_own(seconds: float = 0.0, pause_seconds: float = 0.0) -> None:
-    """Enter the group that this process is in already, once and again. That moves nobody, but
-    whoever enters one within the next 10 ms need not wait as ``Cgroups.enter`` tells."""
+    """As ``Cgroups.enter_own``, once and again."""
     deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError):
         group = os.open(_own_group(), os.O_WRONLY | os.O_CLOEXEC)

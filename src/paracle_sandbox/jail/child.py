@@ -12,6 +12,7 @@ import contextlib
 import json
 import marshal
 import os
+import select
 import socket
 from typing import Any, NamedTuple, NoReturn
 
@@ -43,6 +44,12 @@ class Child:
         self.request: dict[str, Any] | None = None
         self.waiters: list[int] = []
         self.failure: dict[str, Any] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def order(self, setup: dict[str, Any]) -> bytes:
         """What it needs to know itself."""

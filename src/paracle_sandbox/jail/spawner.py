@@ -31,16 +31,15 @@ from typing import Any
 from .child import GO, Child
 from .confine import Shape, StepFailed, Steps
 from .ground import Ground
+from .heat import Heat
 from .mold import Mold
 from .place import Grant
 
 _MAX_MESSAGE = 1 << 16
 _BUSY_RETRY_SECONDS = 0.001
 _BUSY_PATIENCE_SECONDS = 10.0
-# While a child enters its cgroup nobody can fork, which is short if another entered one just
-# before and takes 10 ms otherwise. So the stock is filled while that is hot, or when it has been
-# quiet for a while: whoever asked for a sandbox is likely to ask again.
-_HOT_SECONDS = 0.04
+# The stock is filled while the way into groups is short (`heat`), or when it has been quiet for a
+# while: whoever asked for a sandbox is likely to ask again.
 _QUIET_SECONDS = 0.03
 
 
@@ -70,7 +69,7 @@ class Spawner:
         self._busy: list[tuple[float, Child]] = []
         self._slots = 0
         self._quiet_at = 0.0
-        self._hot_until = 0.0
+        self._heat = Heat(ground.cgroups)
         self._selector = selectors.DefaultSelector()
         self._ends = False
 
@@ -84,6 +83,8 @@ class Spawner:
         while not self._ends:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
+            if time.monotonic() < self._quiet_at:
+                self._heat.beat()
             self._retry_busy()
             if not self._selector.select(0):
                 self._use_idle_time()
@@ -95,7 +96,10 @@ class Spawner:
     def _patience(self) -> float | None:
         if self._busy:
             return _BUSY_RETRY_SECONDS
-        return max(0.0, self._quiet_at - time.monotonic()) if self._wants_work() else None
+        until_quiet = self._quiet_at - time.monotonic()
+        if until_quiet > 0 and (until_beat := self._heat.until_beat()) is not None:
+            return until_beat
+        return max(0.0, until_quiet) if self._wants_work() else None
 
     def _wants_work(self) -> bool:
         """Whether there is something to do ahead of need. One child at a time."""
@@ -158,7 +162,7 @@ class Spawner:
     def _take_first(self, shape: Shape) -> Child | None:
         """It may not be finished; then it is handed over when it is."""
         child, self._first = self._first, None
-        if child is None or child.state == "dying" or _has_ended(child.pidfd):
+        if child is None or child.state == "dying" or child.has_ended:
             return None
         if child.shape != shape:  # what the owner could not know before
             self._kill(child)
@@ -169,7 +173,7 @@ class Spawner:
         """One that lives: what was killed in stock must not be handed out before we notice."""
         while self._parked:
             child = self._parked.popleft()
-            if not _has_ended(child.pidfd):
+            if not child.has_ended:
                 return child
         return None
 
@@ -210,12 +214,12 @@ class Spawner:
                     self._mold.reap(child.pid)
             self._remove(child)
             raise
-        self._hot_until = time.monotonic() + _HOT_SECONDS
         self._children[slot] = child
         self._starting.add(slot)
         assert child.status is not None
         with contextlib.suppress(OSError):  # it was killed: its end will be noticed
             child.status.send(GO)
+        self._heat.entering()
         self._watch(child.pidfd, lambda: self._on_exit(child))
         self._watch(child.status.fileno(), lambda: self._on_status(child))
         return child
@@ -255,6 +259,7 @@ class Spawner:
                 self._stock_size = 0  # the next request meets the same step and reports it
             self._kill(child)
             return
+        self._heat.entered()
         if child.request is not None:
             self._hand_over(child)
         else:
@@ -351,9 +356,10 @@ class Spawner:
 
     def _use_idle_time(self) -> None:
         """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
-        now = time.monotonic()
-        hot = now < self._hot_until and self._mold_ready()
-        if self._busy or not self._wants_work() or not (hot or now >= self._quiet_at):
+        hot = self._heat.lasts and self._mold_ready()
+        if self._busy or not self._wants_work():
+            return
+        if not hot and time.monotonic() < self._quiet_at:
             return
         if self._idle_modules:
             self._mold.preload([self._idle_modules.pop(0)])
@@ -389,9 +395,3 @@ class Spawner:
                     key.data()
             self._retry_busy()
         self._ground.close()
-
-
-def _has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))

@@ -1,0 +1,82 @@
+"""Whoever makes sandboxes one after the other need not wait for the kernel each time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paracle_sandbox.jail import heat
+from paracle_sandbox.jail.cgroups import Cgroups, CgroupsUnavailable
+
+
+class Clock:
+    """The time, and how often somebody entered a group of his own."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.beats = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def enter_own(self) -> None:
+        self.beats += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(heat, "time", clock)
+    return clock
+
+
+def warmed(clock: Any) -> heat.Heat:
+    one = heat.Heat(clock)
+    assert not one.lasts and one.until_beat() is None
+    one.entered()
+    return one
+
+
+def test_it_is_kept_as_long_as_somebody_comes_in_time(clock: Clock) -> None:
+    one = warmed(clock)
+    for beats in range(1, 50):
+        wait = one.until_beat()
+        assert wait is not None
+        clock.now += wait + 0.001
+        one.beat()
+        assert clock.beats == beats and one.lasts
+    one.beat()
+    assert clock.beats == 49, "again, and nobody needed it"
+
+
+def test_who_comes_too_late_does_not_wait_for_the_kernel(clock: Clock) -> None:
+    one = warmed(clock)
+    clock.now += 0.02
+    assert not one.lasts and one.until_beat() is None
+    one.beat()
+    one.entering()  # that child waits, and says so when it has
+    assert clock.beats == 0 and not one.lasts
+    one.entered()
+    assert one.lasts
+
+
+def test_without_groups_nobody_waits(clock: Clock) -> None:
+    one = heat.Heat(None)
+    assert one.lasts and one.until_beat() is None
+    one.beat()
+
+
+def test_who_enters_his_own_group_stays_where_he_is() -> None:
+    try:
+        groups = Cgroups.find(f"heat-{os.getpid()}")
+    except CgroupsUnavailable as error:
+        pytest.skip(f"no groups here: {error}")
+    try:
+        before = Path("/proc/self/cgroup").read_text()
+        groups.enter_own()
+        assert Path("/proc/self/cgroup").read_text() == before
+    finally:
+        groups.close()

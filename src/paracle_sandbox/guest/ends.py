@@ -12,7 +12,8 @@ import signal
 from typing import Iterator, List, Tuple
 
 # A signal for each of the statuses that nearly all programs end with. The guest blocks both.
-_SIGNALS = {int(signal.SIGRTMIN) + 7: 0, int(signal.SIGRTMIN) + 8: 1}
+TELLS_SUCCESS = int(signal.SIGRTMIN) + 7
+_SIGNALS = {TELLS_SUCCESS: 0, TELLS_SUCCESS + 1: 1}
 _NUMBERS = {status: number for number, status in _SIGNALS.items()}
 _BY_KILL = 0  # whatever came in another way may say anything of its sender
 _AT_ONCE = 32

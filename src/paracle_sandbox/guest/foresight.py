@@ -30,7 +30,8 @@ SERIES_SECONDS = 0.25
 
 
 class Foresight:
-    """``wanted``: whether `fork` is to be called, when every answer is on its way."""
+    """``wanted``: whether `fork` is to be called, when every answer is on its way.
+    ``programs``: how many have ended."""
 
     def __init__(
         self, loop: Loop, children: "Children[Any]", oom: OomFirst, setup: Dict[str, Any]
@@ -41,7 +42,7 @@ class Foresight:
         self._setup = setup
         self._kept_until: Optional[float] = None
         self._after: Optional[Wire] = None
-        self._programs = 0
+        self.programs = 0
         self._last_end = 0.0
         self._hurried = False
         self._in_series = False
@@ -74,10 +75,10 @@ class Foresight:
     def program_ended(self, after: Optional[Wire]) -> None:
         """after: that of what was asked for along with the program, and comes first if that does
         not take long."""
-        self._programs += 1
+        self.programs += 1
         self._last_end = time.monotonic()
         # Whoever ran two will run a third; many sandboxes are made for a single program.
-        if self._programs < 2 or self._children.has_seed:
+        if self.programs < 2 or self._children.has_seed:
             return
         self._hurried = False
         self._after = after

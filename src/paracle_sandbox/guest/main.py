@@ -72,6 +72,12 @@ def rehearse(channel_fd: int, setup: Dict[str, Any]) -> None:
     Guest(channel_fd, channel_fd, setup).rehearse()
 
 
+def rehearse_programs(channel_fd: int, setup: Dict[str, Any], count: int) -> None:
+    """Have programs run one after the other, where nothing that is done to processes happens.
+    Raises RuntimeError if they did not come to their end."""
+    Guest(channel_fd, channel_fd, setup).rehearse_programs(count)
+
+
 def _claim(fd: int) -> int:
     """A copy above 4: below are standard streams, and what keepers need to have there."""
     copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 5)
@@ -143,6 +149,20 @@ class Guest:
         self._channel.flush()
         self._rehearse_command()
         self._loop.run_once(block=False)
+        self._oom.close()
+
+    def rehearse_programs(self, count: int) -> None:
+        self._wakeup_fd, news = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in range(1, count + 1):
+            self._foresight.fork(self._rehearse_command)
+            self._open(number, REQUEST)
+            os.write(news, b"x")
+            self._reap()
+            self._channel.flush()
+        if self._jobs or self._foresight.programs != count:
+            raise RuntimeError("a program did not come to its end")
+        for fd in (self._wakeup_fd, news):
+            os.close(fd)
         self._oom.close()
 
     def _greet(self) -> None:

@@ -3,7 +3,8 @@
 A child has to copy each page that it writes to, and Python writes wherever it goes: it counts
 references, and it rewrites code that it runs for the first few dozen times. So the code of children
 is laid side by side, and the mold runs it until it is settled: that of the guest as it is, with
-nobody at the other end, and the steps of confinement on a stage, where none reaches the kernel.
+nobody at the other end; programs, which nobody runs; and the steps of confinement on a stage, where
+none reaches the kernel.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import fcntl
 import gc
 import os
 import resource
+import signal
 import socket
 import sys
 from _ctypes import CFuncPtr
@@ -22,7 +24,11 @@ from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
+from ..guest import children as guest_children
 from ..guest import main as guest
+from ..guest import seed
+from ..guest import start as guest_start
+from ..guest.ends import TELLS_SUCCESS
 from . import kernel, syscalls
 from .child import Order, Start, keep_only
 from .confine import UID_INSIDE, Steps, confine
@@ -30,6 +36,8 @@ from .confine import UID_INSIDE, Steps, confine
 # Python 3.11 settles code that has run 8 times, and then each instruction after 16.
 _ROUNDS = 30
 _SOME_FD = 1 << 16  # is not open
+_SOME_PID = 1 << 24  # is more than there can be
+_PROGRAMS = 2
 _LANDLOCK_ABI = 6
 _POOL_BYTES = 16 << 10
 _POOL_HEAD_BYTES = 64
@@ -94,6 +102,9 @@ def _play(order: Order, start: Start, rounds: int) -> None:
     with ours, theirs:
         for _ in range(rounds):
             guest.rehearse(theirs.fileno(), order.setup)
+        for _ in range(rounds):
+            with _Nobody().instead_of_programs():
+                guest.rehearse_programs(theirs.fileno(), order.setup, _PROGRAMS)
     kernel.prctl(kernel.PR_SET_DUMPABLE, dumpable)
     slot, shape, identity, _ = order
     with _stage(order):
@@ -102,6 +113,62 @@ def _play(order: Order, start: Start, rounds: int) -> None:
             start.place.enter(slot, steps)
             keep_only(_SOME_FD, _SOME_FD)
             confine(slot, shape, identity, steps, start.filters, lambda _: None)
+
+
+class _Nobody:
+    """A program that can be forked and started, tells of its end, is killed, and is not there."""
+
+    def __init__(self) -> None:
+        self._tells = self._is_dead = False
+        self._ends: list[socket.socket] = []
+
+    @contextlib.contextmanager
+    def instead_of_programs(self) -> Iterator[None]:
+        """Nothing below is done to a process."""
+        with contextlib.ExitStack() as undo:
+            for place, name, prop in (
+                (seed, "fork", lambda: _SOME_PID),
+                (os, "fork", _refuse),
+                (os, "posix_spawn", _refuse),
+                (guest_start, "fork", _refuse),
+                (guest_start, "write_source", lambda *_: None),
+                (guest_children, "_read", lambda _: b""),
+                (os, "chdir", lambda _: None),
+                (os, "kill", self._kill),
+                (os, "pwrite", lambda _, text, __: len(text)),
+                (os, "waitpid", self._waitpid),
+                (signal, "sigtimedwait", self._sigtimedwait),
+                (socket, "socketpair", self._socketpair(socket.socketpair)),
+            ):
+                undo.callback(setattr, place, name, getattr(place, name))
+                setattr(place, name, prop)
+            yield
+        for end in self._ends:
+            end.close()
+
+    def _kill(self, _pid: int, number: int) -> None:
+        if number == signal.SIGKILL:
+            self._is_dead = True
+        else:
+            self._tells = True  # it was woken up, for its program
+
+    def _sigtimedwait(self, _numbers: object, _seconds: float) -> signal.struct_siginfo | None:
+        tells, self._tells = self._tells, False
+        return signal.struct_siginfo((TELLS_SUCCESS, 0, 0, _SOME_PID, 0, 0, 0)) if tells else None
+
+    def _waitpid(self, _pid: int, _options: int) -> tuple[int, int]:
+        if not self._is_dead:
+            raise ChildProcessError(errno.ECHILD, "nobody is there")
+        self._is_dead = False
+        return _SOME_PID, signal.SIGKILL
+
+    def _socketpair(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def pair(*kind: int) -> tuple[socket.socket, socket.socket]:
+            ours, theirs = real(*kind)
+            self._ends.append(theirs.dup())  # whoever is forked has it
+            return ours, theirs
+
+        return pair
 
 
 @contextlib.contextmanager

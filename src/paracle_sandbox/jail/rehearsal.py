@@ -131,7 +131,9 @@ class _Nobody:
                 (os, "fork", _refuse),
                 (os, "posix_spawn", _refuse),
                 (guest_start, "fork", _refuse),
-                (guest_start, "write_source", lambda *_: None),
+                (os, "mkdir", lambda *_: None),
+                (os, "open", self._open(os.open)),
+                (os, "rename", lambda *_: None),
                 (guest_children, "_read", lambda _: b""),
                 (os, "chdir", lambda _: None),
                 (os, "kill", self._kill),
@@ -161,6 +163,9 @@ class _Nobody:
             raise ChildProcessError(errno.ECHILD, "nobody is there")
         self._is_dead = False
         return _SOME_PID, signal.SIGKILL
+
+    def _open(self, real: Callable[..., int]) -> Callable[..., int]:
+        return lambda *_: real(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
     def _socketpair(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def pair(*kind: int) -> tuple[socket.socket, socket.socket]:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 _PROGRAM = """
-import os, resource, socket
+import os, resource, signal, socket
 
+from paracle_sandbox.guest import children, seed, start as guest_start
+from paracle_sandbox.guest.commands import Command
 from paracle_sandbox.jail import seccomp
 from paracle_sandbox.jail.child import Order, Start, keep_only
 from paracle_sandbox.jail.confine import Filters, Identity, Shape
@@ -23,18 +25,23 @@ def process():
     limits = [resource.getrlimit(kind) for kind in range(16)]
     mounted = [line.split()[4] for line in open("/proc/self/mountinfo")]
     mounts = [mounted.count(place) for place in ("/", "/proc", "/dev/pts", "/tmp", "/home")]
-    return status, spaces, limits, mounts, os.getcwd(), socket.gethostname()
+    score, files = open("/proc/self/oom_score_adj").read(), sorted(os.listdir("/proc/self/fd"))
+    children = open("/proc/self/task/%d/children" % os.getpid()).read()
+    return status, spaces, limits, mounts, os.getcwd(), socket.gethostname(), score, files, children
 
 
 start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {}, {})
 setup = {"env": {"PATH": "/bin"}, "python": "/usr/bin/python3", "working_dir": "/workspace"}
-before, functions, code = process(), dict(vars(os)), keep_only.__code__
+places = os, signal, socket, children, seed, guest_start
+before, functions = process(), [dict(vars(place)) for place in places]
 for shape in (Shape(), Shape(tmpfs_mb=64, read_only=False, working_dir="/home/me")):
+    # The last of the steps, and what comes last of a program.
+    last = keep_only.__code__, Command._verdict.__code__
     kept = rehearse(Order("slot", shape, Identity(1, 1, False), setup), start)
-    assert any(item is code for item in kept), "it did not come to the end"
-    code = keep_only.__code__
+    for code in last:
+        assert any(item is code for item in kept), "it did not come to the end"
 assert process() == before
-assert dict(vars(os)) == functions
+assert [dict(vars(place)) for place in places] == functions
 """
 
 

@@ -18,12 +18,14 @@ class Clock:
     def __init__(self) -> None:
         self.now = 100.0
         self.beats = 0
+        self.refuses = False
 
     def monotonic(self) -> float:
         return self.now
 
-    def enter_own(self) -> None:
+    def enter_own(self) -> bool:
         self.beats += 1
+        return not self.refuses
 
 
 @pytest.fixture
@@ -63,6 +65,15 @@ def test_who_comes_too_late_does_not_wait_for_the_kernel(clock: Clock) -> None:
     assert one.lasts
 
 
+def test_where_it_is_refused_it_is_not_tried_again(clock: Clock) -> None:
+    one = warmed(clock)
+    clock.refuses = True
+    for _ in range(5):
+        clock.now += 0.001
+        one.beat()
+    assert clock.beats == 1 and one.until_beat() is None
+
+
 def test_without_groups_nobody_waits(clock: Clock) -> None:
     one = heat.Heat(None)
     assert one.lasts and one.until_beat() is None
@@ -76,7 +87,7 @@ def test_who_enters_his_own_group_stays_where_he_is() -> None:
         pytest.skip(f"no groups here: {error}")
     try:
         before = Path("/proc/self/cgroup").read_text()
-        groups.enter_own()
+        assert groups.enter_own()
         assert Path("/proc/self/cgroup").read_text() == before
     finally:
         groups.close()

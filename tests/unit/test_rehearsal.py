@@ -37,7 +37,7 @@ before, functions = process(), [dict(vars(place)) for place in places]
 for shape in (Shape(), Shape(tmpfs_mb=64, read_only=False, working_dir="/home/me")):
     # The last of the steps, and what comes last of a program.
     last = keep_only.__code__, Command._verdict.__code__
-    kept = rehearse(Order("slot", shape, Identity(1, 1, False), setup), start)
+    kept = rehearse(Order("slot", shape, Identity(1, 1, False), 1 << 28, setup), start)
     for code in last:
         assert any(item is code for item in kept), "it did not come to the end"
 assert process() == before

@@ -24,7 +24,7 @@ GRANT = {"limits": Limits(64 << 20, 10, 100)._asdict(), "disk_bytes": 1 << 20}
 def spawner_on(control: socket.socket) -> Spawner:
     """The real one, where nothing is on disk."""
     place = SimpleNamespace(
-        furnish=lambda *_: None, leave=lambda slot: True, clear=lambda slot, shape: None
+        make_groups=lambda *_: None, leave=lambda slot: True, clear=lambda slot, shape: None
     )
     ground: Any = SimpleNamespace(
         place=place,

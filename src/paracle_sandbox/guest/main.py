@@ -153,17 +153,19 @@ class Guest:
 
     def rehearse_programs(self, count: int) -> None:
         self._wakeup_fd, news = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for number in range(1, count + 1):
-            self._foresight.fork(self._rehearse_command)
-            self._open(number, REQUEST)
-            os.write(news, b"x")
-            self._reap()
-            self._channel.flush()
-        if self._jobs or self._foresight.programs != count:
-            raise RuntimeError("a program did not come to its end")
-        for fd in (self._wakeup_fd, news):
-            os.close(fd)
-        self._oom.close()
+        try:
+            for number in range(1, count + 1):
+                self._foresight.fork(self._rehearse_command)
+                self._open(number, REQUEST)
+                os.write(news, b"x")
+                self._reap()
+                self._channel.flush()
+            if self._jobs or self._foresight.programs != count:
+                raise RuntimeError("a program did not come to its end")
+        finally:
+            os.close(self._wakeup_fd)
+            os.close(news)
+            self._oom.close()
 
     def _greet(self) -> None:
         self._channel.open(self._receive, self._more_room)

@@ -80,11 +80,17 @@ class Cgroups:
         for fd in self._fds.values():
             _write(fd, f"{slot}/cgroup.procs", "0")
 
-    def enter_own(self) -> None:
-        """Enter the group that this process is in already: that moves nobody, but whoever enters
-        one within the next 10 ms need not wait. Takes as long as `enter`."""
-        if self._own >= 0:
+    def enter_own(self) -> bool:
+        """Enter the group that this process was made in: that moves nobody (unless somebody else
+        has moved it), but whoever enters one within the next 10 ms need not wait. Takes as long as
+        `enter`. Whether it could be done."""
+        if self._own < 0:
+            return False
+        try:
             os.write(self._own, b"0")
+        except OSError:
+            return False
+        return True
 
     def limit(self, slot: str, limits: Limits) -> None:
         quota = max(1000, int(limits.cpu_cores * _CPU_PERIOD_US))

@@ -1,7 +1,7 @@
 """One forked child on its way to being a sandbox, as its spawner sees it, and its own first steps.
 
-spawner: have it forked ─ furnish its place ── "go" ──────────── "ok" ─ park, or hand over ─ kill
-child:                                           └── confine ─────┴── serve as the guest ...
+spawner: have it forked ─ make its groups ─ "go" ─────────────── "ok" ─ park, or hand over ─ kill
+child:                                       └── enter, confine ──┴── serve as the guest ...
 
 Whatever a child does on its way, each one pays for with copies of the pages that it writes to.
 """
@@ -53,7 +53,9 @@ class Child:
 
     def order(self, setup: dict[str, Any]) -> bytes:
         """What it needs to know itself."""
-        return marshal.dumps((self.slot, tuple(self.shape), tuple(self.identity), setup))
+        shape: Any = tuple(self.shape)
+        identity = tuple(self.identity)
+        return marshal.dumps((self.slot, shape, identity, self.grant.disk_bytes, setup))
 
     def close(self) -> None:
         for sock in (self.status, self.host_end):
@@ -72,12 +74,13 @@ class Order(NamedTuple):
     slot: str
     shape: Shape
     identity: Identity
+    disk_bytes: int
     setup: dict[str, Any]
 
     @classmethod
     def read(cls, text: bytes) -> Order:
-        slot, shape, identity, setup = marshal.loads(text)  # noqa: S302  of our own spawner
-        return cls(slot, Shape(*shape), Identity(*identity), setup)
+        slot, shape, identity, *rest = marshal.loads(text)  # noqa: S302  of our own spawner
+        return cls(slot, Shape(*shape), Identity(*identity), *rest)
 
 
 class Start(NamedTuple):
@@ -98,13 +101,14 @@ def run_child(text: bytes, start: Start, channel: int, report: int) -> NoReturn:
         if status.recv(len(GO)) != GO:
             os._exit(1)  # it has no place
         try:
-            start.place.enter(order.slot, _steps(start, status))
+            slot, shape, identity, disk_bytes, _ = order
+            start.place.enter(slot, shape, identity, disk_bytes, _steps(start, status))
             keep_only(channel, status.detach())
             status = socket.socket(fileno=_STATUS_FD)
             confine(
-                order.slot,
-                order.shape,
-                order.identity,
+                slot,
+                shape,
+                identity,
                 _steps(start, status),
                 start.filters,
                 lambda fd: _show_disk(status, fd),

@@ -8,7 +8,6 @@ nobody and takes some 20 us.
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from .cgroups import Cgroups
@@ -26,6 +25,7 @@ class Heat:
     def __init__(self, cgroups: Cgroups | None) -> None:
         self._cgroups = cgroups
         self._entered_at = 0.0
+        self._can_beat = cgroups is not None
 
     @property
     def lasts(self) -> bool:
@@ -42,13 +42,13 @@ class Heat:
 
     def until_beat(self) -> float | None:
         """Seconds; None if there is nothing to keep."""
-        if self._cgroups is None or not self.lasts:
+        if not self._can_beat or not self.lasts:
             return None
         return max(0.0, self._entered_at + _BEAT_SECONDS - time.monotonic())
 
     def beat(self) -> None:
         """If it is time."""
         if self._cgroups is not None and self.until_beat() == 0.0:
-            with contextlib.suppress(OSError):  # it is for the sake of speed
-                self._cgroups.enter_own()
-            self._entered_at = time.monotonic()
+            self._can_beat = self._cgroups.enter_own()
+            if self._can_beat:
+                self._entered_at = time.monotonic()

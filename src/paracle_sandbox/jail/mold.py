@@ -15,10 +15,12 @@ writing to memory: each page that the mold writes to is copied, as long as a san
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import marshal
 import os
+import select
 import signal
 import site
 import socket
@@ -53,6 +55,9 @@ class Mold:
         theirs.close()
         self._owed = 0  # answers that nobody has waited for yet
         self.pidfd = os.pidfd_open(pid)
+        self._news = select.poll()
+        for fd in (self._socket.fileno(), self.pidfd):
+            self._news.register(fd, select.POLLIN)
         self.missing: list[str] = self.preload(modules)
 
     def preload(self, modules: list[str]) -> list[str]:
@@ -79,7 +84,7 @@ class Mold:
         """It is there, and waits for a word. Raises OSError."""
         answer, fds = self._receive()
         if not fds:
-            raise OSError(*answer)
+            raise OSError(*answer if isinstance(answer, tuple) else (errno.EMFILE, "no descriptor"))
         assert child.status is not None
         child.pid, child.pidfd = answer, fds[0]
         child.status.setblocking(False)
@@ -106,6 +111,9 @@ class Mold:
         socket.send_fds(self._socket, [marshal.dumps((word, details))], fds)
 
     def _receive(self) -> _Answer:
+        # A child that was just forked has the mold's end of the socket, too: that tells no end.
+        if self._socket.fileno() not in (fd for fd, _ in self._news.poll()):
+            raise BrokenPipeError(32, "the mold has ended")
         packet, received, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE, 1)
         if not packet:
             raise BrokenPipeError(32, "the mold has ended")

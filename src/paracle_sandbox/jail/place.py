@@ -1,9 +1,9 @@
 """Where a sandbox lives on the machine: its control groups, its subvolume, and what they grant it.
 
-The spawner furnishes it while the child is forked, changes the grant of a child that was made ahead
-of need, and removes the place when the child has ended, however far it came. The child only enters
-its groups: whatever it did besides would cost each one more of copied memory than it costs the
-spawner to do it.
+The spawner makes the groups while the child is forked, changes the grant of a child that was made
+ahead of need, and removes the place when the child has ended, however far it came. The child enters
+its groups and makes its subvolume, for which older kernels wait for the disk: others must not.
+Whatever else it did itself would cost each one copied memory.
 """
 
 from __future__ import annotations
@@ -36,39 +36,46 @@ class Place(NamedTuple):
     cgroups: Cgroups | None
     volume: Volume | None
 
-    def furnish(
-        self, slot: str, shape: Shape, identity: Identity, grant: Grant, steps: Steps
-    ) -> None:
-        """All of it, but for the child. Raises StepFailed."""
-        with steps.step("volume"):
-            if self.volume and not shape.tmpfs_mb:
-                self.volume.create_subvolume(slot)
-                prepare_workspace(f"{VOLUME}/{slot}", shape, identity)
+    def make_groups(self, slot: str, limits: Limits, steps: Steps) -> None:
+        """In the spawner. Raises StepFailed."""
         with steps.step("cgroup"):
             if self.cgroups:
                 self.cgroups.create(slot)
         if self.cgroups:
-            self.allow(slot, shape, grant, steps)
+            self._limit(slot, limits, steps, None)
 
-    def enter(self, slot: str, steps: Steps) -> None:
+    def enter(
+        self, slot: str, shape: Shape, identity: Identity, disk_bytes: int, steps: Steps
+    ) -> None:
         """In the child. Raises StepFailed."""
         with steps.step("cgroup attach"):
             if self.cgroups:
                 self.cgroups.enter(slot)
+        with steps.step("volume"):
+            if self.volume and not shape.tmpfs_mb:
+                self.volume.create_subvolume(slot)
+                prepare_workspace(f"{VOLUME}/{slot}", shape, identity)
+        self._limit_disk(slot, shape, disk_bytes, steps)
 
     def allow(
         self, slot: str, shape: Shape, grant: Grant, steps: Steps, pid: int | None = None
     ) -> None:
         """Set the limits. Raises StepFailed. ``pid``: its first process, where there is no group
         that all of them are in."""
+        self._limit(slot, grant.limits, steps, pid)
+        self._limit_disk(slot, shape, grant.disk_bytes, steps)
+
+    def _limit(self, slot: str, limits: Limits, steps: Steps, pid: int | None) -> None:
         with steps.step("limits"):
             if self.cgroups:
-                self.cgroups.limit(slot, grant.limits)
+                self.cgroups.limit(slot, limits)
             elif pid is not None:
-                _limit_process(pid, grant.limits)
+                _limit_process(pid, limits)
+
+    def _limit_disk(self, slot: str, shape: Shape, disk_bytes: int, steps: Steps) -> None:
         with steps.step("disk limit"):
             if self.volume and not shape.tmpfs_mb:
-                self.volume.limit(slot, grant.disk_bytes)
+                self.volume.limit(slot, disk_bytes)
 
     def leave(self, slot: str) -> bool:
         """Remove the groups of a sandbox that has ended; False while they are busy."""

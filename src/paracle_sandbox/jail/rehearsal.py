@@ -98,21 +98,28 @@ def _fill_gaps() -> list[bytes]:
 
 def _play(order: Order, start: Start, rounds: int) -> None:
     dumpable = kernel.prctl(kernel.PR_GET_DUMPABLE)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    try:
         for _ in range(rounds):
-            guest.rehearse(theirs.fileno(), order.setup)
-        for _ in range(rounds):
-            with _Nobody().instead_of_programs():
-                guest.rehearse_programs(theirs.fileno(), order.setup, _PROGRAMS)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, dumpable)
-    slot, shape, identity, _ = order
+            _play_guest(order.setup)
+    finally:
+        kernel.prctl(kernel.PR_SET_DUMPABLE, dumpable)
+    slot, shape, identity, disk_bytes, _ = order
     with _stage(order):
         for _ in range(rounds):
             steps = Steps({}, lambda _: None)
-            start.place.enter(slot, steps)
+            start.place.enter(slot, shape, identity, disk_bytes, steps)
             keep_only(_SOME_FD, _SOME_FD)
             confine(slot, shape, identity, steps, start.filters, lambda _: None)
+
+
+def _play_guest(setup: dict[str, Any]) -> None:
+    """To new ears each time: nobody listens, and what was said must not pile up."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        guest.rehearse(theirs.fileno(), setup)
+        with _Nobody().instead_of_programs():
+            guest.rehearse_programs(theirs.fileno(), setup, _PROGRAMS)
 
 
 class _Nobody:
@@ -126,6 +133,7 @@ class _Nobody:
     def instead_of_programs(self) -> Iterator[None]:
         """Nothing below is done to a process."""
         with contextlib.ExitStack() as undo:
+            undo.callback(self._close)
             for place, name, prop in (
                 (seed, "fork", lambda: _SOME_PID),
                 (os, "fork", _refuse),
@@ -145,6 +153,8 @@ class _Nobody:
                 undo.callback(setattr, place, name, getattr(place, name))
                 setattr(place, name, prop)
             yield
+
+    def _close(self) -> None:
         for end in self._ends:
             end.close()
 

@@ -206,7 +206,7 @@ class Spawner:
             # Limits that belong to processes, not to a group, would not reach a seed.
             seed = ahead and ground.cgroups is not None
             setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
-            self._fork_and_furnish(child, setup)
+            self._fork(child, setup)
         except StepFailed:
             if child.pid:
                 self._kill(child)
@@ -224,13 +224,12 @@ class Spawner:
         self._watch(child.status.fileno(), lambda: self._on_status(child))
         return child
 
-    def _fork_and_furnish(self, child: Child, setup: dict[str, Any]) -> None:
-        """Both at once: a fork takes about as long as its place."""
-        place, steps = self._ground.place, self._steps
-        with steps.step("fork"):
+    def _fork(self, child: Child, setup: dict[str, Any]) -> None:
+        """And make its groups: one takes about as long as the other."""
+        with self._steps.step("fork"):
             self._mold.begin_fork(child, setup)
             try:
-                place.furnish(child.slot, child.shape, child.identity, child.grant, steps)
+                self._ground.place.make_groups(child.slot, child.grant.limits, self._steps)
             finally:
                 self._mold.end_fork(child)
 

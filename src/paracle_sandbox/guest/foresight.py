@@ -44,7 +44,7 @@ class Foresight:
         self._after: Optional[Wire] = None
         self.programs = 0
         self._last_end = 0.0
-        self._hurried = False
+        self._hurried = bool(setup.get("hurried"))
         self._in_series = False
         self.wanted = bool(setup.get("seed"))
 

@@ -205,8 +205,9 @@ class Spawner:
                 ground.records.write(slot, ground.cgroup_paths(slot))
             # Limits that belong to processes, not to a group, would not reach a seed.
             seed = ahead and ground.cgroups is not None
-            setup = {**self._setup, "working_dir": shape.working_dir, "seed": seed}
-            self._fork(child, setup)
+            hurried = time.monotonic() < self._quiet_at
+            setup = {**self._setup, "working_dir": shape.working_dir}
+            self._fork(child, {**setup, "seed": seed, "hurried": hurried})
         except StepFailed:
             if child.pid:
                 self._kill(child)

@@ -8,24 +8,22 @@ spawner would copy its pages again after each fork. The mold does nothing but im
 may want, go through what its children will do (`rehearsal`), and fork. Sandboxes die with it, and
 it dies with the spawner, which is PID 1.
 
-Messages are a word and what goes with it, one a packet, in a form that is read without much
-writing to memory: each page that the mold writes to is copied, as long as a sandbox shares it.
+Messages are a word and what goes with it, one a packet. What is only for a child is not read here:
+each page that the mold writes to is copied, as long as a sandbox shares it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import importlib
-import marshal
+import json
 import os
 import select
 import signal
 import site
 import socket
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..guest.kernel import fork
@@ -38,7 +36,7 @@ from .rehearsal import rehearse
 _MAX_MESSAGE = 1 << 16
 _MOST_OWED = 64  # answers, of which the socket holds some hundreds
 
-_Answer = tuple[Any, list[int]]  # of whichever kind the question has
+_Answer = tuple[bytes, list[int]]
 
 
 class Mold:
@@ -62,12 +60,12 @@ class Mold:
 
     def preload(self, modules: list[str]) -> list[str]:
         """Import them once, so that no sandbox pays for them. Returns those that failed."""
-        missing, _ = self._ask("import", modules)
-        return list(missing)
+        missing, _ = self._ask(b"import", json.dumps(modules).encode())
+        return list(json.loads(missing))
 
     def rehearse(self, child: Child, setup: dict[str, Any]) -> None:
         """Have it do once what each child like this one will do."""
-        self._ask("rehearse", child.order(setup))
+        self._ask(b"rehearse", child.order(setup))
 
     def begin_fork(self, child: Child, setup: dict[str, Any]) -> None:
         """Have the process forked that becomes PID 1 of a new pid namespace. Raises OSError.
@@ -78,20 +76,21 @@ class Mold:
         child.status, child.host_end = ours, host_end
         with guest_end, theirs:
             self.settle()
-            self._send("fork", child.order(setup), (guest_end.fileno(), theirs.fileno()))
+            self._send(b"fork", child.order(setup), (guest_end.fileno(), theirs.fileno()))
 
     def end_fork(self, child: Child) -> None:
         """It is there, and waits for a word. Raises OSError."""
         answer, fds = self._receive()
         if not fds:
-            raise OSError(*answer if isinstance(answer, tuple) else (errno.EMFILE, "no descriptor"))
+            number, _, text = answer.decode().partition(" ")
+            raise OSError(int(number), text)
         assert child.status is not None
-        child.pid, child.pidfd = answer, fds[0]
+        child.pid, child.pidfd = int(answer), fds[0]
         child.status.setblocking(False)
 
     def reap(self, pid: int) -> None:
         """It has ended: let its number go. That it has gone is waited for by `settle`."""
-        self._send("reap", pid)
+        self._send(b"reap", b"%d" % pid)
         self._owed += 1
         if self._owed >= _MOST_OWED:
             self.settle()
@@ -102,13 +101,13 @@ class Mold:
             self._owed -= 1
             self._receive()
 
-    def _ask(self, word: str, details: Any) -> _Answer:
+    def _ask(self, word: bytes, details: bytes) -> _Answer:
         self.settle()
         self._send(word, details)
         return self._receive()
 
-    def _send(self, word: str, details: Any, fds: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._socket, [marshal.dumps((word, details))], fds)
+    def _send(self, word: bytes, details: bytes, fds: tuple[int, ...] = ()) -> None:
+        socket.send_fds(self._socket, [word, b" ", details], fds)
 
     def _receive(self) -> _Answer:
         # A child that was just forked has the mold's end of the socket, too: that tells no end.
@@ -117,14 +116,12 @@ class Mold:
         packet, received, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE, 1)
         if not packet:
             raise BrokenPipeError(32, "the mold has ended")
-        return marshal.loads(packet), received  # noqa: S302  of a fork of ours
+        return packet, received
 
 
 def _serve(control: socket.socket, start: Start) -> NoReturn:
     """The mold itself."""
-    operations: dict[str, Callable[[Any, list[int], Start], _Answer]] = {
-        "import": _import, "rehearse": _rehearse, "fork": _fork, "reap": _reap,
-    }  # fmt: skip
+    operations = {b"import": _import, b"rehearse": _rehearse, b"fork": _fork, b"reap": _reap}
     try:
         site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
         make_ready(start.env)
@@ -132,9 +129,9 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
             packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
             if not packet:
                 break
-            word, details = marshal.loads(packet)  # noqa: S302  of our own spawner
+            word, _, details = packet.partition(b" ")
             answer, given = operations[word](details, fds, start)
-            socket.send_fds(control, [marshal.dumps(answer)], given)
+            socket.send_fds(control, [answer], given)
             for fd in given:
                 os.close(fd)
     finally:
@@ -142,13 +139,13 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
     raise AssertionError("unreachable")
 
 
-def _import(modules: list[str], _fds: list[int], _start: Start) -> _Answer:
-    missing = [name for name in modules if not _try_import(name)]
+def _import(modules: bytes, _fds: list[int], _start: Start) -> _Answer:
+    missing = [name for name in json.loads(modules) if not _try_import(name)]
     # Collected objects would be written to in every child, and their pages copied.
     remember_guest_modules()
     gc.collect()
     gc.freeze()
-    return missing, []
+    return json.dumps(missing).encode(), []
 
 
 def _rehearse(order: bytes, _fds: list[int], start: Start) -> _Answer:
@@ -158,7 +155,7 @@ def _rehearse(order: bytes, _fds: list[int], start: Start) -> _Answer:
         os.write(2, f"rehearsal: {error!r}\n".encode())
     gc.collect()
     gc.freeze()
-    return None, []
+    return b"done", []
 
 
 _kept: list[object] = []
@@ -184,18 +181,18 @@ def _fork(order: bytes, fds: list[int], start: Start) -> _Answer:
         finally:
             # Where later forks go; without this the next unshare would be refused.
             kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
-        return pid, [os.pidfd_open(pid)]
+        return b"%d" % pid, [os.pidfd_open(pid)]
     except OSError as error:
         if pid:  # what nobody can watch must not live
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        return (error.errno or 0, str(error)), []
+        return f"{error.errno or 0} {error}".encode(errors="replace"), []
     finally:
         for fd in fds:
             os.close(fd)
 
 
-def _reap(pid: int, _fds: list[int], _start: Start) -> _Answer:
+def _reap(pid: bytes, _fds: list[int], _start: Start) -> _Answer:
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
-    return None, []
+        os.waitpid(int(pid), 0)
+    return b"done", []

@@ -38,6 +38,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def warmed(clock: Any) -> heat.Heat:
     one = heat.Heat(clock)
     assert not one.lasts and one.until_beat() is None
+    for _ in range(2):
+        one.asked()
     one.entered()
     return one
 
@@ -48,10 +50,26 @@ def test_it_is_kept_as_long_as_somebody_comes_in_time(clock: Clock) -> None:
         wait = one.until_beat()
         assert wait is not None
         clock.now += wait + 0.001
+        one.asked()
         one.beat()
         assert clock.beats == beats and one.lasts
     one.beat()
     assert clock.beats == 49, "again, and nobody needed it"
+
+
+def test_who_asks_once_in_a_while_is_no_reason(clock: Clock) -> None:
+    one = heat.Heat(clock)  # type: ignore[arg-type]
+    for _ in range(5):
+        clock.now += 0.1
+        one.asked()
+        one.entered()
+        assert not one.in_burst and one.until_beat() is None
+        one.beat()
+    assert clock.beats == 0
+    one.asked()
+    assert one.in_burst
+    clock.now += 0.1
+    assert not one.in_burst
 
 
 def test_who_comes_too_late_does_not_wait_for_the_kernel(clock: Clock) -> None:

@@ -14,6 +14,7 @@ import pytest
 from paracle_sandbox.jail.cgroups import Limits
 from paracle_sandbox.jail.child import Child
 from paracle_sandbox.jail.confine import Identity, Shape
+from paracle_sandbox.jail.heat import Heat
 from paracle_sandbox.jail.place import Grant
 from paracle_sandbox.jail.spawner import Spawner
 
@@ -179,3 +180,20 @@ def test_a_first_that_failed_is_made_again_when_it_is_asked_for(started) -> None
         turn(spawner)
     spawner._create(asked(1))
     assert [child.slot for child, _ in mold.forked] == ["slot-0-1", "slot-0-2"]
+
+
+def test_a_stock_is_filled_for_whoever_asks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as long as others would have to wait for it, unless it would be used up."""
+    owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with owner, control:
+        spawner = spawner_on(control)
+        spawner._rehearsed, spawner._quiet_at = True, float("inf")
+        spawner._heat = Heat(object())  # type: ignore[arg-type]
+        begun: list[Shape] = []
+        monkeypatch.setattr(spawner, "_start_child", lambda shape, *_, **__: begun.append(shape))
+        spawner._heat.asked()
+        spawner._use_idle_time()
+        assert not begun
+        spawner._heat.asked()
+        spawner._use_idle_time()
+        assert begun == [SHAPE]

@@ -39,7 +39,7 @@ _MAX_MESSAGE = 1 << 16
 _BUSY_RETRY_SECONDS = 0.001
 _BUSY_PATIENCE_SECONDS = 10.0
 # The stock is filled while the way into groups is short (`heat`), or when it has been quiet for a
-# while: whoever asked for a sandbox is likely to ask again.
+# while: whoever asked for a sandbox is likely to ask again. Who does so at once is not to wait.
 _QUIET_SECONDS = 0.03
 
 
@@ -138,6 +138,7 @@ class Spawner:
         self._control.setblocking(False)
 
     def _create(self, message: dict[str, Any]) -> None:
+        self._heat.asked()
         shape = Shape(**message["shape"])
         child = self._take_first(shape)
         if child is None and shape == self._stock_shape:
@@ -356,7 +357,7 @@ class Spawner:
 
     def _use_idle_time(self) -> None:
         """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
-        hot = self._heat.lasts and self._mold_ready()
+        hot = (self._heat.in_burst or self._heat.lasts) and self._mold_ready()
         if self._busy or not self._wants_work():
             return
         if not hot and time.monotonic() < self._quiet_at:

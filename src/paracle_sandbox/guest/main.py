@@ -32,8 +32,9 @@ from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
-# For so long a command waits for the process of one that has ended.
-GOING_SECONDS = 0.02
+# For so long a command waits at most for the process of one that has ended, which takes a moment
+# where there is much memory to free, or little of the processor to be had.
+GOING_SECONDS = 0.25
 
 
 def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None) -> NoReturn:

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 
 import pytest
 
+from paracle_sandbox.jail.child import Start
+from paracle_sandbox.jail.confine import Filters
 from paracle_sandbox.jail.mold import Mold
+from paracle_sandbox.jail.place import Place
 
 
 @pytest.mark.timeout(30)
-def test_the_end_of_a_mold_is_heard_though_its_child_has_its_socket() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        signal.pause()
-    dead = os.fork()
-    if dead == 0:
-        os._exit(1)
-    theirs.close()
-    mold = Mold.__new__(Mold)
-    mold._socket, mold._owed, mold.pidfd = ours, 0, os.pidfd_open(dead)
-    mold._news = select.poll()
-    for fd in (ours.fileno(), mold.pidfd):
-        mold._news.register(fd, select.POLLIN)
+def test_the_end_of_a_mold_is_heard_though_its_socket_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it is in a child that the mold has just forked."""
+    copies: list[socket.socket] = []
+    real = socket.socketpair
+
+    def pair(*kind: int) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = real(*kind)
+        copies.append(theirs.dup())
+        return ours, theirs
+
+    monkeypatch.setattr(socket, "socketpair", pair)
+    mold = Mold(Start(-1, Place(None, None), Filters(b"", False), {}, {}), [], ())
     try:
+        signal.pidfd_send_signal(mold.pidfd, signal.SIGKILL)
         with pytest.raises(BrokenPipeError):
             mold._receive()
     finally:
-        os.kill(child, signal.SIGKILL)
-        for pid in (child, dead):
-            os.waitpid(pid, 0)
+        os.waitid(os.P_PIDFD, mold.pidfd, os.WEXITED)
         os.close(mold.pidfd)
-        ours.close()
+        for end in (mold._socket, *copies):
+            end.close()

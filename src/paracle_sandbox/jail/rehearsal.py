@@ -37,7 +37,7 @@ from .confine import UID_INSIDE, Steps, confine
 _ROUNDS = 30
 _SOME_FD = 1 << 16  # is not open
 _SOME_PID = 1 << 24  # is more than there can be
-_PROGRAMS = 2
+_PROGRAMS = 2  # the second follows the first at once, which is handled in another way
 _LANDLOCK_ABI = 6
 _POOL_BYTES = 16 << 10
 _POOL_HEAD_BYTES = 64

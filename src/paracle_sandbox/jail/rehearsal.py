@@ -44,6 +44,7 @@ _POOL_HEAD_BYTES = 64
 _BLOCK_STEP = 16
 _LARGEST_BLOCK = 512
 _MOST_GAPS = 20_000
+_LARGE_GAP = 4096
 _LAST_CAPABILITY = 40
 # What the steps ask for and need no answer to.
 _DONE = ("chdir", "chmod", "chown", "close", "dup2", "ioctl", "mkdir", "mount", "setgroups",
@@ -61,10 +62,11 @@ def rehearse(order: Order, start: Start) -> list[object]:
         _play(order, start, 1)
     finally:
         sys.setprofile(None)
+    filling = _fill_gaps()
     _lay_together(codes)
     _play(order, start, _ROUNDS)
     gc.collect()
-    return [*codes.values(), *_fill_gaps()]
+    return [*codes.values(), *filling, *_fill_gaps()]
 
 
 def _lay_together(codes: dict[int, CodeType]) -> None:
@@ -92,6 +94,20 @@ def _fill_gaps() -> list[bytes]:
             block = bytes(content)
             if id(block) % _POOL_BYTES < _POOL_HEAD_BYTES:
                 break  # let go of it: it is the first of what children will take
+            filling.append(block)
+    return filling + _fill_large_gaps()
+
+
+def _fill_large_gaps() -> list[bytes]:
+    """What is too large for a pool comes from the C library: from gaps, if there are, else from
+    the end of its memory."""
+    filling: list[bytes] = []
+    for size in range(_LARGE_GAP, _LARGEST_BLOCK, -_BLOCK_STEP):
+        end = id(bytes(_LARGE_GAP * 8))
+        for _ in range(_MOST_GAPS):
+            block = bytes(size - sys.getsizeof(b""))
+            if id(block) >= end:
+                break
             filling.append(block)
     return filling
 

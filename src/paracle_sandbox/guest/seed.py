@@ -19,7 +19,6 @@ from .ends import announce_end
 from .kernel import SET_DUMPABLE, close_from, drop_signals, fork, prctl, unblock_signals
 from .program import become, become_program, rehearse
 
-GUEST_FD = 3  # on the seed's side
 # A message must fit into the socket at once, since the guest waits for nobody.
 MAX_MESSAGE_BYTES = 64 << 10
 
@@ -39,7 +38,7 @@ class Seed:
             with theirs:
                 self.pid = fork()
                 if self.pid == 0:
-                    _become_seed(theirs.fileno(), likely if rehearses else None, tells)
+                    _become_seed(theirs, likely if rehearses else None, tells)
         except OSError:
             self._socket.close()
             raise
@@ -68,26 +67,25 @@ class Seed:
         self._socket.close()
 
 
-def _become_seed(fd: int, likely: Optional[Dict[str, Any]], tells: bool) -> None:
+def _become_seed(guest: socket.socket, likely: Optional[Dict[str, Any]], tells: bool) -> None:
     """Does not return."""
     try:
         signal.set_wakeup_fd(-1)
-        os.dup2(fd, GUEST_FD, inheritable=False)
-        close_from(GUEST_FD + 1)
+        os.closerange(3, guest.fileno())
+        close_from(guest.fileno() + 1)
         settle()
         if tells:
             announce_end()
         if likely is not None:
             rehearse(likely)
             _warm_up()
-        become(_receive)
+        become(lambda: _receive(guest))
     finally:
         os._exit(70)
 
 
-def _receive() -> Dict[str, Any]:
+def _receive(guest: socket.socket) -> Dict[str, Any]:
     """Wait for the program, and take what it comes with."""
-    guest = socket.socket(fileno=GUEST_FD)
     message, ancillary, _, _ = guest.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 3))
     if not message:
         os._exit(0)  # nobody wants us any more
@@ -95,7 +93,7 @@ def _receive() -> Dict[str, Any]:
     received.frombytes(ancillary[0][2])
     for number, source in enumerate(received):
         os.dup2(source, number)
-    guest.detach()
+    guest.detach()  # closed below: what has its number then is not ours to close
     program, cwd, terminal = marshal.loads(message)  # noqa: S302  from the guest itself
     os.chdir(cwd)
     drop_signals()  # sent to whoever was there, not to the program

@@ -19,6 +19,14 @@ from .programs import FILE, PROGRAMS, Program
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
+# Programs that see what may be made before there is a program.
+OF_SURROUNDINGS = {
+    "argv", "big_output", "deep_recursion", "empty_stack", "environment", "exception",
+    "flags_and_sys", "get_source", "globals_order", "input", "keyboard_interrupt", "logging",
+    "main_module", "no_guest_modules", "open_descriptors", "positions_of_streams", "random",
+    "signals", "site_builtins", "stdin_binary", "stdin_read", "stdout_closed", "streams",
+    "subprocess", "tempfile", "who_the_main_thread_is", "writes_bytecode",
+}  # fmt: skip
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,22 +63,37 @@ async def outcome(command: Command, folder: str) -> tuple[int, bytes, bytes]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 async def test_same_outcome(program: Program, place: Sandbox) -> None:
+    # Not the usual environment, which asks for streams without a buffer.
+    env = {"PYTHONUNBUFFERED": "", **program.env}
+    await compare(program, place, env, program.stdin)
+
+
+# What is made in advance is for the usual surroundings, and nothing to read.
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "program",
+    [program for program in PROGRAMS if program.name in OF_SURROUNDINGS],
+    ids=lambda program: program.name,
+)
+async def test_same_outcome_in_usual_surroundings(program: Program, place: Sandbox) -> None:
+    await compare(program, place, None, None)
+
+
+async def compare(
+    program: Program, place: Sandbox, env: dict[str, str] | None, stdin: bytes | None
+) -> None:
     plain, ours = f"/workspace/{program.name}/a", f"/workspace/{program.name}/b"
     await lay_out(place, program, plain)
     await lay_out(place, program, ours)
     # A shell's way, with an interpreter that starts; the environment is the same for both.
-    env = {"PYTHONUNBUFFERED": "", **program.env}
-    python = default_python()
     expected = await outcome(
         await place.start_command(
-            [python, f"{plain}/{FILE}", *program.argv], cwd=plain, env=env, stdin=program.stdin
+            [default_python(), f"{plain}/{FILE}", *program.argv], cwd=plain, env=env, stdin=stdin
         ),
         plain,
     )
     got = await outcome(
-        await place.start_file(
-            f"{ours}/{FILE}", program.argv, cwd=ours, env=env, stdin=program.stdin
-        ),
+        await place.start_file(f"{ours}/{FILE}", program.argv, cwd=ours, env=env, stdin=stdin),
         ours,
     )
     assert got == expected

@@ -28,7 +28,7 @@ def test_the_end_of_a_mold_is_heard_though_its_socket_is_open(
         return ours, theirs
 
     monkeypatch.setattr(socket, "socketpair", pair)
-    mold = Mold(Start(-1, Place(None, None), Filters(b"", False), {}, {}), [], ())
+    mold = Mold(Start(-1, Place(None, None), Filters(b"", False), {}, {}, "python3"), [], ())
     try:
         signal.pidfd_send_signal(mold.pidfd, signal.SIGKILL)
         with pytest.raises(BrokenPipeError):

@@ -30,7 +30,7 @@ def process():
     return status, spaces, limits, mounts, os.getcwd(), socket.gethostname(), score, files, children
 
 
-start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {}, {})
+start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {}, {}, "python3")
 setup = {"env": {"PATH": "/bin"}, "python": "/usr/bin/python3", "working_dir": "/workspace"}
 places = os, signal, socket, children, seed, guest_start
 before, functions = process(), [dict(vars(place)) for place in places]

@@ -57,7 +57,7 @@ class Foresight:
         self.wanted = False
         program = parse_python(frames.decode_json(REQUEST), self._setup).program
         assert program
-        make_ready(program["env"])
+        make_ready(program["env"], program["python"])
         with self._oom:
             self._children.have_seed(program, not self._hurried, self._in_series)
         self._keep()

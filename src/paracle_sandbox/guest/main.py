@@ -258,14 +258,11 @@ class Guest:
             tunnel = self._tunnels.job(request, wire)
             tunnel.start()
             return tunnel
-        # Only now: most sandboxes run one program, and wait for each module that is compiled.
-        from .files import OPS
-
-        if not isinstance(op, str) or op not in OPS:
+        operations = file_operations()
+        if not isinstance(op, str) or op not in operations:
             wire.error("unknown_op", "no such operation: %.100r" % (op,))
             return None
-        operation: Callable[..., Any] = OPS[op]
-        job = operation(request, wire, self._setup)
+        job = operations[op](request, wire, self._setup)
         after: Any = request.get("after")
         if isinstance(self._jobs.get(after), Command):  # else that one is over
             job.come_after(lambda: after not in self._jobs)
@@ -374,6 +371,19 @@ class Guest:
 
     def _swept(self, _survivors: int) -> None:
         self._sweep = None
+
+
+def file_operations() -> Dict[str, Callable[..., Any]]:
+    """Imported with the first that is wanted: most sandboxes run one program, and wait for each
+    module that is compiled. May be called ahead of that, in the parent."""
+    if not _file_operations:
+        from .files import OPS
+
+        _file_operations.update(OPS)
+    return _file_operations
+
+
+_file_operations: Dict[str, Callable[..., Any]] = {}
 
 
 def _describe(error: Exception) -> str:

@@ -23,8 +23,8 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 from . import program_state as state
 from .program_end import Ending
-from .program_io import Text, open_streams, prepare_outputs, settle_locale
-from .program_stack import run_on_empty_stack, supported
+from .program_io import Text, open_streams, prepare_streams, settle_locale
+from .program_stack import SUPPORTED, run_on_empty_stack
 
 # Read by an interpreter while it starts, or by the loader and C library before that.
 _FOR_PYTHON = """
@@ -79,22 +79,26 @@ def _begin(spec: Dict[str, Any], codes: List[CodeType], scopes: List[Dict[str, A
     scopes.append(vars(module))
 
 
-def make_ready(env: Dict[str, str]) -> None:
-    """Be, in advance, what a program with this environment starts as.
+def make_ready(env: Dict[str, str], python: str) -> None:
+    """Be, in advance, what a program with this environment and interpreter starts as.
 
     May be called in the parent, to save time in each fork: whatever is written there, forks share.
     Nothing that a program must not share with another is made here.
     """
-    if _ready.get("env") == env:
+    if _is_ready(env, python):
         return
-    text = None if _wants_new_interpreter(env) else _surround(env)
+    text = _surround(env, python) if _can_be_honoured(env) else None
     if text is not None:
-        _ready.update(env=env, text=text)
-        prepare_outputs(text, bool(env.get("PYTHONUNBUFFERED")))
+        _ready.update(env=env, python=python, text=text)
+        prepare_streams(text, bool(env.get("PYTHONUNBUFFERED")))
 
 
-# What make_ready made: "env" and "text"; empty if it was not called.
+# What make_ready made: "env", "python" and "text"; empty if it was not called.
 _ready: Dict[str, Any] = {}
+
+
+def _is_ready(env: Dict[str, str], python: str) -> bool:
+    return _ready.get("env") == env and _ready.get("python") == python
 
 
 def rehearse(spec: Dict[str, Any]) -> None:
@@ -111,38 +115,44 @@ def rehearse(spec: Dict[str, Any]) -> None:
 
 def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
     """Make the interpreter fresh and compile the file; None if only a new one will do."""
-    env = spec["env"]
-    if not supported() or _wants_new_interpreter(env):
+    env, python = spec["env"], spec["python"]
+    ready = _is_ready(env, python)
+    if not SUPPORTED or not (ready or _can_be_honoured(env)) or _customized(env):
         return None
     source = _read(spec["path"])
     if source is None or b"unraisablehook" in source:  # that hook is how we catch exceptions
         return None
-    text = _ready["text"] if _ready.get("env") == env else _surround(env)
+    text = _ready["text"] if ready else _surround(env, python)
     if text is None:
         return None
     state.reset_signals()
     open_streams(text, bool(env.get("PYTHONUNBUFFERED")), "rehearsal" in spec)
-    state.reset_sys(spec, env, text.utf8_mode)
+    state.reset_program(spec, env)
     state.reset_modules()
-    state.reset_multiprocessing(spec["python"])
+    state.reset_multiprocessing(python)
     state.apply_warning_options(env)
     state.enable_faulthandler(env)
     return _compile(source, _absolute(spec["path"]))
 
 
-def _surround(env: Dict[str, str]) -> Optional[Text]:
-    """Environment, locale and what `site` makes of them; None if only a new interpreter can."""
+def _surround(env: Dict[str, str], python: str) -> Optional[Text]:
+    """Environment, locale and what `site` and `sys` make of them; None if only a new interpreter
+    can."""
     _ready.clear()
     state.replace_environment(env)
     text = settle_locale(env)
     if text is not None:
         state.reset_site(env)
+        state.reset_sys(env, python, text.utf8_mode)
     return text
 
 
-def _wants_new_interpreter(env: Dict[str, str]) -> bool:
-    if any(env.get(name) for name in _NEEDS_NEW_INTERPRETER.intersection(env)):
-        return True
+def _can_be_honoured(env: Dict[str, str]) -> bool:
+    return not any(env.get(name) for name in _NEEDS_NEW_INTERPRETER.intersection(env))
+
+
+def _customized(env: Dict[str, str]) -> bool:
+    """Whether there are packages at home, or code that an interpreter runs when it starts."""
     if not env.get("PYTHONNOUSERSITE") and os.access(_user_site(env), os.F_OK):
         return True
     folders = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []

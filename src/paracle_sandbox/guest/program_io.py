@@ -12,6 +12,8 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 # through: they are what a program gets that did not choose a locale.
 _LENIENT_LOCALES = ("C", "POSIX", "C.UTF-8", "C.utf8", "UTF-8")
 _COERCED = "C.UTF-8"
+_NAMES = ("<stdin>", "<stdout>", "<stderr>")
+_NULL_DEVICE = os.makedev(1, 3)
 _LocaleError: Type[Exception] = _locale.Error  # type: ignore[attr-defined]
 
 
@@ -55,51 +57,50 @@ def _chosen(setting: str, text: Text) -> Optional[Text]:
     return text._replace(errors=errors) if errors else text
 
 
-def prepare_outputs(text: Text, unbuffered: bool) -> None:
-    """Make stdout and stderr as they are for programs that have pipes there; forks share them."""
-    _outputs.clear()
+def prepare_streams(text: Text, unbuffered: bool) -> None:
+    """Make those that most programs have: nothing to read, pipes to write to. Forks share them."""
+    _prepared.clear()
     ends = os.pipe()
-    for fd in (1, 2):
+    null = os.open(os.devnull, os.O_RDONLY)
+    for fd, usual in ((0, null), (1, ends[1]), (2, ends[1])):
         before, inheritable = os.dup(fd), os.get_inheritable(fd)
-        os.dup2(ends[1], fd)
-        _outputs[fd, text, unbuffered] = _open_output(fd, text, unbuffered)
+        os.dup2(usual, fd)
+        _prepared[fd, text, unbuffered] = _open(fd, text, unbuffered)
         os.dup2(before, fd, inheritable)
         os.close(before)
-    for end in ends:
+    for end in (*ends, null):
         os.close(end)
 
 
-_outputs: Dict[Tuple[int, Text, bool], Optional[io.TextIOWrapper]] = {}
+_prepared: Dict[Tuple[int, Text, bool], Optional[io.TextIOWrapper]] = {}
 
 
 def open_streams(text: Text, unbuffered: bool, rehearsal: bool = False) -> None:
     """Replace sys.stdin, stdout and stderr."""
-    stdin = _open(0, "<stdin>", text, unbuffered)
-    stdout, stderr = (
-        _outputs.get((fd, text, unbuffered)) if rehearsal or _is_pipe(fd) else None for fd in (1, 2)
+    stdin, stdout, stderr = (
+        (_prepared.get((fd, text, unbuffered)) if rehearsal or _is_usual(fd) else None)
+        or _open(fd, text, unbuffered)
+        for fd in (0, 1, 2)
     )
-    stdout = stdout or _open_output(1, text, unbuffered)
-    stderr = stderr or _open_output(2, text, unbuffered)
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
 
 
-def _is_pipe(fd: int) -> bool:
+def _is_usual(fd: int) -> bool:
+    """Whether it is what `prepare_streams` had."""
     try:
-        return stat.S_ISFIFO(os.fstat(fd).st_mode)
+        found = os.fstat(fd)
     except OSError:
         return False
+    return stat.S_ISFIFO(found.st_mode) if fd else found.st_rdev == _NULL_DEVICE
 
 
-def _open_output(fd: int, text: Text, unbuffered: bool) -> Optional[io.TextIOWrapper]:
-    if fd == 1:
-        return _open(1, "<stdout>", text, unbuffered)
-    return _open(2, "<stderr>", text._replace(errors="backslashreplace"), unbuffered)
-
-
-def _open(fd: int, name: str, text: Text, unbuffered: bool) -> Optional[io.TextIOWrapper]:
+def _open(fd: int, text: Text, unbuffered: bool) -> Optional[io.TextIOWrapper]:
     writes = fd != 0
+    name = _NAMES[fd]
+    if fd == 2:
+        text = text._replace(errors="backslashreplace")
     try:
         binary: Any = io.open(  # noqa: SIM115 - it stays open
             fd, "wb" if writes else "rb", 0 if writes and unbuffered else -1, closefd=False

@@ -73,11 +73,14 @@ def _find_main_state() -> Optional[int]:
 _MAIN_STATE = _find_main_state() if sys.version_info >= (3, 13) else None
 
 
-def supported() -> bool:
-    """Whether this is an interpreter on which all this is known to work."""
+def _supported() -> bool:
     if sys.implementation.name != "cpython" or not (3, 8) <= sys.version_info < (3, 14):
         return False
     return sys.version_info < (3, 13) or (sys._is_gil_enabled() and _MAIN_STATE is not None)
+
+
+# Whether this is an interpreter on which all this is known to work.
+SUPPORTED = _supported()
 
 
 def run_on_empty_stack(

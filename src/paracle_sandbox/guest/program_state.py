@@ -21,7 +21,11 @@ from .program_stack import make_struct, struct_fields
 
 _GC_THRESHOLD = gc.get_threshold()
 _PACKAGE = __name__.partition(".")[0]
-_guest_modules: List[str] = []
+_SPECIAL_SIGNALS = {
+    _signal.SIGPIPE: _signal.SIG_IGN,
+    _signal.SIGXFSZ: _signal.SIG_IGN,
+    _signal.SIGINT: _signal.default_int_handler,
+}
 _HIDDEN_IF_LOADED = ("last_type", "last_value", "last_traceback", "last_exc", "tracebacklimit")
 
 
@@ -35,30 +39,29 @@ def reset_signals() -> None:
     """As at interpreter start: three of them special, the rest to the system's default."""
     _signal.set_wakeup_fd(-1)
     faulthandler.disable()
-    special = {
-        _signal.SIGPIPE: _signal.SIG_IGN,
-        _signal.SIGXFSZ: _signal.SIG_IGN,
-        _signal.SIGINT: _signal.default_int_handler,
-    }
     for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
-        wanted = special.get(number, _signal.SIG_DFL)
+        wanted = _SPECIAL_SIGNALS.get(number, _signal.SIG_DFL)
         if _signal.getsignal(number) != wanted:
             _signal.signal(number, wanted)
 
 
-def reset_sys(spec: Dict[str, Any], env: Dict[str, str], utf8_mode: bool) -> None:
-    python, path = spec["python"], spec["path"]
-    sys.argv = [path, *spec["argv"]]
-    if sys.version_info >= (3, 10):
-        sys.orig_argv = [python, *sys.argv]
+def reset_sys(env: Dict[str, str], python: str, utf8_mode: bool) -> None:
+    """What programs of the same surroundings have in common."""
     sys.executable = python
     _reset_prefix(python)
-    sys.path[:] = _search_path(spec, env)
-    sys.path_importer_cache.pop(sys.path[0], None)
-    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     sys.pycache_prefix = env.get("PYTHONPYCACHEPREFIX") or None
     sys.flags = _flags(env, utf8_mode)
     _reset_hooks()
+
+
+def reset_program(spec: Dict[str, Any], env: Dict[str, str]) -> None:
+    """What is this program's own, or not for whoever it is a fork of."""
+    sys.argv = [spec["path"], *spec["argv"]]
+    if sys.version_info >= (3, 10):
+        sys.orig_argv = [spec["python"], *sys.argv]
+    sys.path[:] = _search_path(spec, env)
+    sys.path_importer_cache.pop(sys.path[0], None)
+    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     gc.enable()
     gc.set_threshold(*_GC_THRESHOLD)
     # Collections need not walk what the parent made, nor copy the pages it is on.
@@ -86,7 +89,7 @@ def _search_path(spec: Dict[str, Any], env: Dict[str, str]) -> List[str]:
 
 def _flags(env: Dict[str, str], utf8_mode: bool) -> Any:
     no_user_site = bool(env.get("PYTHONNOUSERSITE"))
-    changed = (no_user_site, utf8_mode, sys.dont_write_bytecode)
+    changed = (no_user_site, utf8_mode, bool(env.get("PYTHONDONTWRITEBYTECODE")))
     return _make_flags(*changed) if any(changed) else _USUAL_FLAGS
 
 
@@ -202,29 +205,20 @@ def hide_guest(main: ModuleType) -> None:
 
 
 def forget_guest() -> None:
-    """What is imported goes on to work; nothing of ours can be imported from here on."""
+    """What is imported goes on to work; nothing of ours can be imported from here on.
+
+    May be called in the parent when it has imported all it will, to save time in each fork.
+    """
     if _forgotten:
         return
     _forgotten.append(True)
-    for name in _guest_modules or _find_guest_modules():
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+        del sys.modules[name]
     for finder in [finder for finder in sys.meta_path if _is_ours(finder)]:
         sys.meta_path.remove(finder)
 
 
 _forgotten: List[bool] = []
-
-
-def remember_guest_modules() -> None:
-    """May be called in the parent when it has imported all it will, to save time in each fork.
-
-    Looking at every module there copies hundreds of pages, for their reference counts.
-    """
-    _guest_modules[:] = _find_guest_modules()
-
-
-def _find_guest_modules() -> List[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]
 
 
 def _is_ours(finder: Any) -> bool:

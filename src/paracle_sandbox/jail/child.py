@@ -89,6 +89,7 @@ class Start(NamedTuple):
     filters: Filters
     failpoints: dict[str, str]
     env: dict[str, str]  # what programs find, unless they are given another
+    python: str  # their interpreter
 
 
 def run_child(text: bytes, start: Start, channel: int, report: int) -> NoReturn:

@@ -113,6 +113,7 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
         ground.filters,
         options["failpoints"],
         options["setup"]["env"],
+        options["setup"]["python"],
     )
     mold = Mold(start, options["modules"], (control.fileno(), options["owner_fd"]))
     control.setblocking(False)

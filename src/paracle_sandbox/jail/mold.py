@@ -27,8 +27,9 @@ import sys
 from typing import Any, NoReturn
 
 from ..guest.kernel import fork
+from ..guest.main import file_operations
 from ..guest.program import make_ready
-from ..guest.program_state import remember_guest_modules
+from ..guest.program_state import forget_guest
 from . import kernel
 from .child import Child, Order, Start, run_child
 from .rehearsal import rehearse
@@ -124,7 +125,9 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
     operations = {b"import": _import, b"rehearse": _rehearse, b"fork": _fork, b"reap": _reap}
     try:
         site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
-        make_ready(start.env)
+        make_ready(start.env, start.python)
+        file_operations()  # while it can be imported
+        forget_guest()
         while True:
             packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
             if not packet:
@@ -142,7 +145,6 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
 def _import(modules: bytes, _fds: list[int], _start: Start) -> _Answer:
     missing = [name for name in json.loads(modules) if not _try_import(name)]
     # Collected objects would be written to in every child, and their pages copied.
-    remember_guest_modules()
     gc.collect()
     gc.freeze()
     return json.dumps(missing).encode(), []

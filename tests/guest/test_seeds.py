@@ -19,7 +19,7 @@ from wireclient import GuestClient
 
 from paracle_sandbox.guest import kill
 from paracle_sandbox.guest.children import Children
-from paracle_sandbox.guest.ends import announce_end, tell_end, told_ends
+from paracle_sandbox.guest.ends import agree, announce_end, forget_told, tell_end, told_ends
 from paracle_sandbox.guest.foresight import SERIES_SECONDS
 from paracle_sandbox.guest.loop import Loop
 
@@ -29,10 +29,17 @@ TELLS_SUCCESS = signal.SIGRTMIN + 7
 # What a program needs to forge who sent a signal: the call that takes the sender's word for it.
 FORGE = """
 import ctypes, os, struct, sys
-def forge(target, number, sender):
-    info = struct.pack("iii4xII", number, 0, -1, sender, os.getuid()).ljust(128, b"\\0")
+def forge(target, number, sender, word):
+    info = struct.pack("iii4xIII", number, 0, -1, sender, os.getuid(), word).ljust(128, b"\\0")
     call = {"x86_64": 129, "aarch64": 138}[os.uname().machine]
     assert ctypes.CDLL(None).syscall(call, target, number, info) == 0
+"""
+# What it takes to find out how programs tell of their end.
+FIND = """
+import gc
+gc.unfreeze()
+tell_end = next(o for o in gc.get_objects() if getattr(o, "__qualname__", "") == "tell_end")
+word = tell_end.__globals__["_agreed"][1]
 """
 
 
@@ -106,15 +113,13 @@ def test_status_of_a_program_that_was_forked_ahead(guest: GuestClient, status: i
 
 def test_who_says_that_it_ends_does(guest: GuestClient, tmp_path: Path) -> None:
     seed = have_hurried_seed(guest)
-    lie = f"""
-        import os, time
-        print("said", flush=True)
-        os.kill(os.getppid(), {TELLS_SUCCESS})
-        os.kill(os.getppid(), {int(signal.SIGCHLD)})
-        while True:
-            with open("still_there", "a") as file:
-                file.write("x")
-    """
+    lie = f"""{FIND}
+print("said", flush=True)
+tell_end(0)
+while True:
+    with open("still_there", "a") as file:
+        file.write("x")
+"""
     answer = guest.wait(start(guest, lie))
     assert answer.result == {"exit_code": 0}
     assert bytes(answer.stdout) == b"said\n"
@@ -207,13 +212,15 @@ def state_of(pid: int) -> str:
 
 def test_nobody_says_that_of_another(guest: GuestClient) -> None:
     seed = have_hurried_seed(guest)
-    victim = start(guest, "import time; time.sleep(60)")
-    guest.wait_until(lambda: guest.answer(victim).pid == seed)
-    parent, number = guest.process.pid, int(TELLS_SUCCESS)
+    victim = start(guest, f"{FIND}\nimport time; print(word, flush=True); time.sleep(60)")
+    guest.wait_until(lambda: bytes(guest.answer(victim).stdout).endswith(b"\n"))
+    assert guest.answer(victim).pid == seed
+    parent, number, word = guest.process.pid, int(TELLS_SUCCESS), int(guest.answer(victim).stdout)
+    say = f"{FORGE}\nforge({parent}, {number}, {seed}, {word})\n"
     others = [
-        f"import os; os.kill({parent}, {number})",
-        f"{FORGE}\nforge({parent}, {number}, {seed})",
-        f"import os\nif os.fork() == 0: os.kill({parent}, {number}); os._exit(0)\nos.wait()",
+        say,
+        f"{say}os.kill({parent}, {number})",
+        f"{say}if os.fork() == 0: os.kill({parent}, {number}); os._exit(0)\nos.wait()",
     ]
     for other in others:
         assert guest.run(sys.executable, "-I", "-c", other).result == {"exit_code": 0}
@@ -231,10 +238,27 @@ def test_forks_of_a_program_do_not_tell(guest: GuestClient) -> None:
     assert bytes(answer.stdout) == b"parent\n"
 
 
+def test_signals_of_a_program_are_not_its_end(guest: GuestClient) -> None:
+    """Whoever sends all there are to everybody has not come to its end by that."""
+    have_hurried_seed(guest)
+    storm = f"""
+        import os, signal, time
+        for number in ({TELLS_SUCCESS}, {TELLS_SUCCESS + 1}, signal.SIGCHLD):
+            os.kill(os.getppid(), number)
+        time.sleep(0.3)
+        print("to the end")
+    """
+    answer = guest.wait(start(guest, storm))
+    assert answer.result == {"exit_code": 0}
+    assert bytes(answer.stdout) == b"to the end\n"
+
+
 def test_an_end_is_told_with_its_sender() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {TELLS_SUCCESS, TELLS_SUCCESS + 1})
+    agree()
     try:
         for status in (0, 1, 2):
+            forget_told()
             child = os.fork()
             if child == 0:
                 announce_end()

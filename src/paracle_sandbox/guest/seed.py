@@ -15,7 +15,7 @@ import socket
 import termios
 from typing import Any, Dict, Optional, Tuple
 
-from .ends import announce_end
+from .ends import agree, announce_end
 from .kernel import SET_DUMPABLE, close_from, drop_signals, fork, prctl, unblock_signals
 from .program import become, become_program, rehearse
 
@@ -34,6 +34,8 @@ class Seed:
     def __init__(self, likely: Dict[str, Any], rehearses: bool, tells: bool) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
+        if tells:
+            agree()
         try:
             with theirs:
                 self.pid = fork()

@@ -28,7 +28,7 @@ from ..guest import children as guest_children
 from ..guest import main as guest
 from ..guest import seed
 from ..guest import start as guest_start
-from ..guest.ends import TELLS_SUCCESS
+from ..guest.ends import BY_QUEUE, TELLS_SUCCESS, agree
 from . import kernel, syscalls
 from .child import Order, Start, keep_only
 from .confine import UID_INSIDE, Steps, confine
@@ -142,7 +142,8 @@ class _Nobody:
     """A program that can be forked and started, tells of its end, is killed, and is not there."""
 
     def __init__(self) -> None:
-        self._tells = self._is_dead = False
+        self._is_dead = False
+        self._news: list[signal.struct_siginfo] = []
         self._ends: list[socket.socket] = []
 
     @contextlib.contextmanager
@@ -178,11 +179,14 @@ class _Nobody:
         if number == signal.SIGKILL:
             self._is_dead = True
         else:
-            self._tells = True  # it was woken up, for its program
+            # It was woken up, for its program, and has come to its end.
+            self._news = [
+                signal.struct_siginfo((TELLS_SUCCESS, code, 0, _SOME_PID, 0, value, 0))
+                for code, value in ((BY_QUEUE, agree()), (0, 0))
+            ]
 
     def _sigtimedwait(self, _numbers: object, _seconds: float) -> signal.struct_siginfo | None:
-        tells, self._tells = self._tells, False
-        return signal.struct_siginfo((TELLS_SUCCESS, 0, 0, _SOME_PID, 0, 0, 0)) if tells else None
+        return self._news.pop(0) if self._news else None
 
     def _waitpid(self, _pid: int, _options: int) -> tuple[int, int]:
         if not self._is_dead:

@@ -45,8 +45,9 @@ class Foresight:
         self.programs = 0
         self._last_end = 0.0
         self._hurried = bool(setup.get("hurried"))
-        self._in_series = False
         self.wanted = bool(setup.get("seed"))
+        # Also the first program of a sandbox made ahead: often that is all it was wanted for.
+        self._tells = self.wanted
 
     def fork(self, rehearse_command: Callable[[], None]) -> None:
         """Fork the next program, then write to the pages that starting it will write to.
@@ -59,7 +60,7 @@ class Foresight:
         assert program
         make_ready(program["env"], program["python"])
         with self._oom:
-            self._children.have_seed(program, not self._hurried, self._in_series)
+            self._children.have_seed(program, not self._hurried, self._tells)
         self._keep()
         try:
             rehearse_command()
@@ -68,7 +69,7 @@ class Foresight:
 
     def program_started(self) -> None:
         pause = time.monotonic() - self._last_end
-        self._hurried, self._in_series = pause < HURRY_SECONDS, pause < SERIES_SECONDS
+        self._hurried, self._tells = pause < HURRY_SECONDS, pause < SERIES_SECONDS
         if self._hurried:
             self.wanted = True  # for the next, while this one runs
 

@@ -140,11 +140,11 @@ class Children(Generic[Owner]):
 
     # The seed
 
-    def have_seed(self, likely: Dict[str, Any], rehearses: bool, tells: bool) -> None:
+    def have_seed(self, likely: Optional[Dict[str, Any]], tells: bool) -> None:
         """Fork one, unless it is there. Best done when nobody waits."""
         if self._seed is None:
             try:
-                self._seed = Seed(likely, rehearses, tells)
+                self._seed = Seed(likely, tells)
             except OSError:
                 pass  # no process to spare: the next command will say so, if it lasts
 

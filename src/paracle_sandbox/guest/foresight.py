@@ -53,19 +53,25 @@ class Foresight:
         """Fork the next program, then write to the pages that starting it will write to.
 
         We are a fork, and were forked just now: the first write to each page copies it, and a
-        command touches hundreds.
+        command touches hundreds. Where programs hurry, there is no moment for that.
         """
         self.wanted = False
-        program = parse_python(frames.decode_json(REQUEST), self._setup).program
-        assert program
-        make_ready(program["env"], program["python"])
+        likely = None if self._hurried else self._likely_program()
         with self._oom:
-            self._children.have_seed(program, not self._hurried, self._tells)
+            self._children.have_seed(likely, self._tells)
         self._keep()
+        if self._hurried and self.programs:
+            return
         try:
             rehearse_command()
         except OSError:
             pass  # the next command will say so, if it lasts
+
+    def _likely_program(self) -> Dict[str, Any]:
+        program = parse_python(frames.decode_json(REQUEST), self._setup).program
+        assert program
+        make_ready(program["env"], program["python"])
+        return program
 
     def program_started(self) -> None:
         pause = time.monotonic() - self._last_end

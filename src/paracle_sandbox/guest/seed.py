@@ -26,12 +26,12 @@ MAX_MESSAGE_BYTES = 64 << 10
 class Seed:
     """The guest's side. Raises OSError when it cannot be had.
 
-    ``likely``: the surroundings of the program that will come, as far as they can be guessed.
-    ``rehearses``: whether there is time for it to go through all that it will do.
+    ``likely``: the program that will come, as far as it can be guessed, if there is time to go
+    through all that it will do.
     ``tells``: whether it will tell of its end (`ends`).
     """
 
-    def __init__(self, likely: Dict[str, Any], rehearses: bool, tells: bool) -> None:
+    def __init__(self, likely: Optional[Dict[str, Any]], tells: bool) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         if tells:
@@ -40,7 +40,7 @@ class Seed:
             with theirs:
                 self.pid = fork()
                 if self.pid == 0:
-                    _become_seed(theirs, likely if rehearses else None, tells)
+                    _become_seed(theirs, likely, tells)
         except OSError:
             self._socket.close()
             raise

@@ -25,8 +25,6 @@ from .paths import AnyPath
 from .results import CommandResult
 from .sandbox_transfers import SandboxTransfers
 
-_TIDY_SECONDS = 0.005
-
 
 class SandboxCommands(SandboxTransfers):
     """A str is a shell command, a list an argv; ``timeout`` is in seconds, by default the
@@ -151,12 +149,12 @@ class SandboxCommands(SandboxTransfers):
             max_output=self._config.max_output_mb * MIB if max_output is None else max_output,
             before=self._seen,
             consumers=consumers_of(options),
-            on_end=lambda: self._command_ended(script),
+            on_end=lambda: self._touch(-1),
         )
         if self._config.env_vars and not request.get("clear_env"):
             request["env"] = {**self._config.env_vars, **request.get("env", {})}
-        if request["op"] != "python":
-            self._tidy()
+        if script is not None:
+            request["text"] = script  # which the guest removes when it is of no more use
         connection = self._live()
         stream = connection.open(request)
         self._touch(+1)
@@ -168,14 +166,6 @@ class SandboxCommands(SandboxTransfers):
         if (stdin := stdin_of(options)) is not None:
             command.feed(stdin)
         return command
-
-    def _command_ended(self, script: str | None) -> None:
-        self._touch(-1)
-        if script is not None:
-            # Not at once: the next program, or the end of the sandbox, need not wait for that.
-            if not self._spent_scripts:
-                asyncio.get_running_loop().call_later(_TIDY_SECONDS, self._tidy)
-            self._spent_scripts.append(script)
 
     def _script_path(self, name: str) -> str:
         """A place of its own for each run, so that concurrent ones do not clash."""

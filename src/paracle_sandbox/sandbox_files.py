@@ -93,7 +93,7 @@ class SandboxFiles(SandboxLife):
         stream, command.listing = command.listing, None
         if stream is None:
             raise SandboxFileError("No listing was asked for, or it was read", self.sandbox_id)
-        async with self._operation(looks=False):  # it was made when the command ended
+        async with self._operation():
             return await self._entries(stream, ".")
 
     async def _entries(self, listing: Stream, path: AnyPath) -> list[FileInfo]:

@@ -47,7 +47,6 @@ class SandboxLife:
         self._connection: Connection | None = None
         self._made = False
         self._in_use = 0
-        self._spent_scripts: list[str] = []
         self._last_used = time.monotonic()
         self._seen = Counts()
         self._last_usage: Usage | None = None
@@ -164,25 +163,13 @@ class SandboxLife:
             raise SandboxExecutionError("Sandbox not started", self._sandbox_id)
         return self._connection
 
-    def _tidy(self) -> None:
-        """Remove the texts of programs that have ended, before anybody looks."""
-        scripts, self._spent_scripts = self._spent_scripts, []
-        if self._connection is None or not self._connection.is_open:
-            return
-        for script in scripts:
-            directory = script.rsplit("/", 1)[0]
-            request = {"op": "remove", "path": directory, "recursive": True}
-            self._connection.open(request).ignore()
-
     def _touch(self, change: int = 0) -> None:
         self._in_use += change
         self._last_used = time.monotonic()
 
     @asynccontextmanager
-    async def _operation(self, *, looks: bool = True) -> AsyncIterator[Connection]:
-        """One operation of bounded length over the connection. looks: may find the texts."""
-        if looks:
-            self._tidy()
+    async def _operation(self) -> AsyncIterator[Connection]:
+        """One operation of bounded length over the connection."""
         connection = self._live()
         seconds = self._config.timeout_seconds
         self._touch(+1)

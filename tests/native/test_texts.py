@@ -8,7 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
 
+import pytest
 from pressure import Scene
+
+from paracle_sandbox import SandboxFileError, SandboxTimeoutError
 
 TEXTS = "import os; print(sum(name.startswith('.paracle-') for name in os.listdir('/tmp')))"
 
@@ -20,6 +23,28 @@ async def test_whoever_looks_after_a_program_finds_no_text_of_it():
         assert await sandbox.list_files("/tmp") == []
         await sandbox.run_code("print(1)")
         assert (await sandbox.execute("ls -A /tmp"))["stdout"] == ""
+
+
+async def test_large_ones_and_failed_ones_go_too():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        large = "# " + "x" * 300_000 + "\n"
+        assert (await sandbox.run_code(large + "print(1)"))["stdout"] == "1\n"
+        assert (await sandbox.execute(large + "echo 2"))["stdout"] == "2\n"
+        with pytest.raises(SandboxFileError):
+            await sandbox.run_code("print(3)", cwd="/nowhere")
+        with pytest.raises(SandboxTimeoutError):
+            await sandbox.run_code("while True: pass", timeout=0.5)
+        assert await sandbox.list_files("/tmp") == []
+
+
+async def test_what_a_program_puts_beside_its_text_stays():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        beside = "import os; open(os.path.join(os.path.dirname(__file__), 'mine'), 'w').close()"
+        assert (await sandbox.run_code(beside))["exit_code"] == 0
+        found = await sandbox.list_files("/tmp", recursive=True)
+        assert [one["name"] for one in found if one["kind"] == "file"] == ["mine"]
 
 
 async def test_texts_go_when_nobody_looks():

@@ -16,7 +16,10 @@ from .oom import OomFirst
 from .program import make_ready
 from .wire import Wire
 
-REQUEST = b'{"op":"python","path":"/tmp/x/code.py","source":"1","argv":[],"stdin":false}'
+REQUEST = (
+    b'{"op":"python","path":"/tmp/x/code.py","source":"1","text":"/tmp/x/code.py","argv":[],'
+    b'"stdin":false}'
+)
 # How long a seed waits for its program: it holds memory.
 SEED_SECONDS = 5.0
 # For so long a seed waits for what comes right after a program.

@@ -57,6 +57,12 @@ def parse_python(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
     return launch._replace(program=spec)
 
 
+def parse_text(request: Dict[str, Any]) -> Optional[bytes]:
+    """Path of a text that is to be removed after the command. Raises Invalid."""
+    path = request.get("text")
+    return None if path is None else _encode(_text(path, "text"), "text")
+
+
 def parse_size(value: Any) -> Size:
     """Rows and columns of a terminal. Raises Invalid."""
     if isinstance(value, dict):

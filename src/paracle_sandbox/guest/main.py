@@ -23,11 +23,12 @@ from .commands import Command
 from .ends import forget_told, told_ends
 from .foresight import REQUEST, Foresight
 from .kill import TreeKill, kill_everything
-from .launch import Invalid, parse_exec, parse_python
+from .launch import Invalid, parse_exec, parse_python, parse_text
 from .leftovers import Leftovers
 from .loop import READ, Loop
 from .oom import OomFirst
 from .stdio import Output
+from .texts import Texts
 from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
@@ -132,6 +133,7 @@ class Guest:
         self._buffer = memoryview(mmap.mmap(-1, frames.CHUNK, flags))
         self._sweep: Optional[TreeKill] = None
         self._tunnels = Tunnels(self._loop)
+        self._texts = Texts(self._loop)
 
     def run(self) -> NoReturn:
         """Raises ChannelClosed, ProtocolError: there is no other end."""
@@ -238,6 +240,8 @@ class Guest:
 
     def _job(self, request: Dict[str, Any], wire: Wire) -> Any:
         op = request.get("op")
+        if op != "python":
+            self._texts.remove()
         if op == "ping":
             wire.result({})
             return None
@@ -245,6 +249,9 @@ class Guest:
             self._see_ends_through()
             forget_told()
             launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
+            text = parse_text(request)
+            if text is not None:
+                self._texts.need(wire.number, text)
             command = Command(launch, wire, self._loop, self._children, self._oom, self._buffer)
             command.start()
             if command.is_python:
@@ -273,6 +280,7 @@ class Guest:
     def _drop(self, stream: int) -> None:
         wire = self._wires.pop(stream, None)
         job = self._jobs.pop(stream, None)
+        self._texts.ended(stream)
         if wire is not None:
             self._foresight.stream_ended(wire)
         followers = [one for one in self._followers.pop(stream, ()) if one in self._jobs]

@@ -197,3 +197,24 @@ def test_a_stock_is_filled_for_whoever_asks_again_at_once(monkeypatch: pytest.Mo
         spawner._heat.asked()
         spawner._use_idle_time()
         assert begun == [SHAPE]
+
+
+@pytest.mark.parametrize(
+    ("parked", "quiet", "fills"), [(4, False, False), (3, False, True), (4, True, True)]
+)
+def test_a_deep_stock_is_filled_after_a_burst(
+    monkeypatch: pytest.MonkeyPatch, parked: int, quiet: bool, fills: bool
+) -> None:
+    """While it lasts, whoever asks has the processors: filling would make each of them wait."""
+    owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with owner, control:
+        spawner = spawner_on(control)
+        spawner._rehearsed, spawner._quiet_at = True, float("-inf" if quiet else "inf")
+        spawner._stock_size = 10
+        spawner._parked.extend([object()] * parked)  # type: ignore[list-item]
+        begun: list[Shape] = []
+        monkeypatch.setattr(spawner, "_start_child", lambda shape, *_, **__: begun.append(shape))
+        for _ in range(2):
+            spawner._heat.asked()
+        spawner._use_idle_time()
+        assert begun == [SHAPE] * fills

@@ -41,6 +41,8 @@ _BUSY_PATIENCE_SECONDS = 10.0
 # The stock is filled while the way into groups is short (`heat`), or when it has been quiet for a
 # while: whoever asked for a sandbox is likely to ask again. Who does so at once is not to wait.
 _QUIET_SECONDS = 0.03
+# While it is not quiet, the processors are left to what is asked for, as long as so many are there.
+_LOW_STOCK = 4
 
 
 class Spawner:
@@ -358,16 +360,15 @@ class Spawner:
     def _use_idle_time(self) -> None:
         """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
         hot = (self._heat.in_burst or self._heat.lasts) and self._mold_ready()
-        if self._busy or not self._wants_work():
-            return
-        if not hot and time.monotonic() < self._quiet_at:
+        quiet = time.monotonic() >= self._quiet_at
+        if self._busy or not self._wants_work() or not (hot or quiet):
             return
         if self._idle_modules:
             self._mold.preload([self._idle_modules.pop(0)])
         elif not self._rehearsed:
             self._rehearsed = True
             self._rehearse()
-        elif len(self._parked) < self._stock_size:
+        elif len(self._parked) < (self._stock_size if quiet else _LOW_STOCK):
             try:
                 self._start_child(self._stock_shape, self._stock_grant, ahead=True)
             except StepFailed:

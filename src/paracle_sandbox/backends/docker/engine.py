@@ -30,6 +30,9 @@ PULL_SECONDS = 1800.0
 _CONNECT_SECONDS = 5.0
 _SIGN_OF_LIFE_SECONDS = 2.0
 _PATIENCE, _PAUSE_SECONDS = 100, 0.01
+# What Podman says of a container that was to be killed and has ended just then.
+_ENDED_MEANWHILE = "state improper"
+_REMOVALS, _REMOVAL_PAUSE_SECONDS = 5, 0.1
 _SHOWN = 1000
 _CANNOT_CONNECT = 900  # the library's own number
 
@@ -182,14 +185,19 @@ class Engine:
 
     async def remove(self, reference: str) -> None:
         """Kill and remove it. Gone is success; it is gone when this returns."""
-        path = f"containers/{reference}"
-        try:
-            await self._call("DELETE", path, {"force": "1", "v": "1"}, seconds=WORK_SECONDS)
-        except EngineRefused as refused:
-            if refused.status == 409:  # the engine is at it already
-                await self._wait_until_removed(reference)
-            elif refused.status != 404:
-                raise
+        for tries_left in reversed(range(_REMOVALS)):
+            try:
+                path = f"containers/{reference}"
+                await self._call("DELETE", path, {"force": "1", "v": "1"}, seconds=WORK_SECONDS)
+            except EngineRefused as refused:
+                if refused.status == 409:  # the engine is at it already
+                    await self._wait_until_removed(reference)
+                elif _ENDED_MEANWHILE in refused.message and tries_left:
+                    await asyncio.sleep(_REMOVAL_PAUSE_SECONDS)
+                    continue
+                elif refused.status != 404:
+                    raise
+            return
 
     async def is_removed(self, reference: str, seconds: float) -> bool:
         """Wait that long for one that is ending by itself: to kill it would take the engine

@@ -20,8 +20,10 @@ REQUEST = (
     b'{"op":"python","path":"/tmp/x/code.py","source":"1","text":"/tmp/x/code.py","argv":[],'
     b'"stdin":false}'
 )
-# How long a seed waits for its program: it holds memory.
-SEED_SECONDS = 5.0
+# How long a seed waits for its program: it holds memory. In a sandbox that is kept in stock, as
+# long as nobody has taken it: so often we look whether our first words were read.
+SEED_SECONDS = 4.0
+LOOK_SECONDS = 2.0
 # For so long a seed waits for what comes right after a program.
 HELD_SECONDS = 0.05
 # And as long for whoever gets the result: it would wait for the processor until we have forked.
@@ -37,12 +39,18 @@ class Foresight:
     ``programs``: how many have ended."""
 
     def __init__(
-        self, loop: Loop, children: "Children[Any]", oom: OomFirst, setup: Dict[str, Any]
+        self,
+        loop: Loop,
+        children: "Children[Any]",
+        oom: OomFirst,
+        setup: Dict[str, Any],
+        in_stock: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._children = children
         self._oom = oom
         self._setup = setup
+        self._in_stock = in_stock
         self._kept_until: Optional[float] = None
         self._after: Optional[Wire] = None
         self.programs = 0
@@ -105,14 +113,16 @@ class Foresight:
     def _keep(self) -> None:
         """For a while, from now on."""
         if self._kept_until is None:
-            self._loop.call_later(SEED_SECONDS, self._waited)
+            self._loop.call_later(LOOK_SECONDS, self._waited)
         self._kept_until = time.monotonic() + SEED_SECONDS
 
     def _waited(self) -> None:
         assert self._kept_until is not None
+        if not self.programs and self._in_stock():
+            self._kept_until = time.monotonic() + SEED_SECONDS
         left = self._kept_until - time.monotonic()
         if left > 0:
-            self._loop.call_later(left, self._waited)
+            self._loop.call_later(min(left, LOOK_SECONDS), self._waited)
             return
         self._kept_until = None
         self._children.drop_seed()

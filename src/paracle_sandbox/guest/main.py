@@ -126,7 +126,9 @@ class Guest:
         self._jobs: Dict[int, Any] = {}
         self._children: Children[Command] = Children()
         self._oom = OomFirst()
-        self._foresight = Foresight(self._loop, self._children, self._oom, setup)
+        self._foresight = Foresight(
+            self._loop, self._children, self._oom, setup, lambda: self._channel.unread
+        )
         self._followers: Dict[int, List[int]] = {}
         # Pages that nothing was read into cost nothing. Private: forks must not share it.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -6,7 +6,9 @@ produces more, so what waits here stays bounded.
 """
 
 import errno
+import fcntl
 import os
+import termios
 from collections import deque
 from itertools import islice
 from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple, Union
@@ -18,6 +20,7 @@ Buffer = Union[bytes, memoryview]
 
 DIRECT_BYTES = 32 << 10
 MAX_VECTORS = 64
+_NOTHING = bytes(4)
 # Answers to a host that asks but does not read: at this much we stop listening to it.
 MAX_QUEUED_BYTES = 4 << 20
 
@@ -103,6 +106,14 @@ class Channel:
             self._loop.watch(self._write_fd, WRITE, self._writable)
         except OSError as error:
             raise ChannelClosed(str(error)) from None
+
+    @property
+    def unread(self) -> bool:
+        """Whether the host has something still to read. Of pipes that is not known, and False."""
+        try:
+            return fcntl.ioctl(self._write_fd, termios.TIOCOUTQ, _NOTHING) != _NOTHING
+        except OSError:
+            return False
 
     def _writable(self) -> None:
         self.congested = False

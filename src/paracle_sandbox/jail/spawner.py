@@ -24,7 +24,6 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +64,7 @@ class Spawner:
         self._steps = Steps(self._failpoints, self._at_failpoint)
         self._owner_fd: int = options["owner_fd"]
         self._children: dict[str, Child] = {}
-        self._parked: deque[Child] = deque()
+        self._parked: list[Child] = []
         self._first: Child | None = None
         self._starting: set[str] = set()  # looking through all children would touch their pages
         self._busy: list[tuple[float, Child]] = []
@@ -173,9 +172,10 @@ class Spawner:
         return child
 
     def _take_parked(self) -> Child | None:
-        """One that lives: what was killed in stock must not be handed out before we notice."""
+        """One that lives: what was killed in stock must not be handed out before we notice. The
+        last one made: of its memory the most is at hand."""
         while self._parked:
-            child = self._parked.popleft()
+            child = self._parked.pop()
             if not child.has_ended:
                 return child
         return None

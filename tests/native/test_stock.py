@@ -1,0 +1,32 @@
+"""What is kept in stock is as good after a pause as when it was made."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
+
+from pressure import Scene, until
+
+from paracle_sandbox import Sandbox
+from paracle_sandbox.guest.foresight import LOOK_SECONDS, SEED_SECONDS
+
+LONGER = SEED_SECONDS + 2 * LOOK_SECONDS
+
+
+def python_ready(scene: Scene, sandbox: Sandbox) -> bool:
+    pid = scene.backend.init_pid(sandbox.sandbox_id)
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+async def test_a_python_is_ready_in_stock_and_for_a_while_after_it():
+    async with Scene(stock=1) as scene:
+        first = await scene.sandbox()
+        await first.execute("true")  # when that is over, one more is made
+        await asyncio.sleep(LONGER)
+        sandbox = await scene.sandbox()
+        assert python_ready(scene, sandbox)
+        await until(lambda: not python_ready(scene, sandbox), LONGER + 20, "its memory is given up")
+        assert (await sandbox.run_code("print(1)"))["stdout"] == "1\n"

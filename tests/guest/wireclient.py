@@ -41,8 +41,8 @@ class Answer:
 class GuestClient:
     """`with GuestClient(folder) as guest:`; every wait has a deadline."""
 
-    def __init__(self, working_dir: Any, python: str = sys.executable) -> None:
-        self._working_dir = str(working_dir)
+    def __init__(self, working_dir: Any, python: str = sys.executable, **setup: object) -> None:
+        self._setup = {"working_dir": str(working_dir), "env": BASE_ENV, "python": python, **setup}
         self._python = python
         self._streams: dict[int, Answer] = {}
         self._next = 1
@@ -50,9 +50,8 @@ class GuestClient:
 
     def __enter__(self) -> GuestClient:
         self.socket, theirs = socket.socketpair()
-        setup = {"working_dir": self._working_dir, "env": BASE_ENV, "python": self._python}
         self.process = subprocess.Popen(
-            [self._python, "-c", SERVE, str(theirs.fileno()), json.dumps(setup)],
+            [self._python, "-c", SERVE, str(theirs.fileno()), json.dumps(self._setup)],
             pass_fds=[theirs.fileno()],
             env={"PYTHONPATH": str(Path(paracle_sandbox.__file__).parents[1])},
         )

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
 import pytest
 from pressure import Scene
 
-from paracle_sandbox import SandboxFileError, SandboxTimeoutError
+from paracle_sandbox import SandboxError, SandboxFileError, SandboxTimeoutError
 
 TEXTS = "import os; print(sum(name.startswith('.paracle-') for name in os.listdir('/tmp')))"
 
@@ -35,6 +35,16 @@ async def test_large_ones_and_failed_ones_go_too():
             await sandbox.run_code("print(3)", cwd="/nowhere")
         with pytest.raises(SandboxTimeoutError):
             await sandbox.run_code("while True: pass", timeout=0.5)
+        assert await sandbox.list_files("/tmp") == []
+
+
+async def test_a_text_that_is_gone_and_a_request_that_is_refused():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        await sandbox.run_code("import os; os.unlink(__file__)")
+        assert await sandbox.list_files("/tmp") == []
+        with pytest.raises(SandboxError):
+            await sandbox.execute("# " + "x" * 300_000, pty=(0, 80))
         assert await sandbox.list_files("/tmp") == []
 
 

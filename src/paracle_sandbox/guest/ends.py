@@ -1,9 +1,9 @@
 """Hearing of the end of a program before the kernel tells of it.
 
 It does when it has taken the memory of the process apart, which is a third of the time that a small
-program takes. So a program in a series of them (`foresight`) says itself that it has come to its
-end, with a signal, of which the kernel says who sent it. Whoever says so is killed: then it has,
-and runs no more; that it is gone comes a moment later.
+program takes. So a program that somebody is likely to wait for (`foresight`) says itself that it
+has come to its end, with a signal, of which the kernel says who sent it. Whoever says so is killed:
+then it has, and runs no more; that it is gone comes a moment later.
 
 Programs may send each other any signal, and us. So one that comes to its end says a word before,
 which only those know that were forked to tell, in a signal that can carry one.
@@ -63,8 +63,10 @@ def told_ends() -> Iterator[Tuple[int, int]]:
         news = signal.sigtimedwait(_SIGNALS, 0)
         if news is None:
             return
-        if news.si_code == BY_QUEUE and news.si_status == agree():  # where a queued one has a value
-            _heard.append(True)
+        # The value of a queued signal is where that of SIGCHLD has a status. (Where that is not so,
+        # ends are heard of from the kernel.)
+        if news.si_code == BY_QUEUE and news.si_status == agree():
+            _heard[:] = [True]
         elif news.si_code == _BY_KILL and _heard:
             yield news.si_pid, _SIGNALS[news.si_signo]
 

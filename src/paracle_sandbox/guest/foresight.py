@@ -22,7 +22,7 @@ REQUEST = (
 )
 # How long a seed waits for its program: it holds memory. In a sandbox that is kept in stock, as
 # long as nobody has taken it: so often we look whether our first words were read.
-SEED_SECONDS = 4.0
+SEED_SECONDS = 5.0
 LOOK_SECONDS = 2.0
 # For so long a seed waits for what comes right after a program.
 HELD_SECONDS = 0.05
@@ -53,6 +53,7 @@ class Foresight:
         self._in_stock = in_stock
         self._kept_until: Optional[float] = None
         self._after: Optional[Wire] = None
+        self._made_ready = False
         self.programs = 0
         self._last_end = 0.0
         self._hurried = bool(setup.get("hurried"))
@@ -67,9 +68,11 @@ class Foresight:
         command touches hundreds. Where programs hurry, there is no moment for that.
         """
         self.wanted = False
-        likely = None if self._hurried else self._likely_program()
+        likely = None
+        if not self._hurried or (self.programs and not self._made_ready):
+            likely = self._likely_program()
         with self._oom:
-            self._children.have_seed(likely, self._tells)
+            self._children.have_seed(None if self._hurried else likely, self._tells)
         self._keep()
         if self._hurried and self.programs:
             return
@@ -82,6 +85,7 @@ class Foresight:
         program = parse_python(frames.decode_json(REQUEST), self._setup).program
         assert program
         make_ready(program["env"], program["python"])
+        self._made_ready = True
         return program
 
     def program_started(self) -> None:
@@ -118,7 +122,7 @@ class Foresight:
 
     def _waited(self) -> None:
         assert self._kept_until is not None
-        if not self.programs and self._in_stock():
+        if not self.programs and self._children.has_seed and self._in_stock():
             self._kept_until = time.monotonic() + SEED_SECONDS
         left = self._kept_until - time.monotonic()
         if left > 0:

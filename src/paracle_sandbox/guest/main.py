@@ -33,7 +33,7 @@ from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
-# For so long a command waits at most for the process of one that has ended, which takes a moment
+# For so long a request waits at most for the process of one that has ended, which takes a moment
 # where there is much memory to free, or little of the processor to be had.
 GOING_SECONDS = 0.25
 
@@ -242,18 +242,18 @@ class Guest:
 
     def _job(self, request: Dict[str, Any], wire: Wire) -> Any:
         op = request.get("op")
-        if op != "python":
-            self._texts.remove()
         if op == "ping":
             wire.result({})
             return None
+        self._see_ends_through()
+        if op != "python":
+            self._texts.remove()
         if op in ("exec", "python"):
-            self._see_ends_through()
             forget_told()
-            launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
             text = parse_text(request)
             if text is not None:
                 self._texts.need(wire.number, text)
+            launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
             command = Command(launch, wire, self._loop, self._children, self._oom, self._buffer)
             command.start()
             if command.is_python:
@@ -356,7 +356,7 @@ class Guest:
                 self._children.remove(pid)
 
     def _see_ends_through(self) -> None:
-        """Whatever a program had, the next can have, unless it takes long to go."""
+        """Whatever a program had can be had by the next, unless it takes long to go."""
         if not self._children.ending:
             return
         news = select.poll()

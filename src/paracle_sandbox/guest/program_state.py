@@ -51,7 +51,7 @@ def reset_sys(env: Dict[str, str], python: str, utf8_mode: bool) -> None:
     _reset_prefix(python)
     sys.pycache_prefix = env.get("PYTHONPYCACHEPREFIX") or None
     sys.flags = _flags(env, utf8_mode)
-    _reset_hooks()
+    reset_hooks()
 
 
 def reset_program(spec: Dict[str, Any], env: Dict[str, str]) -> None:
@@ -105,7 +105,8 @@ def _make_flags(no_user_site: bool, utf8_mode: bool, dont_write_bytecode: bool) 
 _USUAL_FLAGS = _make_flags(False, False, False)
 
 
-def _reset_hooks() -> None:
+def reset_hooks() -> None:
+    """Modules may have changed them when they were imported."""
     sys.excepthook = sys.__excepthook__
     sys.displayhook = sys.__displayhook__
     sys.unraisablehook = sys.__unraisablehook__

@@ -35,8 +35,8 @@ class Texts:
         """All that nobody needs any more. What a program has put beside its text is its own."""
         spent, self._spent = self._spent, []
         for path in spent:
-            try:
-                os.unlink(path)
-                os.rmdir(os.path.dirname(path))
-            except OSError:
-                pass
+            for remove, what in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
+                try:
+                    remove(what)
+                except OSError:
+                    pass  # the program was there before us

@@ -45,6 +45,7 @@ _BLOCK_STEP = 16
 _LARGEST_BLOCK = 512
 _MOST_GAPS = 20_000
 _LARGE_GAP = 4096
+_MOST_FILLING = 16 << 20
 _LAST_CAPABILITY = 40
 # What the steps ask for and need no answer to.
 _DONE = ("chdir", "chmod", "chown", "close", "dup2", "ioctl", "mkdir", "mount", "setgroups",
@@ -100,15 +101,17 @@ def _fill_gaps() -> list[bytes]:
 
 def _fill_large_gaps() -> list[bytes]:
     """What is too large for a pool comes from the C library: from gaps, if there are, else from
-    the end of its memory."""
+    the end of its memory, if it is one that has an end."""
     filling: list[bytes] = []
+    left = _MOST_FILLING
     for size in range(_LARGE_GAP, _LARGEST_BLOCK, -_BLOCK_STEP):
         end = id(bytes(_LARGE_GAP * 8))
-        for _ in range(_MOST_GAPS):
+        while left > 0:
             block = bytes(size - sys.getsizeof(b""))
             if id(block) >= end:
                 break
             filling.append(block)
+            left -= size
     return filling
 
 

@@ -23,10 +23,12 @@ from paracle_sandbox.sandbox import Sandbox
 _PROGRAMS = """
 import os
 def is_seed(pid, parent):
+    folder = "/proc/%s/fd/" % pid
     try:
-        return parent == "1" and os.readlink("/proc/%s/fd/3" % pid).startswith("socket:")
+        held = [os.readlink(folder + fd) for fd in os.listdir(folder) if int(fd) > 2]
     except OSError:
         return False
+    return parent == "1" and len(held) == 1 and held[0].startswith("socket:")
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         with open("/proc/%s/stat" % pid) as file:

@@ -458,9 +458,8 @@ def test_any_path_stays_beneath_the_roots(
     full = f"{top}/{path}" if absolute else path
     answer = guest.run("read", path=full)
     assert b"canary" not in answer["output"]
-    if answer["ok"]:
-        real = os.path.realpath(os.path.join(top, full))
-        assert real.startswith(str(top) + "/")
+    if answer["ok"]:  # the only file there is; `out/../a/file` names it too, whatever `out` is
+        assert answer["output"] == b"inside"
     listed = guest.run("list", path=full, recursive=True)["listed"]
     assert all(item["name"] != "secret" for item in listed)
     assert b"canary" not in guest.run("get_tree", path=full)["output"]

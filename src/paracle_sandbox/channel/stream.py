@@ -247,10 +247,6 @@ class Stream:
     def abandon(self) -> None:
         """Cancel the operation and drop whatever it still says."""
         self.signal({"kill": True})
-        self.ignore()
-
-    def ignore(self) -> None:
-        """Let the operation go on, and drop whatever it says."""
         self.release()
         self._abandoned = True
         self._queue.clear()

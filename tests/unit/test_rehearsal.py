@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 _PROGRAM = """
-import os, resource, signal, socket
+import _signal, faulthandler, gc, os, resource, signal, socket, sys, threading
 
-from paracle_sandbox.guest import children, seed, start as guest_start
+from paracle_sandbox.guest import children, ends, program_stack, seed, start as guest_start
 from paracle_sandbox.guest.commands import Command
+from paracle_sandbox.guest.program import make_ready
+from paracle_sandbox.guest.program_end import Ending
+from paracle_sandbox.guest.program_state import forget_guest
 from paracle_sandbox.jail import seccomp
 from paracle_sandbox.jail.child import Order, Start, keep_only
 from paracle_sandbox.jail.confine import Filters, Identity, Shape
@@ -27,20 +30,34 @@ def process():
     mounts = [mounted.count(place) for place in ("/", "/proc", "/dev/pts", "/tmp", "/home")]
     score, files = open("/proc/self/oom_score_adj").read(), sorted(os.listdir("/proc/self/fd"))
     children = open("/proc/self/task/%d/children" % os.getpid()).read()
-    return status, spaces, limits, mounts, os.getcwd(), socket.gethostname(), score, files, children
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    names = os.getcwd(), socket.gethostname()
+    found = status, spaces, limits, mounts, names, score, files, children, handlers
+    return *found, os.getsid(0), faulthandler.is_enabled()
+
+
+def interpreter():
+    lists = sys.argv[:], sys.path[:], sys.warnoptions[:]
+    modules, scope = dict(sys.modules), dict(vars(sys))
+    threads = [thread.name for thread in threading.enumerate()], threading.excepthook
+    return *lists, modules, scope, threads, threading.main_thread().is_alive(), ends._announced[:]
 
 
 start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {}, {}, "python3")
 setup = {"env": {"PATH": "/bin"}, "python": "/usr/bin/python3", "working_dir": "/workspace"}
-places = os, signal, socket, children, seed, guest_start
-before, functions = process(), [dict(vars(place)) for place in places]
+places = os, signal, _signal, faulthandler, gc, socket
+places += children, ends, program_stack, seed, guest_start
+make_ready(setup["env"], setup["python"])
+forget_guest()
+before, inside, functions = process(), interpreter(), [dict(vars(place)) for place in places]
 for shape in (Shape(), Shape(tmpfs_mb=64, read_only=False, working_dir="/home/me")):
-    # The last of the steps, and what comes last of a program.
-    last = keep_only.__code__, Command._verdict.__code__
+    # The last of the steps, and what comes last of a program, outside and inside.
+    last = keep_only.__code__, Command._verdict.__code__, Ending.exit.__code__
     kept = rehearse(Order("slot", shape, Identity(1, 1, False), 1 << 28, setup), start)
     for code in last:
         assert any(item is code for item in kept), "it did not come to the end"
 assert process() == before
+assert interpreter() == inside
 assert [dict(vars(place)) for place in places] == functions
 """
 

@@ -85,7 +85,7 @@ def make_ready(env: Dict[str, str], python: str) -> None:
     May be called in the parent, to save time in each fork: whatever is written there, forks share.
     Nothing that a program must not share with another is made here.
     """
-    if _is_ready(env, python):
+    if is_ready(env, python):
         return
     text = _surround(env, python) if _can_be_honoured(env) else None
     if text is not None:
@@ -97,7 +97,7 @@ def make_ready(env: Dict[str, str], python: str) -> None:
 _ready: Dict[str, Any] = {}
 
 
-def _is_ready(env: Dict[str, str], python: str) -> bool:
+def is_ready(env: Dict[str, str], python: str) -> bool:
     return _ready.get("env") == env and _ready.get("python") == python
 
 
@@ -116,7 +116,7 @@ def rehearse(spec: Dict[str, Any]) -> None:
 def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
     """Make the interpreter fresh and compile the file; None if only a new one will do."""
     env, python = spec["env"], spec["python"]
-    ready = _is_ready(env, python)
+    ready = is_ready(env, python)
     if not SUPPORTED or not (ready or _can_be_honoured(env)) or _customized(env):
         return None
     source = _read(spec["path"])

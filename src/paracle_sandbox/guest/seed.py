@@ -21,6 +21,8 @@ from .program import become, become_program, rehearse
 
 # A message must fit into the socket at once, since the guest waits for nobody.
 MAX_MESSAGE_BYTES = 64 << 10
+# The status of one that came to none.
+NO_PROGRAM = 70
 
 
 class Seed:
@@ -40,7 +42,7 @@ class Seed:
             with theirs:
                 self.pid = fork()
                 if self.pid == 0:
-                    _become_seed(theirs, likely, tells)
+                    become_seed(theirs, likely, tells)
         except OSError:
             self._socket.close()
             raise
@@ -69,7 +71,7 @@ class Seed:
         self._socket.close()
 
 
-def _become_seed(guest: socket.socket, likely: Optional[Dict[str, Any]], tells: bool) -> None:
+def become_seed(guest: socket.socket, likely: Optional[Dict[str, Any]], tells: bool) -> None:
     """Does not return."""
     try:
         signal.set_wakeup_fd(-1)
@@ -83,7 +85,7 @@ def _become_seed(guest: socket.socket, likely: Optional[Dict[str, Any]], tells: 
             _warm_up()
         become(lambda: _receive(guest))
     finally:
-        os._exit(70)
+        os._exit(NO_PROGRAM)
 
 
 def _receive(guest: socket.socket) -> Dict[str, Any]:

@@ -32,6 +32,7 @@ from ..guest.ends import BY_QUEUE, TELLS_SUCCESS, agree
 from . import kernel, syscalls
 from .child import Order, Start, keep_only
 from .confine import UID_INSIDE, Steps, confine
+from .rehearsed_program import play_program
 
 # Python 3.11 settles code that has run 8 times, and then each instruction after 16.
 _ROUNDS = 30
@@ -120,6 +121,7 @@ def _play(order: Order, start: Start, rounds: int) -> None:
     try:
         for _ in range(rounds):
             _play_guest(order.setup)
+            play_program(order.setup)
     finally:
         kernel.prctl(kernel.PR_SET_DUMPABLE, dumpable)
     slot, shape, identity, disk_bytes, _ = order

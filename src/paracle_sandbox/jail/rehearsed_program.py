@@ -1,0 +1,138 @@
+"""A program that has nothing to do, from its fork to its end, played in the mold.
+
+Every step is that of a real one (`guest.seed`, `guest.program`), but for those that would change
+this process for good: they are props. So programs find the code that leads to them settled, and
+what Python remembers of it in place.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import array
+import contextlib
+import faulthandler
+import gc
+import marshal
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from ..channel import frames
+from ..guest import ends, program, program_stack, program_state, seed
+from ..guest.foresight import REQUEST
+from ..guest.launch import parse_python
+
+_SOME_STATE = 1  # of a thread; nobody looks at it
+
+
+class _Over(BaseException):
+    """It would have ended here."""
+
+
+def play_program(setup: dict[str, Any]) -> None:
+    """Raises RuntimeError if it did not come to its end."""
+    likely = parse_python(frames.decode_json(REQUEST), setup).program
+    if likely is None or not program.is_ready(likely["env"], likely["python"]):
+        return  # it would change our surroundings
+    likely.update(path=os.devnull, rehearsal=True)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, _closed_in_the_end(theirs), open(os.devnull, "rb") as null:
+        rights = array.array("i", [null.fileno()] * 3)
+        message = marshal.dumps((likely, b"/", False))
+        ours.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        exits: list[int] = []
+        with _kept_sys(), _kept_threading(), _props(exits), contextlib.suppress(_Over):
+            seed.become_seed(theirs, None, tells=True)
+    if exits != [0, 1, seed.NO_PROGRAM]:
+        raise RuntimeError(f"a program did not come to its end: {exits}")
+
+
+@contextlib.contextmanager
+def _closed_in_the_end(end: socket.socket) -> Iterator[None]:
+    """A program lets go of it, and leaves it to be closed with all others."""
+    number = end.fileno()
+    try:
+        yield
+    finally:
+        if end.fileno() < 0:
+            os.close(number)
+        end.close()
+
+
+@contextlib.contextmanager
+def _props(exits: list[int]) -> Iterator[None]:
+    """Nothing below is done to this process. exits: the statuses that it would have ended with."""
+
+    def leave(status: int) -> None:
+        exits.append(status)
+        if len(exits) > 1:  # the first is inside of a call from C, which raises nothing
+            raise _Over
+
+    with contextlib.ExitStack() as undo:
+        undo.callback(ends._announced.clear)
+        for place, name, prop in (
+            (os, "_exit", leave),
+            (os, "execvpe", _refuse),
+            (os, "setsid", _nothing),
+            (os, "chdir", _nothing),
+            (os, "closerange", _nothing),
+            (os, "dup2", lambda fd, _: os.close(fd)),
+            (signal, "set_wakeup_fd", _nothing),
+            (signal, "sigtimedwait", _nothing),
+            (_signal, "set_wakeup_fd", _nothing),
+            (_signal, "signal", _nothing),
+            (faulthandler, "disable", _nothing),
+            (gc, "freeze", _nothing),  # with all that is still to be collected
+            (gc, "collect", _nothing),
+            (ends, "_queue", _nothing),
+            (ends, "_kill", _nothing),
+            (seed, "close_from", _nothing),
+            (seed, "prctl", _nothing),
+            (seed, "unblock_signals", _nothing),
+            (program_stack, "_new", lambda _: _SOME_STATE),
+            (program_stack, "_swap", _nothing),
+            (program_stack, "_clear", _nothing),
+            (program_stack, "_delete", _nothing),
+            (program_stack, "_leave_recursion", _nothing),
+            (program_stack, "_run_exit_callbacks", _nothing),
+        ):
+            if hasattr(place, name):
+                undo.callback(setattr, place, name, getattr(place, name))
+                setattr(place, name, prop)
+        yield
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise PermissionError("not in a rehearsal")
+
+
+@contextlib.contextmanager
+def _kept_sys() -> Iterator[None]:
+    """What a program's start and end do to `sys` and the list of modules."""
+    kept, path, modules = dict(vars(sys)), sys.path[:], dict(sys.modules)
+    try:
+        yield
+    finally:
+        vars(sys).clear()
+        vars(sys).update(kept)
+        sys.path[:] = path
+        sys.modules.update(modules)
+
+
+@contextlib.contextmanager
+def _kept_threading() -> Iterator[None]:
+    threading: Any = sys.modules.get("threading")
+    hook = getattr(threading, "excepthook", None)
+    try:
+        yield
+    finally:
+        if threading is not None:
+            threading.excepthook = hook
+            program_state.reset_threading()

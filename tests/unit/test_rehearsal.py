@@ -8,7 +8,8 @@ import sys
 _PROGRAM = """
 import _signal, faulthandler, gc, os, resource, signal, socket, sys, threading
 
-from paracle_sandbox.guest import children, ends, program_stack, seed, start as guest_start
+from paracle_sandbox.guest import children, ends, kernel, program_end, program_stack, seed
+from paracle_sandbox.guest import start as guest_start
 from paracle_sandbox.guest.commands import Command
 from paracle_sandbox.guest.program import make_ready
 from paracle_sandbox.guest.program_end import Ending
@@ -46,7 +47,7 @@ def interpreter():
 start = Start(-1, Place(None, None), Filters(seccomp.program(), True), {}, {}, "python3")
 setup = {"env": {"PATH": "/bin"}, "python": "/usr/bin/python3", "working_dir": "/workspace"}
 places = os, signal, _signal, faulthandler, gc, socket
-places += children, ends, program_stack, seed, guest_start
+places += children, ends, kernel._libc, program_end, program_stack, seed, guest_start
 make_ready(setup["env"], setup["python"])
 forget_guest()
 before, inside, functions = process(), interpreter(), [dict(vars(place)) for place in places]

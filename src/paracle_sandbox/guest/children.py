@@ -2,7 +2,8 @@
 
     guest ── program ── whatever it starts      the direct command: no process between
           ├─ keeper ── program ── ...           every further command that runs beside it
-          └─ seed                               a Python forked ahead of need
+          ├─ seed                               a Python forked ahead of need
+          └─ nursery                            what seeds are forked from, in a series
 
 Orphans come to their nearest subreaper. Each keeper is one, and so is the guest: what has a
 keeper above it is that command's, and everything else below the guest is the direct command's.
@@ -14,7 +15,8 @@ import os
 import signal
 from typing import Any, Dict, Generic, List, Optional, Set, TypeVar
 
-from .seed import Seed
+from .nursery import Nursery, possible
+from .seed import Seed, fork_seed
 
 Owner = TypeVar("Owner")
 
@@ -41,13 +43,18 @@ class Children(Generic[Owner]):
         self._direct_owner: Optional[Owner] = None
         self._direct_there = False
         self._seed: Optional[Seed] = None
+        self._nursery: Optional[Nursery] = None
         self._ended_by_us: Set[int] = set()
         self._ending: Set[int] = set()
         self._hunts = 0
 
     def __contains__(self, pid: object) -> bool:
-        """Whether it is no orphan: a keeper, or the seed."""
-        return pid in self._keepers or (self._seed is not None and self._seed.pid == pid)
+        """Whether it is no orphan: a keeper, the seed, or the nursery."""
+        return (
+            pid in self._keepers
+            or (self._nursery is not None and self._nursery.pid == pid)
+            or (self._seed is not None and self._seed.pid == pid)
+        )
 
     # Commands
 
@@ -69,7 +76,7 @@ class Children(Generic[Owner]):
                 self._keepers[pid] = None
 
     def orphans(self) -> Set[int]:
-        """Our children that are neither keepers nor the seed."""
+        """Our children that are neither keepers nor the seed, nor the nursery."""
         try:
             children = _read(b"/proc/self/task/%d/children" % os.getpid()).split()
         except OSError:  # a kernel without that file: be careful, have keepers
@@ -105,7 +112,10 @@ class Children(Generic[Owner]):
         self._ending.discard(pid)
         if pid == self._direct:
             self._direct_there = False
-        if self._seed is not None and self._seed.pid == pid:
+        if self._nursery is not None and self._nursery.pid == pid:
+            self._nursery.close()
+            self._nursery = None
+        elif self._seed is not None and self._seed.pid == pid:
             self._seed.close()
             self._seed = None
         return self._keepers.pop(pid, None)
@@ -144,9 +154,26 @@ class Children(Generic[Owner]):
         """Fork one, unless it is there. Best done when nobody waits."""
         if self._seed is None:
             try:
-                self._seed = Seed(likely, tells)
+                self._seed = fork_seed(likely, tells)
             except OSError:
                 pass  # no process to spare: the next command will say so, if it lasts
+
+    def have_nursery(self, likely: Dict[str, Any]) -> None:
+        """For the seeds of a series."""
+        if self._nursery is None and possible():
+            try:
+                self._nursery = Nursery(likely)
+            except OSError:
+                pass
+
+    def have_seed_of_series(self) -> bool:
+        """Have it forked by the nursery, if there is one; whether there is a seed."""
+        if self._seed is None and self._nursery is not None and not self._nursery.closed:
+            try:
+                self._seed = self._nursery.seed()
+            except OSError:
+                pass
+        return self._seed is not None
 
     @property
     def has_seed(self) -> bool:
@@ -156,9 +183,16 @@ class Children(Generic[Owner]):
         if self._seed is None or self._seed.closed:
             return None
         seed, self._seed = self._seed, None
-        return seed
+        if seed.pid:
+            return seed
+        seed.close()
+        return None
 
     def drop_seed(self) -> None:
-        """It ends by itself now, and is forgotten when it has."""
+        """It ends by itself now, and is forgotten when it has; the nursery too."""
         if self._seed is not None:
             self._seed.close()
+            if not self._seed.pid:
+                self._seed = None
+        if self._nursery is not None:
+            self._nursery.close()

@@ -30,6 +30,8 @@ HELD_SECONDS = 0.05
 AFTER_SECONDS = 0.002
 # Whoever runs a program so soon after the last will go on like that.
 HURRY_SECONDS = 0.02
+# Whoever runs so many more in a hurry gets a process that does nothing but fork them.
+SERIES_PROGRAMS = 2
 # Where they follow each other like this, each tells of its end (`ends`).
 SERIES_SECONDS = 0.25
 
@@ -56,6 +58,7 @@ class Foresight:
         self._made_ready = False
         self.programs = 0
         self._last_end = 0.0
+        self._in_a_row = 0  # of those that hurry
         self._hurried = bool(setup.get("hurried"))
         self.wanted = bool(setup.get("seed"))
         # Also the first program of a sandbox made ahead: often that is all it was wanted for.
@@ -68,12 +71,17 @@ class Foresight:
         command touches hundreds. Where programs hurry, there is no moment for that.
         """
         self.wanted = False
+        self._keep()
+        in_series = self._in_a_row >= SERIES_PROGRAMS
+        if in_series and self._children.have_seed_of_series():
+            return
         likely = None
-        if not self._hurried or (self.programs and not self._made_ready):
+        if not self._hurried or in_series or (self.programs and not self._made_ready):
             likely = self._likely_program()
         with self._oom:
             self._children.have_seed(None if self._hurried else likely, self._tells)
-        self._keep()
+            if in_series and likely is not None:
+                self._children.have_nursery(likely)  # for those that come after the next
         if self._hurried and self.programs:
             return
         try:
@@ -91,6 +99,7 @@ class Foresight:
     def program_started(self) -> None:
         pause = time.monotonic() - self._last_end
         self._hurried, self._tells = pause < HURRY_SECONDS, pause < SERIES_SECONDS
+        self._in_a_row = self._in_a_row + 1 if self._hurried else 0
         if self._hurried:
             self.wanted = True  # for the next, while this one runs
 

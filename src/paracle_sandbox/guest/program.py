@@ -35,6 +35,7 @@ _FOR_PYTHON = """
 _FOR_LOADER = {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES"}
 _NEEDS_NEW_INTERPRETER = _FOR_LOADER.union("PYTHON" + name for name in _FOR_PYTHON.split())
 _BELOW_USER_BASE = "/lib/python%d.%d/site-packages" % sys.version_info[:2]
+_FIRST_READ_BYTES = 4 << 10
 _READ_BYTES = 256 << 10
 _NO_PROGRAM = 70
 _CUSTOMIZED = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
@@ -97,8 +98,15 @@ def make_ready(env: Dict[str, str], python: str) -> None:
 _ready: Dict[str, Any] = {}
 
 
+def ready_for() -> Dict[str, Any]:
+    """The "env" and "python" that this process and its forks are ready for, if any."""
+    return {name: _ready[name] for name in ("env", "python") if name in _ready}
+
+
 def is_ready(env: Dict[str, str], python: str) -> bool:
-    return _ready.get("env") == env and _ready.get("python") == python
+    # To compare what is the same would write to the count of every value.
+    known = _ready.get("env")
+    return (known is env or known == env) and _ready.get("python") == python
 
 
 def rehearse(spec: Dict[str, Any]) -> None:
@@ -155,7 +163,9 @@ def _customized(env: Dict[str, str]) -> bool:
     """Whether there are packages at home, or code that an interpreter runs when it starts."""
     if not env.get("PYTHONNOUSERSITE") and os.access(_user_site(env), os.F_OK):
         return True
-    folders = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
+    if not env.get("PYTHONPATH"):
+        return False
+    folders = env["PYTHONPATH"].split(os.pathsep)
     return any(os.path.exists(os.path.join(f, name)) for f in folders if f for name in _CUSTOMIZED)
 
 
@@ -169,7 +179,8 @@ def _read(path: str) -> Optional[bytes]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            while not parts or parts[-1]:
+            parts.append(os.read(fd, _FIRST_READ_BYTES))
+            while parts[-1]:
                 parts.append(os.read(fd, _READ_BYTES))
         finally:
             os.close(fd)

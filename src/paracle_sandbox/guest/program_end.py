@@ -8,18 +8,24 @@ would take longer than many programs run.
 
 # ruff: noqa: BLE001, S110 - as in the interpreter, whatever user code raises here is not the end
 import _signal  # type: ignore[import-not-found]
+import ctypes
 import functools
 import gc
 import os
 import sys
 import weakref
 from types import ModuleType
-from typing import Any, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .ends import tell_end
 from .program_stack import flush_c_streams, make_struct
+from .program_state import SETTABLE_SIGNALS
 
 _FLUSH_FAILED = 120
+_is_finalizing = functools.partial(bool, 1)
+# Not that of `os`: the loader finds a function when it is first called, and none is left to find it
+# for the next program.
+_leave = ctypes.CDLL(None)._exit
 _DROPPED_FROM_SYS = (
     "path", "argv", "ps1", "ps2", "last_type", "last_value", "last_traceback", "last_exc",
     "path_hooks", "path_importer_cache", "meta_path", "__interactivehook__",
@@ -44,7 +50,8 @@ class Ending:
         _forget_file()
         _join_threads()
 
-    def exit(self) -> NoReturn:
+    def exit(self) -> None:
+        """Does not return."""
         flushed = _flush_streams()
         _restore_signals()
         if gc.isenabled():
@@ -59,7 +66,7 @@ class Ending:
             os.kill(os.getpid(), _signal.SIGINT)
         status = self._status & 0xFF if flushed else _FLUSH_FAILED
         tell_end(status)
-        os._exit(status)
+        _leave(status)
 
 
 def _report(exception: BaseException) -> int:
@@ -183,7 +190,7 @@ def _ignore(error: BaseException, source: Any, traceback: Any, message: str) -> 
 
 
 def _restore_signals() -> None:
-    for number in _signal.valid_signals():
+    for number in SETTABLE_SIGNALS:
         if callable(_signal.getsignal(number)):
             _signal.signal(number, _signal.SIG_DFL)
 
@@ -195,7 +202,7 @@ def _clear_modules() -> None:
             scope[name] = None
     for name in ("stdin", "stdout", "stderr"):
         scope[name] = scope.get("__%s__" % name)
-    scope["is_finalizing"] = functools.partial(bool, 1)
+    scope["is_finalizing"] = _is_finalizing
     threading = sys.modules.get("threading")
     if threading is not None:
         # The interpreter stops daemon threads here. Ours run on for a moment, into a world
@@ -220,8 +227,12 @@ def _drop_modules() -> List["weakref.ref[ModuleType]"]:
             names.insert(0, name)
             if name == "__main__":
                 break
-    modules = [sys.modules.pop(name) for name in names]
-    return [weakref.ref(module) for module in modules if isinstance(module, ModuleType)]
+    modules: List["weakref.ref[ModuleType]"] = []
+    for name in names:
+        module = sys.modules.pop(name)
+        if isinstance(module, ModuleType):
+            modules.append(weakref.ref(module))
+    return modules
 
 
 def _empty(scope: Dict[str, Any]) -> None:

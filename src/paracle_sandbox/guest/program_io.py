@@ -77,14 +77,17 @@ _prepared: Dict[Tuple[int, Text, bool], Optional[io.TextIOWrapper]] = {}
 
 def open_streams(text: Text, unbuffered: bool, rehearsal: bool = False) -> None:
     """Replace sys.stdin, stdout and stderr."""
-    stdin, stdout, stderr = (
-        (_prepared.get((fd, text, unbuffered)) if rehearsal or _is_usual(fd) else None)
-        or _open(fd, text, unbuffered)
-        for fd in (0, 1, 2)
-    )
+    stdin = _stream(0, text, unbuffered, rehearsal)
+    stdout = _stream(1, text, unbuffered, rehearsal)
+    stderr = _stream(2, text, unbuffered, rehearsal)
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
+
+
+def _stream(fd: int, text: Text, unbuffered: bool, rehearsal: bool) -> Optional[io.TextIOWrapper]:
+    prepared = _prepared.get((fd, text, unbuffered)) if rehearsal or _is_usual(fd) else None
+    return prepared or _open(fd, text, unbuffered)
 
 
 def _is_usual(fd: int) -> bool:

@@ -26,6 +26,7 @@ _SPECIAL_SIGNALS = {
     _signal.SIGXFSZ: _signal.SIG_IGN,
     _signal.SIGINT: _signal.default_int_handler,
 }
+SETTABLE_SIGNALS = tuple(_signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP})
 _HIDDEN_IF_LOADED = ("last_type", "last_value", "last_traceback", "last_exc", "tracebacklimit")
 
 
@@ -39,7 +40,7 @@ def reset_signals() -> None:
     """As at interpreter start: three of them special, the rest to the system's default."""
     _signal.set_wakeup_fd(-1)
     faulthandler.disable()
-    for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
+    for number in SETTABLE_SIGNALS:
         wanted = _SPECIAL_SIGNALS.get(number, _signal.SIG_DFL)
         if _signal.getsignal(number) != wanted:
             _signal.signal(number, wanted)
@@ -189,10 +190,12 @@ def reset_multiprocessing(python: str) -> None:
 def apply_warning_options(env: Dict[str, str]) -> None:
     # The filters themselves are left alone: -I and -E do not change the defaults, and those that
     # an imported module added would be there after the program's own import too.
-    options = [option for option in env.get("PYTHONWARNINGS", "").split(",") if option]
-    sys.warnoptions[:] = options
-    if options:
+    sys.warnoptions.clear()
+    if env.get("PYTHONWARNINGS"):
         import warnings
+
+        options = [option for option in env["PYTHONWARNINGS"].split(",") if option]
+        sys.warnoptions.extend(options)
 
         warnings._processoptions(options)  # type: ignore[attr-defined]
 

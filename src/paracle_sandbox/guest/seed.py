@@ -13,48 +13,78 @@ import os
 import signal
 import socket
 import termios
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from .ends import agree, announce_end
 from .kernel import SET_DUMPABLE, close_from, drop_signals, fork, prctl, unblock_signals
-from .program import become, become_program, rehearse
+from .program import become, become_program, ready_for, rehearse
 
 # A message must fit into the socket at once, since the guest waits for nobody.
 MAX_MESSAGE_BYTES = 64 << 10
+# Made here, for forks to write only to as much of it as they get.
+_message = bytearray(MAX_MESSAGE_BYTES)
+_RIGHTS_BYTES = socket.CMSG_SPACE(3 * array.array("i").itemsize)
 # The status of one that came to none.
 NO_PROGRAM = 70
 
 
-class Seed:
-    """The guest's side. Raises OSError when it cannot be had.
+def fork_seed(likely: Optional[Dict[str, Any]], tells: bool) -> "Seed":
+    """Raises OSError when it cannot be had.
 
     ``likely``: the program that will come, as far as it can be guessed, if there is time to go
     through all that it will do.
     ``tells``: whether it will tell of its end (`ends`).
     """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if tells:
+        agree()
+    try:
+        with theirs:
+            pid = fork()
+            if pid == 0:
+                become_seed(theirs, likely, tells)
+    except OSError:
+        ours.close()
+        raise
+    return Seed(ours, lambda: pid, ready_for())
 
-    def __init__(self, likely: Optional[Dict[str, Any]], tells: bool) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+class Seed:
+    """The guest's side.
+
+    ``find_pid``: asked once, when it has to be known.
+    ``ready``: what of a program it has already.
+    """
+
+    def __init__(
+        self, ours: socket.socket, find_pid: Callable[[], int], ready: Dict[str, Any]
+    ) -> None:
+        self._socket = ours
+        self._ready = ready
         self._socket.setblocking(False)
-        if tells:
-            agree()
-        try:
-            with theirs:
-                self.pid = fork()
-                if self.pid == 0:
-                    become_seed(theirs, likely, tells)
-        except OSError:
-            self._socket.close()
-            raise
+        self._find_pid = find_pid
+        self._pid: Optional[int] = None
+
+    @property
+    def pid(self) -> int:
+        """0 if there was none to be had."""
+        if self._pid is None:
+            self._pid = self._find_pid()
+        return self._pid
 
     def start(
         self, program: Dict[str, Any], cwd: bytes, terminal: bool, stdio: Tuple[int, int, int]
     ) -> bool:
         """Hand over the program; False when that cannot be done. The seed is used up."""
-        message = marshal.dumps((program, cwd, terminal))
+        told = {
+            name: value
+            for name, value in program.items()
+            if name not in self._ready or self._ready[name] != value
+        }
+        message = marshal.dumps((told, cwd, terminal))
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", stdio))
         with self._socket:
-            if len(message) > MAX_MESSAGE_BYTES:
+            if len(message) > MAX_MESSAGE_BYTES or not self.pid:
                 return False
             try:
                 os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it
@@ -74,35 +104,40 @@ class Seed:
 def become_seed(guest: socket.socket, likely: Optional[Dict[str, Any]], tells: bool) -> None:
     """Does not return."""
     try:
-        signal.set_wakeup_fd(-1)
-        os.closerange(3, guest.fileno())
-        close_from(guest.fileno() + 1)
+        shed(guest)
         settle()
         if tells:
             announce_end()
         if likely is not None:
             rehearse(likely)
-            _warm_up()
-        become(lambda: _receive(guest))
+            warm_up()
+        become(lambda: receive(guest))
     finally:
         os._exit(NO_PROGRAM)
 
 
-def _receive(guest: socket.socket) -> Dict[str, Any]:
+def shed(guest: socket.socket) -> None:
+    """Be the guest no more: its descriptors are closed, but for a line to it."""
+    signal.set_wakeup_fd(-1)
+    os.closerange(3, guest.fileno())
+    close_from(guest.fileno() + 1)
+
+
+def receive(guest: socket.socket) -> Dict[str, Any]:
     """Wait for the program, and take what it comes with."""
-    message, ancillary, _, _ = guest.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 3))
-    if not message:
+    size, ancillary, _, _ = guest.recvmsg_into([_message], _RIGHTS_BYTES)
+    if not size:
         os._exit(0)  # nobody wants us any more
-    received = array.array("i")
-    received.frombytes(ancillary[0][2])
-    for number, source in enumerate(received):
-        os.dup2(source, number)
+    received = array.array("i", ancillary[0][2])
+    for number in (0, 1, 2):
+        os.dup2(received[number], number)
     guest.detach()  # closed below: what has its number then is not ours to close
-    program, cwd, terminal = marshal.loads(message)  # noqa: S302  from the guest itself
+    told, cwd, terminal = marshal.loads(_message)  # noqa: S302  from the guest itself
+    program = {**ready_for(), **told}
     os.chdir(cwd)
     drop_signals()  # sent to whoever was there, not to the program
     take_over(terminal)
-    return program  # type: ignore[no-any-return]
+    return program
 
 
 def settle() -> None:
@@ -125,7 +160,7 @@ def take_over(terminal: bool) -> None:
     unblock_signals()
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """Write to the pages that nearly every program will write to, too."""
     scope: Dict[str, Any] = {}
     exec(compile("def f(x):\n    return '%s' % [x]\nf(1)\n", "warm", "exec"), scope)  # noqa: S102

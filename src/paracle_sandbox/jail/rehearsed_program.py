@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from ..channel import frames
-from ..guest import ends, program, program_stack, program_state, seed
+from ..guest import ends, kernel, program, program_end, program_stack, program_state, seed
 from ..guest.foresight import REQUEST
 from ..guest.launch import parse_python
 
@@ -89,9 +89,10 @@ def _props(exits: list[int]) -> Iterator[None]:
             (gc, "collect", _nothing),
             (ends, "_queue", _nothing),
             (ends, "_kill", _nothing),
-            (seed, "close_from", _nothing),
-            (seed, "prctl", _nothing),
-            (seed, "unblock_signals", _nothing),
+            (kernel._libc, "syscall", _done),
+            (kernel._libc, "prctl", _done),
+            (kernel._libc, "pthread_sigmask", _done),
+            (program_end, "_leave", leave),
             (program_stack, "_new", lambda _: _SOME_STATE),
             (program_stack, "_swap", _nothing),
             (program_stack, "_clear", _nothing),
@@ -103,6 +104,10 @@ def _props(exits: list[int]) -> Iterator[None]:
                 undo.callback(setattr, place, name, getattr(place, name))
                 setattr(place, name, prop)
         yield
+
+
+def _done(*_: object) -> int:
+    return 0
 
 
 def _nothing(*_: object) -> None:

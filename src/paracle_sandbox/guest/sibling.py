@@ -1,0 +1,79 @@
+"""Forking a sibling: a child of our parent, by the plain system call.
+
+The C library has no function for that. What its `fork` does besides, in a process with one thread,
+is to have the kernel write down the number of the new thread, and to tell it where the thread
+keeps a list of its locks. Both places are looked up when this is imported: a sandbox may refuse
+that later, and forks have them where we have them.
+"""
+
+import ctypes
+import os
+from typing import Any, NamedTuple, Optional, Tuple
+
+_PR_GET_TID_ADDRESS = 40
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
+# (Which signal the parent gets is that of the caller's own end.)
+_FLAGS = _CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID
+
+
+class _Calls(NamedTuple):
+    clone: int
+    set_robust_list: int
+    get_robust_list: int
+    tid_is_last: bool
+
+
+class _Places(NamedTuple):
+    tid: int
+    locks: int
+    locks_size: int
+
+
+# It keeps the interpreter's lock, as has to be when there are suddenly two of us.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_calls = {
+    "x86_64": _Calls(56, 273, 274, False),
+    "aarch64": _Calls(220, 99, 100, True),
+}.get(os.uname().machine)
+
+
+def _find_places() -> Optional[_Places]:
+    if _calls is None:
+        return None
+    tid, locks, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(tid), None, None, None) != 0:
+        return None
+    found = _libc.syscall(_calls.get_robust_list, 0, ctypes.byref(locks), ctypes.byref(size))
+    if found != 0 or not tid.value or not locks.value:
+        return None
+    return _Places(tid.value, locks.value, size.value)
+
+
+_places = _find_places()
+# What is passed, made here: objects that are new need memory, and forks write to the pages of both.
+_clone: Tuple[Any, ...] = ()
+_set_locks: Tuple[Any, ...] = ()
+if _calls and _places:
+    _tid = ctypes.c_void_p(_places.tid)
+    _last = (None, _tid) if _calls.tid_is_last else (_tid, None)
+    _clone = (_calls.clone, ctypes.c_ulong(_FLAGS), None, None, *_last)
+    _locks = ctypes.c_void_p(_places.locks)
+    _set_locks = (_calls.set_robust_list, _locks, ctypes.c_size_t(_places.locks_size))
+_syscall = _libc.syscall
+
+
+def can_fork_sibling() -> bool:
+    """Only in the first thread of a process, and where its number is kept at that place: other C
+    libraries have the kernel write something else there."""
+    return _places is not None and ctypes.c_int.from_address(_places.tid).value == os.getpid()
+
+
+def fork_sibling() -> int:
+    """Its number here, and 0 there, as `kernel.fork`. Raises OSError."""
+    pid: int = _syscall(*_clone)
+    if pid < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    if pid == 0:
+        _syscall(*_set_locks)
+    return pid

@@ -20,7 +20,7 @@ from wireclient import GuestClient
 from paracle_sandbox.guest import kill
 from paracle_sandbox.guest.children import Children
 from paracle_sandbox.guest.ends import agree, announce_end, forget_told, tell_end, told_ends
-from paracle_sandbox.guest.foresight import SERIES_SECONDS
+from paracle_sandbox.guest.foresight import HURRY_SECONDS, SERIES_SECONDS
 from paracle_sandbox.guest.loop import Loop
 
 pytestmark = pytest.mark.timeout(60)
@@ -74,6 +74,7 @@ def have_seed(guest: GuestClient) -> int:
 def have_hurried_seed(guest: GuestClient) -> int:
     """One that was forked while a program ran that had followed another at once."""
     for _ in range(100):
+        time.sleep(2 * HURRY_SECONDS)  # a longer series has another way
         began = time.monotonic()
         guest.wait(start(guest, "pass"))
         before = children_of(guest.process.pid)

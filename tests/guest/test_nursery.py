@@ -1,0 +1,225 @@
+"""Programs in a series: forks of a process that does nothing else, and children of the guest."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from wireclient import Answer, GuestClient
+
+from paracle_sandbox.guest.children import Children
+from paracle_sandbox.guest.foresight import HURRY_SECONDS
+from paracle_sandbox.guest.nursery import Nursery
+from paracle_sandbox.guest.seed import Seed
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> Iterator[GuestClient]:
+    with GuestClient(tmp_path) as client:
+        yield client
+
+
+def run(guest: GuestClient, source: str) -> Answer:
+    return guest.wait(guest.open("python", path="p.py", source=textwrap.dedent(source), argv=[]))
+
+
+def children_of(guest: GuestClient) -> set[int]:
+    pid = guest.process.pid
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def have_nursery(guest: GuestClient) -> int:
+    """Run programs, one right after the other, until one process stays where all others end."""
+    for _ in range(100):
+        staying = children_of(guest)
+        for _ in range(5):
+            assert run(guest, "pass").result == {"exit_code": 0}
+            staying &= children_of(guest)
+        if staying:
+            (nursery,) = staying
+            return nursery
+    raise AssertionError("there was no series")
+
+
+def run_in_series(guest: GuestClient, source: str) -> Answer:
+    """Of one that was forked ahead, with a nursery there."""
+    for _ in range(100):
+        nursery = have_nursery(guest)
+        ready = children_of(guest) - {nursery}
+        answer = run(guest, source)
+        if answer.pid in ready:
+            return answer
+    raise AssertionError("there was no series")
+
+
+def test_in_a_series_the_nursery_forks(guest: GuestClient) -> None:
+    for _ in range(100):
+        nursery = have_nursery(guest)
+        found = children_of(guest)
+        time.sleep(HURRY_SECONDS / 3)
+        if len(found) != 2 or children_of(guest) != found:
+            continue  # the last had not gone yet, or the next was not there
+        os.kill(nursery, signal.SIGSTOP)
+        before = children_of(guest)
+        running = guest.open("python", path="p.py", source="import time; time.sleep(0.4)", argv=[])
+        guest.wait_until(lambda: guest.answer(running).pid)  # noqa: B023
+        time.sleep(0.1)
+        meanwhile = children_of(guest) - before - {guest.answer(running).pid}
+        os.kill(nursery, signal.SIGCONT)
+        guest.wait_until(lambda: guest.answer(running).ended)  # noqa: B023
+        afterwards = children_of(guest) - before - {guest.answer(running).pid}
+        if afterwards:  # else it did not follow soon enough
+            assert not meanwhile
+            return
+    raise AssertionError("there was no series")
+
+
+def test_programs_of_a_series_are_children_of_the_guest(guest: GuestClient) -> None:
+    pids = set()
+    for _ in range(3):
+        answer = run_in_series(guest, "import os; print(os.getppid(), os.getsid(0), os.getpid())")
+        parent, session, pid = map(int, answer.stdout.split())
+        assert (parent, session, answer.pid) == (guest.process.pid, pid, pid)
+        pids.add(pid)
+    assert len(pids) == 3
+
+
+def test_what_the_c_library_knows_of_itself_is_right(guest: GuestClient) -> None:
+    """Number of the thread and list of its locks: the library's own fork keeps both."""
+    source = """
+        import ctypes, os, threading
+        libc = ctypes.CDLL(None)
+        address, locks, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        assert libc.prctl(40, ctypes.byref(address), 0, 0, 0) == 0
+        call = {"x86_64": 274, "aarch64": 100}[os.uname().machine]
+        assert libc.syscall(call, 0, ctypes.byref(locks), ctypes.byref(size)) == 0
+        number = ctypes.c_int.from_address(address.value).value
+        found = []
+        thread = threading.Thread(target=lambda: found.append(threading.get_native_id()))
+        thread.start()
+        thread.join()
+        assert found[0] not in (0, os.getpid())
+        print(number == os.getpid() == threading.get_native_id(), bool(locks.value), size.value)
+    """
+    alone = run(guest, source)
+    in_series = run_in_series(guest, source)
+    assert bytes(alone.stdout) == b"True True 24\n", bytes(alone.stderr)
+    assert bytes(in_series.stdout) == bytes(alone.stdout), bytes(in_series.stderr)
+
+
+def test_a_program_of_a_series_can_end_by_its_own_signal(guest: GuestClient) -> None:
+    answer = run_in_series(guest, "import signal; signal.raise_signal(signal.SIGTERM)")
+    assert answer.result == {"exit_code": -signal.SIGTERM}
+
+
+@pytest.mark.parametrize("status", [0, 1, 3])
+def test_status_and_output_of_a_program_of_a_series(guest: GuestClient, status: int) -> None:
+    answer = run_in_series(guest, f"print('out'); raise SystemExit({status})")
+    assert answer.result == {"exit_code": status}
+    assert bytes(answer.stdout) == b"out\n"
+
+
+def test_programs_of_a_series_share_nothing(guest: GuestClient) -> None:
+    source = """
+        import builtins, os, random, sys
+        print(getattr(builtins, "mark", None), random.random(), os.urandom(4).hex(), sys.argv)
+        builtins.mark = "left by another"
+    """
+    shown = [run_in_series(guest, source).stdout.split() for _ in range(3)]
+    assert all(words[0] == b"None" for words in shown)
+    assert len({bytes(words[1]) for words in shown}) == 3
+
+
+def test_each_program_of_a_series_has_its_own_surroundings(guest: GuestClient) -> None:
+    """Also where they are not those that the process was made ready for."""
+    have_nursery(guest)
+    source = "import os, sys; print(os.environ.get('COLOUR'), sys.argv[1:], os.getcwd())"
+    for number in range(6):
+        env = {"COLOUR": f"c{number}"} if number % 2 else {}
+        stream = guest.open("python", path="p.py", source=source, argv=[str(number)], env=env)
+        shown = bytes(guest.wait(stream).stdout).decode().split()
+        assert shown[:2] == [f"c{number}" if number % 2 else "None", f"['{number}']"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_nobody_needs_the_nursery(guest: GuestClient, number: int) -> None:
+    """Programs may send it whatever they like."""
+    for _ in range(3):
+        nursery = have_nursery(guest)
+        os.kill(nursery, number)
+        for expected in range(5):
+            answer = run(guest, f"print({expected})")
+            assert (answer.result, bytes(answer.stdout)) == (
+                {"exit_code": 0},
+                b"%d\n" % expected,
+            )
+
+
+def test_a_nursery_that_nobody_wants_ends(guest: GuestClient) -> None:
+    have_nursery(guest)
+    deadline = time.monotonic() + 20
+    while children_of(guest):
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.05)
+    assert bytes(run(guest, "print(1)").stdout) == b"1\n"
+
+
+def test_to_kill_what_is_left_does_not_touch_the_nursery(guest: GuestClient) -> None:
+    leaving = """
+        import os, time
+        left = os.fork()
+        if left == 0:
+            os.setsid(), os.close(1), os.close(2)
+            time.sleep(60)
+        print(left)
+    """
+    nursery = have_nursery(guest)
+    left = int(run(guest, leaving).stdout)
+    assert Path(f"/proc/{left}").exists()
+    assert guest.wait(guest.open("kill_leftovers")).result == {"survivors": 0}
+    assert not Path(f"/proc/{left}").exists()
+    assert nursery in children_of(guest)
+
+
+def test_where_processes_are_few_there_is_none(guest: GuestClient) -> None:
+    resource.prlimit(guest.process.pid, resource.RLIMIT_NPROC, (16, 16))
+    for _ in range(4):
+        staying = children_of(guest)
+        for _ in range(5):
+            assert run(guest, "pass").result == {"exit_code": 0}
+            staying &= children_of(guest)
+        assert not staying
+
+
+def test_a_seed_that_could_not_be_had_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    children = Children[object]()
+    monkeypatch.setattr(children, "_seed", Seed(ours, lambda: 0, {}))
+    with theirs:
+        assert children.take_seed() is None
+        assert not children.has_seed
+        assert theirs.recv(1) == b"", "whoever is there after all has to hear that nobody is"
+
+
+@pytest.mark.parametrize(("answer", "pid"), [(b"12", 12), (b"-1", 0)])
+def test_answers_of_a_nursery(answer: bytes, pid: int) -> None:
+    nursery = Nursery.__new__(Nursery)
+    nursery._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.send(answer)
+        assert nursery._answer() == pid
+    nursery.close()
+    assert nursery._answer() == 0

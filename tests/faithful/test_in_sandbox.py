@@ -79,8 +79,25 @@ async def test_same_outcome_in_usual_surroundings(program: Program, place: Sandb
     await compare(program, place, None, None)
 
 
+# As one of many that follow each other at once, each a fork of what has run none of them.
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("usual", [True, False], ids=["usual", "unusual"])
+@pytest.mark.parametrize(
+    "program",
+    [program for program in PROGRAMS if program.name in OF_SURROUNDINGS],
+    ids=lambda program: program.name,
+)
+async def test_same_outcome_in_a_series(program: Program, place: Sandbox, usual: bool) -> None:
+    env = None if usual else {"PYTHONUNBUFFERED": "", **program.env}
+    await compare(program, place, env, None if usual else program.stdin, before=5)
+
+
 async def compare(
-    program: Program, place: Sandbox, env: dict[str, str] | None, stdin: bytes | None
+    program: Program,
+    place: Sandbox,
+    env: dict[str, str] | None,
+    stdin: bytes | None,
+    before: int = 0,
 ) -> None:
     plain, ours = f"/workspace/{program.name}/a", f"/workspace/{program.name}/b"
     await lay_out(place, program, plain)
@@ -92,6 +109,8 @@ async def compare(
         ),
         plain,
     )
+    for _ in range(before):
+        await place.run_code("pass")
     got = await outcome(
         await place.start_file(f"{ours}/{FILE}", program.argv, cwd=ours, env=env, stdin=stdin),
         ours,

@@ -25,6 +25,9 @@ from .paths import AnyPath
 from .results import CommandResult
 from .sandbox_transfers import SandboxTransfers
 
+# Who may have no more than these needs each of them: the guest then has as few as it can.
+FEW_PROCESSES = 32
+
 
 class SandboxCommands(SandboxTransfers):
     """A str is a shell command, a list an argv; ``timeout`` is in seconds, by default the
@@ -140,8 +143,11 @@ class SandboxCommands(SandboxTransfers):
         options: CommandOptions,
         script: str | None = None,
     ) -> Command:
-        if self._config.fresh_interpreter and request["op"] == "python":
-            request["fresh"] = True
+        if request["op"] == "python":
+            if self._config.fresh_interpreter:
+                request["fresh"] = True
+            if self._config.max_processes < FEW_PROCESSES:
+                request["few_processes"] = True
         seconds = self._config.timeout_seconds if timeout is None else timeout
         max_output = options.get("max_output")
         terms = Terms(

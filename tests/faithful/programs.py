@@ -481,6 +481,24 @@ PROGRAMS: list[Program] = [
         files={"held.py": b"class N:\n    def __del__(self): print('del in module')\nn = N()\n"},
     ),
     _program(
+        "modules_that_go_with_another",
+        "import leaving, colorsys\na = leaving.A()\n",
+        files={
+            "leaving.py": b"import sys\nclass A:\n    def __del__(self):\n        print('gone', sys.modules.pop('colorsys', None) is None)\n"
+        },
+    ),
+    _program(
+        "thread_pool",
+        """
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(2) as pool:
+            print(list(pool.map(str, range(3))))
+        print(asyncio.run(asyncio.to_thread(lambda: 'in a thread')))
+        """,
+        needs=(3, 9),
+    ),
+    _program(
         "del_raises",
         """
         class N:

@@ -25,7 +25,7 @@ OF_SURROUNDINGS = {
     "flags_and_sys", "get_source", "globals_order", "input", "keyboard_interrupt", "logging",
     "main_module", "no_guest_modules", "open_descriptors", "positions_of_streams", "random",
     "signals", "site_builtins", "stdin_binary", "stdin_read", "stdout_closed", "streams",
-    "subprocess", "tempfile", "who_the_main_thread_is", "writes_bytecode",
+    "subprocess", "tempfile", "thread_pool", "who_the_main_thread_is", "writes_bytecode",
 }  # fmt: skip
 
 

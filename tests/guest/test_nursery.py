@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import sys
@@ -195,13 +194,31 @@ def test_to_kill_what_is_left_does_not_touch_the_nursery(guest: GuestClient) -> 
 
 
 def test_where_processes_are_few_there_is_none(guest: GuestClient) -> None:
-    resource.prlimit(guest.process.pid, resource.RLIMIT_NPROC, (16, 16))
     for _ in range(4):
         staying = children_of(guest)
         for _ in range(5):
-            assert run(guest, "pass").result == {"exit_code": 0}
+            few = {"path": "p.py", "source": "pass", "argv": [], "few_processes": True}
+            assert guest.wait(guest.open("python", **few)).result == {"exit_code": 0}
             staying &= children_of(guest)
         assert not staying
+
+
+def test_a_nursery_that_was_stopped_ends_too(guest: GuestClient) -> None:
+    os.kill(have_nursery(guest), signal.SIGSTOP)
+    deadline = time.monotonic() + 20
+    while children_of(guest):
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.05)
+
+
+def test_after_the_end_of_a_nursery_programs_are_as_before(guest: GuestClient) -> None:
+    """Also when it ends before anybody has read what it said of the last that it forked."""
+    for _ in range(3):
+        nursery = have_nursery(guest)
+        run(guest, f"import os, time; time.sleep(0.05); os.kill({nursery}, 9); time.sleep(0.05)")
+        for _ in range(5):
+            answer = run(guest, "import os; print(os.getppid())")
+            assert int(answer.stdout) == guest.process.pid, "it has a keeper"
 
 
 def test_a_seed_that_could_not_be_had_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +234,7 @@ def test_a_seed_that_could_not_be_had_is_forgotten(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("answer", "pid"), [(b"12", 12), (b"-1", 0)])
 def test_answers_of_a_nursery(answer: bytes, pid: int) -> None:
     nursery = Nursery.__new__(Nursery)
+    nursery.pid = 0
     nursery._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         theirs.send(answer)

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 _PROGRAM = """
-import _signal, faulthandler, gc, os, resource, signal, socket, sys, threading
+import _signal, concurrent.futures.process, concurrent.futures.thread, faulthandler, gc
+import os, resource, signal, socket, sys, threading
 
 from paracle_sandbox.guest import children, ends, kernel, program_end, program_stack, seed
 from paracle_sandbox.guest import start as guest_start
@@ -41,6 +42,8 @@ def interpreter():
     lists = sys.argv[:], sys.path[:], sys.warnoptions[:]
     modules, scope = dict(sys.modules), dict(vars(sys))
     threads = [thread.name for thread in threading.enumerate()], threading.excepthook
+    futures = concurrent.futures.thread._shutdown, concurrent.futures.process._global_shutdown
+    threads += threading._SHUTTING_DOWN, *futures
     return *lists, modules, scope, threads, threading.main_thread().is_alive(), ends._announced[:]
 
 

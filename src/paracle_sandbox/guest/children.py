@@ -15,8 +15,9 @@ import os
 import signal
 from typing import Any, Dict, Generic, List, Optional, Set, TypeVar
 
-from .nursery import Nursery, possible
+from .nursery import Nursery
 from .seed import Seed, fork_seed
+from .sibling import can_fork_sibling
 
 Owner = TypeVar("Owner")
 
@@ -50,11 +51,8 @@ class Children(Generic[Owner]):
 
     def __contains__(self, pid: object) -> bool:
         """Whether it is no orphan: a keeper, the seed, or the nursery."""
-        return (
-            pid in self._keepers
-            or (self._nursery is not None and self._nursery.pid == pid)
-            or (self._seed is not None and self._seed.pid == pid)
-        )
+        ours = self._nursery.pid if self._nursery is not None else None
+        return pid in self._keepers or pid == ours or pid == self._known_seed()
 
     # Commands
 
@@ -113,11 +111,12 @@ class Children(Generic[Owner]):
         if pid == self._direct:
             self._direct_there = False
         if self._nursery is not None and self._nursery.pid == pid:
+            self._nursery.has_ended()
+            self._known_seed()  # what it still said of it
             self._nursery.close()
             self._nursery = None
-        elif self._seed is not None and self._seed.pid == pid:
-            self._seed.close()
-            self._seed = None
+        elif self._known_seed() == pid:
+            self._forget_seed()
         return self._keepers.pop(pid, None)
 
     # For killing
@@ -160,7 +159,7 @@ class Children(Generic[Owner]):
 
     def have_nursery(self, likely: Dict[str, Any]) -> None:
         """For the seeds of a series."""
-        if self._nursery is None and possible():
+        if self._nursery is None and can_fork_sibling():
             try:
                 self._nursery = Nursery(likely)
             except OSError:
@@ -180,19 +179,28 @@ class Children(Generic[Owner]):
         return self._seed is not None
 
     def take_seed(self) -> Optional[Seed]:
-        if self._seed is None or self._seed.closed:
+        if not self._known_seed() or self._seed is None or self._seed.closed:
             return None
         seed, self._seed = self._seed, None
-        if seed.pid:
-            return seed
-        seed.close()
-        return None
+        return seed
 
     def drop_seed(self) -> None:
-        """It ends by itself now, and is forgotten when it has; the nursery too."""
-        if self._seed is not None:
-            self._seed.close()
-            if not self._seed.pid:
-                self._seed = None
+        """It ends now, and is forgotten when it has; the nursery too."""
+        if self._known_seed() and self._seed is not None:
+            self._seed.end()
         if self._nursery is not None:
-            self._nursery.close()
+            self._nursery.end()
+
+    def _known_seed(self) -> Optional[int]:
+        """Its number. One that has none is given up."""
+        if self._seed is None:
+            return None
+        if not self._seed.pid:
+            self._forget_seed()
+            return None
+        return self._seed.pid
+
+    def _forget_seed(self) -> None:
+        assert self._seed is not None
+        self._seed.close()
+        self._seed = None

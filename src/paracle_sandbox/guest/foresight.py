@@ -96,10 +96,11 @@ class Foresight:
         self._made_ready = True
         return program
 
-    def program_started(self) -> None:
+    def program_started(self, request: Dict[str, Any]) -> None:
         pause = time.monotonic() - self._last_end
         self._hurried, self._tells = pause < HURRY_SECONDS, pause < SERIES_SECONDS
-        self._in_a_row = self._in_a_row + 1 if self._hurried else 0
+        spared = request.get("few_processes")  # each of ours is one less for the program
+        self._in_a_row = self._in_a_row + 1 if self._hurried and not spared else 0
         if self._hurried:
             self.wanted = True  # for the next, while this one runs
 

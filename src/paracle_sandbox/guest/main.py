@@ -257,7 +257,7 @@ class Guest:
             command = Command(launch, wire, self._loop, self._children, self._oom, self._buffer)
             command.start()
             if command.is_python:
-                self._foresight.program_started()
+                self._foresight.program_started(request)
             return command
         if op == "kill_leftovers":
             leftovers = Leftovers(self._loop, self._children, wire)

@@ -8,17 +8,16 @@ and start from where it stands.
 
 import array
 import os
-import resource
 import select
 import signal
 import socket
 from typing import Any, Dict
 
 from .ends import agree, announce_end
-from .kernel import fork
+from .kernel import end_child, fork
 from .program import become, ready_for, rehearse
 from .seed import NO_PROGRAM, Seed, receive, settle, shed, warm_up
-from .sibling import can_fork_sibling, fork_sibling
+from .sibling import fork_sibling
 
 # For so long the guest waits at most to hear of a seed: somebody may have stopped us, or there is
 # little of the processor to be had.
@@ -26,8 +25,6 @@ _ANSWER_SECONDS = 0.25
 _MAX_ANSWER_BYTES = 16
 _NOBODY = -1
 _RIGHTS_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
-# Where a program may have fewer processes than this, it needs ours.
-_FEW_PROCESSES = 32
 
 
 class Nursery:
@@ -68,36 +65,32 @@ class Nursery:
         news = select.poll()
         news.register(self._socket, select.POLLIN)
         try:
-            if not news.poll(0):
+            if not news.poll(0) and self.pid:
                 os.kill(self.pid, signal.SIGCONT)
                 news.poll(1000 * _ANSWER_SECONDS)
             answer = int(self._socket.recv(_MAX_ANSWER_BYTES, socket.MSG_DONTWAIT) or _NOBODY)
-            return max(answer, 0)
         except OSError:
-            self._give_up()
+            answer = _NOBODY
+        if answer == _NOBODY:  # it is gone, or cannot fork, or whatever it still does is too late
+            self.end()
             return 0
-
-    def _give_up(self) -> None:
-        """It is gone, or whatever it still does comes too late."""
-        self.close()
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        return answer
 
     @property
     def closed(self) -> bool:
         return self._socket.fileno() < 0
 
     def close(self) -> None:
-        """It ends by itself now. A seed that nobody has heard of does, too."""
         self._socket.close()
 
+    def end(self) -> None:
+        self.close()
+        if self.pid:
+            end_child(self.pid)
 
-def possible() -> bool:
-    """Whether there can be one, and programs can spare it."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    return can_fork_sibling() and (most == resource.RLIM_INFINITY or most >= _FEW_PROCESSES)
+    def has_ended(self) -> None:
+        """Its number may be another's from now on."""
+        self.pid = 0
 
 
 def _become_nursery(guest: socket.socket, likely: Dict[str, Any]) -> None:

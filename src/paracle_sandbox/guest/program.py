@@ -125,7 +125,7 @@ def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
     """Make the interpreter fresh and compile the file; None if only a new one will do."""
     env, python = spec["env"], spec["python"]
     ready = is_ready(env, python)
-    if not SUPPORTED or not (ready or _can_be_honoured(env)) or _customized(env):
+    if not SUPPORTED or not (ready or _can_be_honoured(env)) or customized(env):
         return None
     source = _read(spec["path"])
     if source is None or b"unraisablehook" in source:  # that hook is how we catch exceptions
@@ -159,7 +159,7 @@ def _can_be_honoured(env: Dict[str, str]) -> bool:
     return not any(env.get(name) for name in _NEEDS_NEW_INTERPRETER.intersection(env))
 
 
-def _customized(env: Dict[str, str]) -> bool:
+def customized(env: Dict[str, str]) -> bool:
     """Whether there are packages at home, or code that an interpreter runs when it starts."""
     if not env.get("PYTHONNOUSERSITE") and os.access(_user_site(env), os.F_OK):
         return True

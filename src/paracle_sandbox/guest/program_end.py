@@ -227,12 +227,13 @@ def _drop_modules() -> List["weakref.ref[ModuleType]"]:
             names.insert(0, name)
             if name == "__main__":
                 break
-    modules: List["weakref.ref[ModuleType]"] = []
+    references: List["weakref.ref[ModuleType]"] = []
     for name in names:
-        module = sys.modules.pop(name)
+        module = sys.modules.pop(name, None)  # what ends with one may have taken out another
         if isinstance(module, ModuleType):
-            modules.append(weakref.ref(module))
-    return modules
+            references.append(weakref.ref(module))
+        del module
+    return references
 
 
 def _empty(scope: Dict[str, Any]) -> None:

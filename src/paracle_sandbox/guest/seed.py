@@ -16,7 +16,15 @@ import termios
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from .ends import agree, announce_end
-from .kernel import SET_DUMPABLE, close_from, drop_signals, fork, prctl, unblock_signals
+from .kernel import (
+    SET_DUMPABLE,
+    close_from,
+    drop_signals,
+    end_child,
+    fork,
+    prctl,
+    unblock_signals,
+)
 from .program import become, become_program, ready_for, rehearse
 
 # A message must fit into the socket at once, since the guest waits for nobody.
@@ -98,7 +106,15 @@ class Seed:
         return self._socket.fileno() < 0
 
     def close(self) -> None:
+        """Whoever is at the other end, known to us or not, ends by itself."""
         self._socket.close()
+
+    def end(self) -> None:
+        """Whether it was stopped or not. It must not be known to have ended: its number may be
+        another's then."""
+        self.close()
+        if self.pid:
+            end_child(self.pid)
 
 
 def become_seed(guest: socket.socket, likely: Optional[Dict[str, Any]], tells: bool) -> None:

@@ -8,6 +8,7 @@ that later, and forks have them where we have them.
 
 import ctypes
 import os
+import sys
 from typing import Any, NamedTuple, Optional, Tuple
 
 _PR_GET_TID_ADDRESS = 40
@@ -37,8 +38,18 @@ _calls = {
 }.get(os.uname().machine)
 
 
+def _is_known_library() -> bool:
+    """Before 2.25 it keeps the number of the process, too, which only its own `fork` renews."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        return name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 25)
+    except (OSError, ValueError):
+        return False
+
+
 def _find_places() -> Optional[_Places]:
-    if _calls is None:
+    # A machine's other, smaller kind of programs has other numbers for all calls.
+    if _calls is None or sys.maxsize < 1 << 32 or not _is_known_library():
         return None
     tid, locks, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
     if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(tid), None, None, None) != 0:

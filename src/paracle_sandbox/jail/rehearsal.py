@@ -27,7 +27,7 @@ from typing import Any
 
 from ..guest import children as guest_children
 from ..guest import main as guest
-from ..guest import seed
+from ..guest import nursery, seed
 from ..guest import start as guest_start
 from ..guest.ends import BY_QUEUE, TELLS_SUCCESS, agree
 from . import kernel, syscalls
@@ -174,6 +174,7 @@ class _Nobody:
                 (os, "fork", _refuse),
                 (os, "posix_spawn", _refuse),
                 (guest_start, "fork", _refuse),
+                (nursery, "fork", _refuse),
                 (os, "mkdir", lambda *_: None),
                 (os, "open", self._open(os.open)),
                 (os, "rename", lambda *_: None),

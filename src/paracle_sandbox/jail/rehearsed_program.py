@@ -35,8 +35,8 @@ class _Over(BaseException):
 def play_program(setup: dict[str, Any]) -> None:
     """Raises RuntimeError if it did not come to its end."""
     likely = parse_python(frames.decode_json(REQUEST), setup).program
-    if likely is None or not program.is_ready(likely["env"], likely["python"]):
-        return  # it would change our surroundings
+    if likely is None or not _can_be_played(likely["env"], likely["python"]):
+        return
     likely.update(path=os.devnull, rehearsal=True)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, _closed_in_the_end(theirs), open(os.devnull, "rb") as null:
@@ -48,6 +48,13 @@ def play_program(setup: dict[str, Any]) -> None:
             seed.become_seed(theirs, None, tells=True)
     if exits != [0, 1, seed.NO_PROGRAM]:
         raise RuntimeError(f"a program did not come to its end: {exits}")
+
+
+def _can_be_played(env: dict[str, str], python: str) -> bool:
+    """Whether it would neither change our surroundings nor be left to a new interpreter."""
+    changes = any(env.get(name) for name in ("PYTHONWARNINGS", "PYTHONFAULTHANDLER"))
+    ready = program_stack.SUPPORTED and program.is_ready(env, python)
+    return ready and not changes and not program.customized(env)
 
 
 @contextlib.contextmanager
@@ -85,6 +92,7 @@ def _props(exits: list[int]) -> Iterator[None]:
             (_signal, "set_wakeup_fd", _nothing),
             (_signal, "signal", _nothing),
             (faulthandler, "disable", _nothing),
+            (sys.modules.get("threading"), "_shutdown", _nothing),
             (gc, "freeze", _nothing),  # with all that is still to be collected
             (gc, "collect", _nothing),
             (ends, "_queue", _nothing),

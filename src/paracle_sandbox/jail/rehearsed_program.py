@@ -8,11 +8,9 @@ what Python remembers of it in place.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
-import array
 import contextlib
 import faulthandler
 import gc
-import marshal
 import os
 import signal
 import socket
@@ -40,9 +38,8 @@ def play_program(setup: dict[str, Any]) -> None:
     likely.update(path=os.devnull, rehearsal=True)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, _closed_in_the_end(theirs), open(os.devnull, "rb") as null:
-        rights = array.array("i", [null.fileno()] * 3)
-        message = marshal.dumps((likely, b"/", False))
-        ours.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        stdio = (null.fileno(),) * 3
+        seed.Seed(ours, os.getpid, {}).start(likely, b"/", terminal=False, stdio=stdio)
         exits: list[int] = []
         with _kept_sys(), _kept_threading(), _props(exits), contextlib.suppress(_Over):
             seed.become_seed(theirs, None, tells=True)

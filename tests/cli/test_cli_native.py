@@ -16,6 +16,8 @@ from paracle_cli import Cli, cgroups_of, end, wait_for
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="native sandboxes need Linux")
 
 _SLEEPER = "import time; print('up', flush=True); time.sleep(300)"
+# What an interpreter says that was interrupted before it came to a program.
+_ENDS_OF_PYTHON = (b"Could not import runpy", b"Fatal Python error: init_")
 
 
 @pytest.fixture
@@ -149,7 +151,7 @@ def test_a_signal_while_it_starts_leaves_nothing(cli: Cli) -> None:
             process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
         # Before our first line runs, Python itself dies of it.
-        by_python = process.returncode == 1 and stderr.startswith(b"Could not import runpy")
+        by_python = process.returncode == 1 and stderr.startswith(_ENDS_OF_PYTHON)
         assert by_python or process.returncode in (130, -signal.SIGINT), stderr
         assert b"Traceback" not in stderr or process.returncode != 130
         wait_for(lambda: not cli.live_remains(), 5)

@@ -168,7 +168,8 @@ print("done")
             result = await sandbox.run_code(program, timeout=60)
         assert result["stdout"] == "done\n", result["stderr"]
         assert max(samples) <= LIMIT
-        assert scene.programs(sandbox) == []
+        # One that has come to its end is a result before the kernel has taken it apart.
+        await until(lambda: scene.programs(sandbox) == [], 10, "the last of them is gone")
 
 
 @pytest.mark.case("A05")

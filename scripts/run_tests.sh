@@ -13,12 +13,14 @@ declare -A lanes=(
     # With the machine that is emulated: the lane of all others is the longest.
     [incus]="tests/incus tests/vm tests/conformance/test_incus.py"
 )
-# Half of the time of their lanes: what other tests show on native and Docker, on more engines.
+# Half of the time of their lanes: what other tests show on native and Docker, on more engines, and
+# a second time in the machine that is emulated.
 long=(tests/docker/test_hostile_gvisor.py tests/incus/test_hostile_incus.py
-    tests/conformance/test_podman.py)
+    tests/conformance/test_podman.py tests/conformance/test_remote_docker.py
+    "tests/vm/test_cgroup_v2.py::test_native_backend_on_cgroup_v2[tester]")
 left_out=()
 if [ -z "${PARACLE_LONG:-}" ]; then
-    left_out=("${long[@]/#/--ignore=}")
+    left_out=("${long[@]/#/--deselect=}") # not --ignore: that is not for what a lane names
     echo "Without ${long[*]}: PARACLE_LONG=1 has them too, as in .ci/run."
 fi
 others=tests

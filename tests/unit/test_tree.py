@@ -57,7 +57,8 @@ def canary(tmp_path: Path) -> Iterator[Path]:
     descriptors = len(os.listdir("/proc/self/fd"))
     yield top
     assert tree_hash(top) == before
-    assert len(os.listdir("/proc/self/fd")) == descriptors, "a descriptor leaked"
+    # (Fewer, if one of an earlier test was collected meanwhile.)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors, "a descriptor leaked"
 
 
 @pytest.fixture

@@ -728,3 +728,22 @@ async def test_use_is_counted(sandbox: Sandbox) -> None:
     before = sandbox.last_used
     await sandbox.write_file("x", "y")
     assert sandbox.last_used > before and sandbox.in_use == 0
+
+
+@pytest.mark.parametrize(("most", "few"), [(16, True), (256, None)])
+async def test_the_guest_hears_that_processes_are_few(
+    backend: FakeBackend, most: int, few: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    config = SandboxConfig(max_processes=most)
+    async with Sandbox(backend, "box", config) as sandbox:
+        connection = sandbox._live()
+        opened = connection.open
+
+        def noting(request: dict[str, object], **options: object) -> object:
+            asked.append(request.get("few_processes"))
+            return opened(request, **options)
+
+        monkeypatch.setattr(connection, "open", noting)
+        await sandbox.run_code("pass")
+    assert asked[0] is few

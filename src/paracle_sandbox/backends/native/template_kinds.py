@@ -79,8 +79,7 @@ def template_path(name: str, settings: Settings) -> Path:
     """Packages fit one interpreter: its version is part of the directory's name."""
     if name not in PACKAGES:
         raise SandboxError(f"No template {name!r}. There are: {', '.join(PACKAGES)}.")
-    tag = re.sub(r"[^A-Za-z0-9.]+", "_", _version_of(settings.python or default_python()))
-    return templates_dir(settings) / f"{name}-{tag}"
+    return templates_dir(settings) / f"{name}-{_tag_of(settings.python or default_python())}"
 
 
 def templates_dir(settings: Settings) -> Path:
@@ -88,6 +87,10 @@ def templates_dir(settings: Settings) -> Path:
 
 
 @functools.cache
+def _tag_of(python: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "_", _version_of(python))
+
+
 def _version_of(python: str) -> str:
     if os.path.realpath(python) == default_python() and sys.implementation.name == "cpython":
         return f"CPython-{sys.version.split()[0]}"

@@ -7,7 +7,9 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+_T = TypeVar("_T")
 PACE_SECONDS = 0.1
 _ROW = 5
 
@@ -62,6 +64,17 @@ async def timed_command(
     return await timed(name, action, count, pause_seconds)
 
 
+async def timed_beside(
+    name: str, command: Sequence[str], count: int, pause: float, ours: Callable[[], Awaitable[_T]]
+) -> tuple[Times, _T]:
+    """A command, one half before what it is compared with and one half after: a machine that
+    becomes slower meanwhile does so for both."""
+    before = await timed_command(name, command, count // 2, pause)
+    found = await ours()
+    after = await timed_command(name, command, count - count // 2, pause)
+    return Times(name, before.values + after.values), found
+
+
 async def timed_in_turns(
     actions: Mapping[str, Callable[[], Awaitable[object]]],
     count: int,
@@ -101,3 +114,16 @@ async def per_second(
     start = time.perf_counter()
     await asyncio.gather(*(worker(number) for number in range(at_once)))
     return finished / (time.perf_counter() - start)
+
+
+async def in_a_burst(action: Callable[[int], Awaitable[object]], at_once: int, count: int) -> float:
+    """How many are finished each second when there are only so many, ``at_once`` under way."""
+    numbers = iter(range(count))
+
+    async def worker() -> None:
+        for number in numbers:
+            await action(number)
+
+    start = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return count / (time.perf_counter() - start)

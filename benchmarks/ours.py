@@ -21,11 +21,12 @@ from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.settings import Settings, load_settings
 
-from .measure import Times, per_second, timed
+from .measure import Times, in_a_burst, per_second, timed
 
 _MIB = 1 << 20
 _HELLO = "print('hello')"
 _STOCK_SETTLES_SECONDS = 2.0
+_DEEP_STOCK_SETTLES_SECONDS = 5.0
 
 
 @asynccontextmanager
@@ -73,10 +74,22 @@ async def live_times(count: int, pause: float) -> tuple[Times, Times]:
     return hello, true
 
 
-async def throughput(at_once: int, seconds: float) -> float:
-    async with backend() as native:
+async def throughput(at_once: int, seconds: float, stock: int | None) -> float:
+    """As long as it goes on: what a stock holds is soon used up."""
+    async with backend(stock=stock) as native:
         await warm(native)
         return await per_second(lambda _: fresh_hello(native), at_once, seconds)
+
+
+async def burst(at_once: int, stock: int, rounds: int) -> float:
+    """As many as are there, per second; the median of some."""
+    async with backend(stock=stock) as native:
+        await fresh_hello(native)
+        found = []
+        for _ in range(rounds):
+            await asyncio.sleep(_DEEP_STOCK_SETTLES_SECONDS)
+            found.append(await in_a_burst(lambda _: fresh_hello(native), at_once, stock))
+    return statistics.median(found)
 
 
 async def pandas_times(count: int) -> Times | None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import signal
 import socket
 import statistics
 import time
@@ -20,7 +21,7 @@ import pytest
 from service_process import ServiceProcess, wait_until
 
 from paracle_sandbox.service.app import MAX_OPEN_PER_KEY
-from paracle_sandbox.service.server import MAX_CONNECTIONS
+from paracle_sandbox.service.protocol import MAX_CONNECTIONS
 
 PUBLIC = {("get", "/health"), ("get", "/ready")}
 LONG = bool(os.environ.get("PARACLE_LONG"))
@@ -283,6 +284,53 @@ def test_too_many_headers(fake: ServiceProcess, headers: str) -> None:
     answer = raw(fake, body_request(fake, headers))
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431")) or not answer, answer[:100]
     assert resident(fake) - before < 50 << 20
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"1;", b"a" * 4096),
+        (b"1\r\n \r\n0\r\n", b"X-After: 1\r\n" * 400),
+        (b"1\r\n \r\n0\r\nX-After: ", b"x" * 4096),
+    ],
+    ids=["what describes a piece", "headers after it", "one header after it"],
+)
+def test_what_has_no_end_around_a_body_is_cut_off(
+    fake: ServiceProcess, begin: bytes, more: bytes
+) -> None:
+    before = resident(fake)
+    with dial(fake) as connection:
+        connection.sendall(body_request(fake, "Transfer-Encoding: chunked\r\n") + begin)
+        sent = 0
+        try:
+            while sent < 4096:
+                connection.sendall(more)
+                sent += 1
+        except OSError:
+            pass
+    assert sent < 4096, "it took 16 MB"
+    assert resident(fake) - before < 20 << 20
+
+
+def test_a_head_that_comes_in_one_piece_is_bounded_too(fake: ServiceProcess) -> None:
+    """Sent while the service does not read, so that it reads all of it at once."""
+    head = body_request(fake, "X-Big: " + "x" * (100 << 10) + "\r\nContent-Length: 0\r\n")
+    os.kill(fake.pid, signal.SIGSTOP)
+    try:
+        connection = dial(fake)
+        connection.sendall(head)
+    finally:
+        os.kill(fake.pid, signal.SIGCONT)
+    with connection:
+        assert answer_of(connection).startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+
+
+@pytest.mark.parametrize("hosts", ["", "Host: a\r\nHost: b\r\n"], ids=["none", "two"])
+def test_a_request_names_one_host(fake: ServiceProcess, hosts: str) -> None:
+    request = f"GET /health HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n"
+    assert raw(fake, request.encode()).startswith(b"HTTP/1.1 400")
+    old = raw(fake, b"GET /health HTTP/1.0\r\n\r\n")
+    assert old.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("count", [10_000, 1_000_000])

@@ -1,4 +1,4 @@
-"""The process around the application: uvicorn, told to be patient with nobody."""
+"""The process around the application: uvicorn, and how it ends."""
 
 from __future__ import annotations
 
@@ -10,60 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import SandboxError
 from .app import make_app
-from .joining import JoiningTransport
+from .protocol import HEADER_SECONDS, MAX_CONNECTIONS, ImpatientProtocol
 from .service import Service
 
 logger = logging.getLogger(__name__)
 
-HEADER_SECONDS = 15.0
-MAX_HEADER_BYTES = 64 << 10
-# Beyond it, whoever has waited longest without a request makes room for the next.
-MAX_CONNECTIONS = 6000
 SHUTDOWN_SECONDS = 5
 _WEBSOCKET_BYTES = 2 << 20
-
-
-class ImpatientProtocol(H11Protocol):
-    """HTTP/1.1 that lets a client go which does not send its request in time, and sooner when
-    many do not: a crowd of silent ones must not keep the others out."""
-
-    since = 0.0
-
-    @property
-    def is_waiting(self) -> bool:
-        """For a request, or the rest of one's head."""
-        between = self.cycle is None or self.cycle.response_complete
-        # A WebSocket took the connection over: it has its own ways to notice who is gone.
-        return bool(between and self.transport.get_protocol() is self)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(JoiningTransport(transport, self.loop))  # type: ignore[arg-type]
-        self._watch_headers()
-        if len(self.connections) > MAX_CONNECTIONS:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        mine = (one for one in self.connections if isinstance(one, ImpatientProtocol))
-        waiting = [one for one in mine if one.is_waiting and one is not self]
-        if waiting:
-            min(waiting, key=lambda one: one.since).transport.close()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch_headers()
-
-    def _watch_headers(self) -> None:
-        self.since = self.loop.time()
-        self.loop.call_later(HEADER_SECONDS, self._check_headers, self.cycle)
-
-    def _check_headers(self, before: object) -> None:
-        """Still the same request as then: none has come since."""
-        if self.cycle is before and self.is_waiting and not self.transport.is_closing():
-            self.transport.close()
 
 
 def allow_many_descriptors() -> None:
@@ -121,7 +77,6 @@ def make_server(service: Service, **options: Any) -> uvicorn.Server:
         ws="websockets-sansio",
         ws_max_size=_WEBSOCKET_BYTES,
         ws_per_message_deflate=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=2 * MAX_CONNECTIONS,
         timeout_keep_alive=int(HEADER_SECONDS),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,

@@ -87,16 +87,16 @@ def _limit(text: str) -> int | None:
 
 def _unified(group: str) -> Usage:
     memory = _pairs(f"{group}/memory.stat")
-    current = _number(f"{group}/memory.current")
+    current = read_number(f"{group}/memory.current")
     # Read after the current value, and never below it: a sandbox grows while we look.
-    peak = max(current, _number(f"{group}/memory.peak"))
+    peak = max(current, read_number(f"{group}/memory.peak"))
     cache = memory.get("file", 0) - memory.get("shmem", 0)
     return Usage(
         cpu_seconds=_pairs(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6,
         memory_bytes=max(0, current - cache),
         memory_peak_bytes=peak,
         cache_bytes=max(0, cache),
-        processes=_number(f"{group}/pids.current"),
+        processes=read_number(f"{group}/pids.current"),
         oom_kills=_pairs(f"{group}/memory.events").get("oom_kill", 0),
         pids_denied=_pairs(f"{group}/pids.events").get("max", 0),
     )
@@ -105,16 +105,16 @@ def _unified(group: str) -> Usage:
 def _separate(groups: Mapping[str, str]) -> Usage:
     memory, pids = groups["memory"], groups["pids"]
     detail = _pairs(f"{memory}/memory.stat")
-    current = _number(f"{memory}/memory.usage_in_bytes")
+    current = read_number(f"{memory}/memory.usage_in_bytes")
     # "cache" counts shared memory too, which cannot be dropped and so is used for good.
     cache = detail.get("total_cache", 0) - detail.get("total_shmem", 0)
     accounting = groups.get("cpuacct")
     return Usage(
-        cpu_seconds=_number(f"{accounting}/cpuacct.usage") / 1e9 if accounting else 0.0,
+        cpu_seconds=read_number(f"{accounting}/cpuacct.usage") / 1e9 if accounting else 0.0,
         memory_bytes=max(0, current - cache),
-        memory_peak_bytes=max(current, _number(f"{memory}/memory.max_usage_in_bytes")),
+        memory_peak_bytes=max(current, read_number(f"{memory}/memory.max_usage_in_bytes")),
         cache_bytes=max(0, cache),
-        processes=_number(f"{pids}/pids.current"),
+        processes=read_number(f"{pids}/pids.current"),
         oom_kills=_pairs(f"{memory}/memory.oom_control").get("oom_kill", 0),
         pids_denied=_pairs(f"{pids}/pids.events").get("max", 0),
     )
@@ -189,7 +189,7 @@ def _network(init_pid: int) -> tuple[int, int]:
     return received, sent
 
 
-def _number(path: str) -> int:
+def read_number(path: str) -> int:
     try:
         return int(_text(path))
     except ValueError:

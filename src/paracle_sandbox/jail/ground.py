@@ -109,15 +109,13 @@ class Ground:
         finally:
             os.close(fd)
 
-    def disk_usage(self, child: Child) -> tuple[int, int]:
-        if self.volume and not child.shape.tmpfs_mb:
-            return self.volume.usage(child.slot)
-        if child.disk_fd >= 0:
-            stat = os.fstatvfs(child.disk_fd)
-            if not stat.f_ffree:
-                return stat.f_blocks * stat.f_frsize, stat.f_blocks * stat.f_frsize
-            return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
-        return 0, 0
+    def disk_answer(self, child: Child | None) -> dict[str, Any]:
+        """What is used and allowed, and where that can be looked up without asking."""
+        if child is not None and self.volume and not child.shape.tmpfs_mb:
+            used, limit = self.volume.usage(child.slot)
+            return {"used": used, "limit": limit, "figures": self.volume.figures(child.slot)}
+        used, limit = _tmpfs_usage(child) if child is not None else (0, 0)
+        return {"used": used, "limit": limit}
 
     def close(self) -> None:
         if self.cgroups:
@@ -127,3 +125,13 @@ class Ground:
         if self._uids is not None:
             self._uids.close()
         self.records.close()
+
+
+def _tmpfs_usage(child: Child) -> tuple[int, int]:
+    if child.disk_fd < 0:
+        return 0, 0
+    stat = os.fstatvfs(child.disk_fd)
+    size = stat.f_blocks * stat.f_frsize
+    if not stat.f_ffree:  # full, whatever of it is left
+        return size, size
+    return size - stat.f_bfree * stat.f_frsize, size

@@ -193,8 +193,7 @@ class Spawner:
         if message["exact"] and self._ground.volume:
             with contextlib.suppress(OSError):  # a broken volume: its figures are all there is
                 self._ground.volume.commit()
-        used, limit = self._ground.disk_usage(child) if child else (0, 0)
-        self._answer(message["request"], used=used, limit=limit)
+        self._answer(message["request"], **self._ground.disk_answer(child))
 
     # -- the way up ----------------------------------------------------------------------
 

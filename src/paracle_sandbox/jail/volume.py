@@ -48,6 +48,11 @@ _MS_NOATIME: Final = 1024
 _OPTIONS: Final = "nobarrier,nodatasum,discard=async,commit=5"
 
 
+# Not the reservations for metadata: worst cases, a hundred times what will be written.
+_USED: Final = ("referenced", "rsv_data")
+_ALLOWED: Final = "max_referenced"
+
+
 class VolumeUnavailable(Exception):
     """This machine cannot have a volume: why, and what would help."""
 
@@ -60,10 +65,11 @@ class VolumeUnavailable(Exception):
 class Volume:
     """A mounted volume. It works through descriptors, so also after the caller changed its root."""
 
-    def __init__(self, mountpoint: str, root: int, groups: int) -> None:
+    def __init__(self, mountpoint: str, root: int, groups: int, groups_path: str) -> None:
         self.mountpoint = mountpoint
         self._root = root
         self._groups = groups
+        self._groups_path = groups_path
         self._retired: collections.deque[int] = collections.deque()
 
     @classmethod
@@ -110,9 +116,14 @@ class Volume:
         and what is promised to writes still in memory. Exact right after a write was refused for
         the limit; what was removed is counted up to one commit longer."""
         group = f"0_{self._id(name)}"
-        # Not the reservations for metadata: worst cases, a hundred times what will be written.
-        used = self._figure(group, "referenced") + self._figure(group, "rsv_data")
-        return used, self._figure(group, "max_referenced")
+        used = sum(self._figure(group, figure) for figure in _USED)
+        return used, self._figure(group, _ALLOWED)
+
+    def figures(self, name: str) -> tuple[list[str], str]:
+        """The files with what `usage` adds up and with what is allowed, for who sees the machine's
+        own /sys."""
+        group = f"{self._groups_path}/0_{self._id(name)}"
+        return [f"{group}/{figure}" for figure in _USED], f"{group}/{_ALLOWED}"
 
     def commit(self) -> None:
         """Write down what is pending: `usage` then no longer counts what was removed."""
@@ -187,16 +198,18 @@ def _require_root() -> None:
         raise VolumeUnavailable("Volumes need root.", "Run as root.")
 
 
-def _prepare(mountpoint: str, identity: bytes) -> tuple[int, int]:
-    """Grow the mounted seed and turn quotas on: descriptors of its root and its quota figures."""
+def _prepare(mountpoint: str, identity: bytes) -> tuple[int, int, str]:
+    """Grow the mounted seed and turn quotas on: descriptors of its root and its quota figures, and
+    where those are."""
     with contextlib.ExitStack() as undo:
         root = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
         undo.callback(os.close, root)
         btrfs.grow_to_device(root)
         btrfs.enable_quota(root)
-        groups = os.open(f"/sys/fs/btrfs/{_shown(identity)}/qgroups", os.O_RDONLY | os.O_DIRECTORY)
+        path = f"/sys/fs/btrfs/{_shown(identity)}/qgroups"
+        groups = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         undo.pop_all()
-        return root, groups
+        return root, groups, path
 
 
 def _shown(identity: bytes) -> str:

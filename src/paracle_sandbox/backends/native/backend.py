@@ -29,7 +29,7 @@ from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ...volumes import refuse_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
-from ..cgroup_usage import read_usage
+from ..cgroup_usage import read_number, read_usage
 from .launcher import default_python
 from .orders import create_request, missing_limits, spawner_options
 from .own_directory import require_own_directory
@@ -233,18 +233,20 @@ class NativeBackend(Backend):
     async def _usage(self, sandbox_id: str, *, exact: bool) -> Usage:
         owned = self._owned.get(sandbox_id)
         record = owned.record if owned else self._record(sandbox_id).content
+        disk = owned.read_disk() if owned and not exact else None
         # Asked first: the spawner finds it out while we read the rest.
-        slot = record.get("slot")
-        asked = owned.spawner.ask("disk", slot=slot, exact=exact) if owned else None
+        asked = owned.ask_disk(exact=exact) if owned and disk is None else None
         try:
             networked = record["config"]["network_mode"] != "none"
             usage = read_usage(record["cgroups"], record["init"]["pid"], networked=networked)
         except (FileNotFoundError, KeyError):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
-        if asked is None:
+        if owned and asked:
+            answer, _ = await asked
+            disk, owned.figures = (answer["used"], answer["limit"]), answer.get("figures")
+        if disk is None:
             return usage
-        disk, _ = await asked
-        used, limit = disk["used"], disk["limit"]
+        used, limit = disk
         slack = max(_DISK_SLACK, limit // _DISK_SLACK_SHARE)
         return replace(usage, disk_bytes=used, disk_full=bool(limit) and used + slack >= limit)
 
@@ -287,6 +289,21 @@ class _Owned:
         self.channel: socket.socket | None = channel
         self.record = record
         self.link: Link | None = None
+        # The files with what its disk holds and may hold, once the spawner has told them.
+        self.figures: tuple[list[str], str] | None = None
+
+    def read_disk(self) -> tuple[int, int] | None:
+        """None when the spawner has to be asked, who would have to wake up for it."""
+        if self.figures is None:
+            return None
+        used, limit = self.figures
+        try:
+            return sum(map(read_number, used)), read_number(limit)
+        except FileNotFoundError:
+            return None
+
+    def ask_disk(self, *, exact: bool) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
+        return self.spawner.ask("disk", slot=self.record["slot"], exact=exact)
 
     def close(self) -> None:
         if self.channel is not None:

@@ -28,6 +28,7 @@ class Spawner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = itertools.count(1)
         self._unsent: deque[bytes] = deque()
+        self._waits_for_room = False
         self._answers: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._ready: asyncio.Future[dict[str, Any]] | None = None
         self.posture: dict[str, Any] = {}
@@ -63,6 +64,7 @@ class Spawner:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._control)
             self._loop.remove_writer(self._control)
+        self._waits_for_room = False
 
     async def request(self, op: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """The answer and the descriptors that came with it."""
@@ -91,12 +93,14 @@ class Spawner:
                 self._control.send(self._unsent[0])
             except BlockingIOError:
                 self._loop.add_writer(self._control, self._send)
+                self._waits_for_room = True
                 return
             except OSError:
                 self._on_end()
                 return
             self._unsent.popleft()
-        if not self.closed:
+        if self._waits_for_room and not self.closed:
+            self._waits_for_room = False
             self._loop.remove_writer(self._control)
 
     def _on_packet(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from paracle_sandbox.guest.loop import Loop
 
 pytestmark = pytest.mark.timeout(60)
 
+PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 TELLS_SUCCESS = signal.SIGRTMIN + 7
 # What a program needs to forge who sent a signal: the call that takes the sender's word for it.
 FORGE = """
@@ -294,6 +296,60 @@ def test_an_end_is_told_with_its_sender() -> None:
             assert list(told_ends()) == ([(child, status)] if status < 2 else [])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def descriptors_of(guest: GuestClient) -> list[str]:
+    return os.listdir(f"/proc/{guest.process.pid}/fd")
+
+
+def hold_still(pid: int) -> None:
+    """As its tracer, whom it does not leave for SIGCONT, but for SIGKILL."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        if libc.ptrace(request, pid, None, None) != 0:
+            raise OSError(ctypes.get_errno(), "ptrace")
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
+@pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["at once", "after a while"])
+def test_a_seed_that_dies_with_its_program_unread_costs_nothing(
+    guest: GuestClient, seconds: float
+) -> None:
+    """As when the program before killed all others: the kernel needs a moment for that."""
+    seed, before = have_seed(guest), descriptors_of(guest)
+    hold_still(seed)
+    running = guest.open(
+        "python",
+        path="p.py",
+        source="print(input(), __import__('os').getpid())",
+        argv=[],
+        stdin=True,
+    )
+    guest.data(running, b"given\n")
+    guest.wait(guest.open("ping"))
+    time.sleep(seconds)
+    os.kill(seed, signal.SIGKILL)
+    os.waitpid(seed, 0)
+    answer = guest.wait(running)
+    assert answer.result == {"exit_code": 0}
+    said, pid = answer.stdout.split()
+    assert (said, int(pid)) == (b"given", answer.pid)
+    assert answer.pid != seed
+    wait_for(lambda: len(descriptors_of(guest)) <= len(before))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
+def test_a_seed_that_is_killed_on_request_is_not_replaced(guest: GuestClient) -> None:
+    seed = have_seed(guest)
+    hold_still(seed)
+    running = start(guest, "print('ran')")
+    guest.wait(guest.open("ping"))
+    guest.signal(running, kill=True)
+    wait_for(lambda: os.waitpid(seed, os.WNOHANG)[0] == seed)
+    answer = guest.wait(running)
+    assert answer.result == {"exit_code": -9, "killed": True}
+    assert bytes(answer.stdout) == b""
 
 
 def test_whoever_kills_everything_gives_the_seed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,8 @@ class Answer:
 
     @property
     def pid(self) -> int | None:
-        return next((event["pid"] for event in self.events if "pid" in event), None)
+        """The last: where a seed died with its program unread, another takes its place."""
+        return next((event["pid"] for event in reversed(self.events) if "pid" in event), None)
 
 
 class GuestClient:

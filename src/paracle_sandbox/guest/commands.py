@@ -12,7 +12,7 @@ is there already. It ends in one of these ways, always with exactly one RESULT o
 import errno
 import os
 import signal
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..channel import frames
 from . import keeper
@@ -22,6 +22,7 @@ from .kill import TreeKill
 from .launch import Invalid, Launch, parse_size
 from .loop import READ, Loop
 from .oom import OomFirst
+from .seed import Seed
 from .start import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, start_program
 from .stdio import Input, Output, set_size
 from .wire import Wire
@@ -57,6 +58,10 @@ class Command:
         self._buffer = buffer
         self._outputs: List[Output] = []
         self._input: Optional[Input] = None
+        # The program's ends, until it has them, and the seed that they were handed to.
+        self._theirs: List[int] = []
+        self._stdio: Stdio = (-1, -1, -1)
+        self._seed: Optional[Seed] = None
         self._status_fd = -1
         self._keeper: Optional[int] = None
         self._pid = 0
@@ -75,21 +80,7 @@ class Command:
     # What the host wants
 
     def start(self) -> None:
-        child_fds: List[int] = []
-        try:
-            stdio = self._open_stdio(child_fds)
-            if self._children.has_place_for_direct():
-                self._start_direct(stdio)
-            else:
-                self._start_keeper(stdio, child_fds)
-        except OSError as error:
-            self._release()
-            self._wire.os_error(error, "cannot start a process")
-        except Refused as refused:
-            self._told(refused.tag, refused.code)
-        finally:
-            for fd in set(child_fds):
-                os.close(fd)
+        self._start(self._children.take_seed if self._launch.program else lambda: None)
         if self._launch.terminal_size:
             self._look()
         else:
@@ -100,6 +91,7 @@ class Command:
         self._looked = True
         if self._wire.finished or self._exit_code is not None:
             return
+        self._see_taken()
         self._tell_pid()
         try:
             for output in self._outputs:
@@ -108,17 +100,34 @@ class Command:
             self.cancel()
             self._wire.os_error(error, "cannot follow its output")
 
-    def _start_direct(self, stdio: Stdio) -> None:
-        seed = self._children.take_seed() if self._launch.program else None
-        pid = start_program(self._launch, stdio, seed, self._oom)
+    def _start(self, take_seed: Callable[[], Optional[Seed]]) -> None:
+        try:
+            if not self._theirs:
+                self._stdio = self._open_stdio(self._theirs)
+            if self._children.has_place_for_direct():
+                self._start_direct(take_seed())
+            else:
+                self._start_keeper()
+        except OSError as error:
+            self._release()
+            self._wire.os_error(error, "cannot start a process")
+        except Refused as refused:
+            self._told(refused.tag, refused.code)
+        if self._seed is None:
+            self._let_go()
+
+    def _start_direct(self, seed: Optional[Seed]) -> None:
+        pid = start_program(self._launch, self._stdio, seed, self._oom)
+        if seed is not None and not seed.closed:
+            self._seed = seed
         self._children.add_direct(pid, self)
         self._told(keeper.STARTED, pid)
 
-    def _start_keeper(self, stdio: Stdio, child_fds: List[int]) -> None:
+    def _start_keeper(self) -> None:
         self._status_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        child_fds.append(write_fd)
+        self._theirs.append(write_fd)
         os.set_blocking(write_fd, True)
-        self._keeper = keeper.start_keeper(self._launch, (*stdio, write_fd), self._oom)
+        self._keeper = keeper.start_keeper(self._launch, (*self._stdio, write_fd), self._oom)
         self._children.add_keeper(self._keeper, self)
         self._loop.watch(self._status_fd, READ, self._news)
 
@@ -176,12 +185,51 @@ class Command:
         if rounds:
             self._loop.call_later(UNTOLD_SECONDS, lambda: self._press_keeper(rounds - 1))
 
+    # A seed that was killed before it took the program, by whatever ran before
+
+    def _see_taken(self) -> None:
+        if self._seed is not None:
+            took = self._seed.took
+            if took:
+                self._let_go()
+            elif took is None:
+                self._loop.call_later(SOON_SECONDS, self._see_taken)
+
+    def _died_before(self, status: int) -> bool:
+        if self._seed is None or not os.WIFSIGNALED(status) or self._killed:
+            return False
+        return self._seed.took is False
+
+    def _start_again(self) -> None:
+        """Once: what kills each seed in time would kill the next, too."""
+        self._drop_seed()
+        self._children.release(self)
+        self._pid_told = False
+        self._start(lambda: None)
+
+    def _let_go(self) -> None:
+        """The program has its ends, or will never have them."""
+        self._drop_seed()
+        for fd in set(self._theirs):
+            os.close(fd)
+        self._theirs.clear()
+
+    def _drop_seed(self) -> None:
+        if self._seed is not None:
+            self._seed.close()
+            self._seed = None
+
     # How it ends
 
     def on_exit(self, status: int) -> None:
         """The direct command's program has ended."""
-        if self._exit_code is None:
-            self._told(keeper.ENDED, status)
+        if self._exit_code is not None:
+            return
+        if self._died_before(status):
+            self._start_again()
+            return
+        self._let_go()
+        self._told(keeper.ENDED, status)
 
     def _news(self) -> None:
         try:
@@ -297,6 +345,7 @@ class Command:
         return verdict
 
     def _release(self) -> None:
+        self._let_go()
         for output in self._outputs:
             output.close()
         if self._input:

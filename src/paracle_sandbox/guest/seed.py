@@ -72,6 +72,7 @@ class Seed:
         self._socket.setblocking(False)
         self._find_pid = find_pid
         self._pid: Optional[int] = None
+        self._took: Optional[bool] = None
 
     @property
     def pid(self) -> int:
@@ -83,7 +84,8 @@ class Seed:
     def start(
         self, program: Dict[str, Any], cwd: bytes, terminal: bool, stdio: Tuple[int, int, int]
     ) -> bool:
-        """Hand over the program; False when that cannot be done. The seed is used up."""
+        """Hand over the program; False when that cannot be done. The seed is used up; what is left
+        to ask it is whether it `took` the program."""
         told = {
             name: value
             for name, value in program.items()
@@ -91,15 +93,29 @@ class Seed:
         }
         message = marshal.dumps((told, cwd, terminal))
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", stdio))
-        with self._socket:
-            if len(message) > MAX_MESSAGE_BYTES or not self.pid:
-                return False
-            try:
+        try:
+            if len(message) <= MAX_MESSAGE_BYTES and self.pid:
                 os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it
                 self._socket.sendmsg([message], [rights])
+                return True
+        except OSError:
+            pass  # somebody killed it
+        self.close()
+        return False
+
+    @property
+    def took(self) -> Optional[bool]:
+        """The program that it was handed: False when it died before, though we could not know. None
+        as long as it may still do either."""
+        if self._took is None:
+            try:
+                self._socket.recv(1)
+                self._took = True
+            except BlockingIOError:
+                pass
             except OSError:
-                return False  # somebody killed it
-        return True
+                self._took = False  # it ended with a message unread, which is said only once
+        return self._took
 
     @property
     def closed(self) -> bool:

@@ -27,8 +27,7 @@ class SocketChannel(Channel):
         loop = asyncio.get_running_loop()
         if self._watched_by is not loop:
             self._unwatch()
-            # By number: asyncio would describe the socket in an error that it raises and catches.
-            loop.add_reader(self._sock.fileno(), self._on_readable)
+            loop.add_reader(self._sock, self._on_readable)
             self._watched_by = loop
         self._waiter = loop.create_future()
         try:
@@ -53,7 +52,7 @@ class SocketChannel(Channel):
 
     def _unwatch(self) -> None:
         if self._watched_by is not None and not self._watched_by.is_closed():
-            self._watched_by.remove_reader(self._sock.fileno())
+            self._watched_by.remove_reader(self._sock)
         self._watched_by = None
 
     async def send(self, data: bytes) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -81,15 +81,18 @@ async def throughput(at_once: int, seconds: float, stock: int | None) -> float:
         return await per_second(lambda _: fresh_hello(native), at_once, seconds)
 
 
-async def burst(at_once: int, stock: int, rounds: int) -> float:
-    """As many as are there, per second; the median of some."""
+async def bursts(
+    bare: Callable[[int], Awaitable[object]], at_once: int, stock: int, rounds: int
+) -> tuple[float, float]:
+    """As many as are there, per second, and as many of the bare ones; the median of some."""
+    found: tuple[list[float], list[float]] = ([], [])
     async with backend(stock=stock) as native:
         await fresh_hello(native)
-        found = []
         for _ in range(rounds):
-            await asyncio.sleep(_DEEP_STOCK_SETTLES_SECONDS)
-            found.append(await in_a_burst(lambda _: fresh_hello(native), at_once, stock))
-    return statistics.median(found)
+            for action, rates in zip((lambda _: fresh_hello(native), bare), found, strict=True):
+                await asyncio.sleep(_DEEP_STOCK_SETTLES_SECONDS)
+                rates.append(await in_a_burst(action, at_once, stock))
+    return statistics.median(found[0]), statistics.median(found[1])
 
 
 async def pandas_times(count: int) -> Times | None:

@@ -26,7 +26,7 @@ from paracle_sandbox.guest.loop import Loop
 
 pytestmark = pytest.mark.timeout(60)
 
-PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH = 0x4206, 0x4207, 17
 TELLS_SUCCESS = signal.SIGRTMIN + 7
 # What a program needs to forge who sent a signal: the call that takes the sender's word for it.
 FORGE = """
@@ -337,6 +337,37 @@ def test_a_seed_that_dies_with_its_program_unread_costs_nothing(
     assert (said, int(pid)) == (b"given", answer.pid)
     assert answer.pid != seed
     wait_for(lambda: len(descriptors_of(guest)) <= len(before))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_for_a_program_waits_until_it_is_there(guest: GuestClient, number: int) -> None:
+    """Whoever takes its place gets it, too."""
+    seed = have_seed(guest)
+    hold_still(seed)
+    running = start(guest, "import time; time.sleep(20); print('ran')")
+    guest.wait(guest.open("ping"))
+    guest.signal(running, signal=int(number))
+    guest.wait(guest.open("ping"))
+    os.kill(seed, signal.SIGKILL)
+    os.waitpid(seed, 0)
+    answer = guest.wait(running)
+    assert answer.result == {"exit_code": -number}
+    assert bytes(answer.stdout) == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
+def test_a_signal_reaches_the_program_of_a_slow_seed(guest: GuestClient) -> None:
+    seed = have_seed(guest)
+    hold_still(seed)
+    running = start(guest, "import time; time.sleep(20); print('ran')")
+    guest.wait(guest.open("ping"))
+    guest.signal(running, signal=int(signal.SIGTERM))
+    guest.wait(guest.open("ping"))
+    if ctypes.CDLL(None).ptrace(PTRACE_DETACH, seed, None, None) != 0:
+        raise OSError("ptrace")
+    answer = guest.wait(running)
+    assert (answer.pid, answer.result) == (seed, {"exit_code": -signal.SIGTERM})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")

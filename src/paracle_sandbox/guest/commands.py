@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ..channel import frames
 from . import keeper
 from .children import Children
+from .ends import forget_told
 from .kernel import slave_path
 from .kill import TreeKill
 from .launch import Invalid, Launch, parse_size
@@ -113,8 +114,9 @@ class Command:
             self._wire.os_error(error, "cannot start a process")
         except Refused as refused:
             self._told(refused.tag, refused.code)
-        if self._seed is None:
-            self._let_go()
+        finally:
+            if self._seed is None:
+                self._let_go()
 
     def _start_direct(self, seed: Optional[Seed]) -> None:
         pid = start_program(self._launch, self._stdio, seed, self._oom)
@@ -192,6 +194,7 @@ class Command:
             took = self._seed.took
             if took:
                 self._let_go()
+                self._send_signals()
             elif took is None:
                 self._loop.call_later(SOON_SECONDS, self._see_taken)
 
@@ -204,7 +207,8 @@ class Command:
         """Once: what kills each seed in time would kill the next, too."""
         self._drop_seed()
         self._children.release(self)
-        self._pid_told = False
+        self._pid, self._pid_told = 0, False
+        forget_told()
         self._start(lambda: None)
 
     def _let_go(self) -> None:
@@ -291,6 +295,8 @@ class Command:
     def _send_signals(self) -> None:
         if not self._pid or self._exit_code is not None:
             return
+        if self._early_signals and self._seed is not None and not self._seed.took:
+            return  # a seed takes no notice; its program will
         for number in self._early_signals:
             try:
                 self._send_signal(number)

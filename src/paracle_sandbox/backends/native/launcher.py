@@ -126,7 +126,6 @@ _ahead: dict[str, Launched] = {}
 
 
 @functools.cache
-@functools.cache
 def default_python() -> str:
     """The interpreter below this one's virtual environment, if any: the same that sandboxes run."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

@@ -199,9 +199,8 @@ class Command:
                 self._loop.call_later(SOON_SECONDS, self._see_taken)
 
     def _died_before(self, status: int) -> bool:
-        if self._seed is None or not os.WIFSIGNALED(status) or self._killed:
-            return False
-        return self._seed.took is False
+        by_another = os.WIFSIGNALED(status) and not self._killed
+        return by_another and self._seed is not None and self._seed.took is False
 
     def _start_again(self) -> None:
         """Once: what kills each seed in time would kill the next, too."""
@@ -227,13 +226,11 @@ class Command:
 
     def on_exit(self, status: int) -> None:
         """The direct command's program has ended."""
-        if self._exit_code is not None:
-            return
-        if self._died_before(status):
+        if self._exit_code is None and self._died_before(status):
             self._start_again()
-            return
-        self._let_go()
-        self._told(keeper.ENDED, status)
+        elif self._exit_code is None:
+            self._let_go()
+            self._told(keeper.ENDED, status)
 
     def _news(self) -> None:
         try:

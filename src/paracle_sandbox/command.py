@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 CONFIRM_SECONDS = 3.0
 _CALLBACK_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
-# A run this short is only checked for limits when it failed: usage costs more than it tells.
-_SHORT_SECONDS = 0.02
+# A run this short is only checked for limits when it failed: usage costs more than it tells, and
+# the smallest disk is not filled in so short a time.
+_SHORT_SECONDS = 0.05
 _KILLED = -signal.SIGKILL
 
 

@@ -118,8 +118,19 @@ class SandboxLife:
         """Remove it with everything in it. Idempotent. Raises SandboxCleanupError when
         something stays; another stop tries again."""
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            await self._destroy()
+        elif self._backend.kills_guests:
+            connection.lose()
+            try:
+                await self._destroy()
+            finally:
+                await connection.close()
+        else:
             await connection.close()
+            await self._destroy()
+
+    async def _destroy(self) -> None:
         if not self._made:
             return
         seconds = self._config.cleanup_timeout

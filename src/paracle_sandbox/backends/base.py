@@ -26,6 +26,11 @@ class Channel(ABC):
     async def send(self, data: bytes) -> None:
         """Write all of it. Raises ConnectionError once the guest is gone."""
 
+    def send_now(self, data: bytes) -> int:
+        """Write what can be written without waiting, while nobody sends. Returns how many bytes
+        that was; whatever keeps it from more, `send` will meet it, too."""
+        return 0
+
     @abstractmethod
     async def close(self) -> None:
         """Idempotent."""
@@ -91,6 +96,8 @@ class Backend(ABC):
     """A kind of isolation. It keeps no record of its sandboxes: the id is the handle."""
 
     name: str
+    # Whether destroy() kills the guest at once. Then it need not hear before that it has to end.
+    kills_guests = False
 
     @abstractmethod
     async def health(self) -> Health:

@@ -1,9 +1,10 @@
 """The host's end of a channel: many operations at once over one byte stream.
 
-Two tasks serve a connection. The reader takes frames off the channel and hands them to their
-streams; it never waits for a consumer, because credit bounds what can arrive. The writer
-sends queued frames in order. Everything the guest says is hostile: a frame that does not fit
-breaks the connection off, every open stream learns it, and nothing else is affected.
+The reader, a task, takes frames off the channel and hands them to their streams; it never waits
+for a consumer, because credit bounds what can arrive. Frames of one turn of the event loop are sent
+together at its end; what the channel does not take at once is left to the writer, a task that lives
+as long as there is something to send. Everything the guest says is hostile: a frame that does not
+fit breaks the connection off, every open stream learns it, and nothing else is affected.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _SMALL_FRAME = 64 << 10
 _MUCH_UNSENT = 1 << 20
 _MAX_STREAM = 0xFFFFFFFF
 _TURNS_IN_A_ROW = 8
+_STOPPED = "The sandbox was stopped"
 
 
 class Connection:
@@ -49,16 +51,17 @@ class Connection:
         self._lost: str | None = None
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
-        self._writer_idle: asyncio.Future[None] | None = None
+        self._flush_is_due = False
+        self._writer: asyncio.Task[None] | None = None
         self._drain_waiters: list[asyncio.Future[None]] = []
         self._hello: asyncio.Future[dict[str, Any]] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._reader: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self, timeout_seconds: float = HELLO_SECONDS) -> dict[str, Any]:
         """Wait for the guest's HELLO. Raises SandboxCreationError when none comes."""
         self._hello = asyncio.get_running_loop().create_future()
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        self._reader = asyncio.create_task(self._read())
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await self._hello
@@ -101,23 +104,30 @@ class Connection:
         with self.open(op) as stream:
             return await stream.finish()
 
-    async def close(self, reason: str = "The sandbox was stopped") -> None:
+    async def close(self, reason: str = _STOPPED) -> None:
         """Idempotent. The guest ends when its channel does; open streams end with ``reason``."""
         await asyncio.shield(self._lose(reason))
+
+    def lose(self, reason: str = _STOPPED) -> None:
+        """End all streams with ``reason``, and hear no more. Only `close` tells the guest."""
+        self._end_streams(reason)
+        for task in self._tasks():
+            task.cancel()
 
     # What a stream needs (stream.Link).
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame for the writer."""
+        """Queue a frame."""
         if self._lost is not None:
             return
         self._unsent.append(frame)
         self._unsent_bytes += len(frame)
-        if self._writer_idle is not None and not self._writer_idle.done():
-            self._writer_idle.set_result(None)
+        if self._writer is None and not self._flush_is_due:
+            self._flush_is_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     async def drained(self) -> None:
-        """Wait until the writer has caught up."""
+        """Wait until most of what was queued is on its way."""
         while self._unsent_bytes > _MUCH_UNSENT and self._lost is None:
             waiter = asyncio.get_running_loop().create_future()
             self._drain_waiters.append(waiter)
@@ -170,18 +180,31 @@ class Connection:
             raise ProtocolError(f"it does not speak protocol {PROTOCOL}")
         self._hello.set_result(hello)
 
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._lost is not None:
+            return
+        while self._unsent:
+            batch = self._next_batch()
+            sent = self._channel.send_now(batch)
+            self._unsent_bytes -= sent
+            if sent < len(batch):
+                self._unsent.appendleft(batch[sent:])
+                self._writer = asyncio.create_task(self._write())
+                break
+        self._wake_drained()
+
     async def _write(self) -> None:
         try:
-            while True:
-                while self._unsent:
-                    batch = self._next_batch()
-                    await self._channel.send(batch)
-                    self._unsent_bytes -= len(batch)
-                    self._wake_drained()
-                self._writer_idle = asyncio.get_running_loop().create_future()
-                await self._writer_idle
+            while self._unsent:
+                batch = self._next_batch()
+                await self._channel.send(batch)
+                self._unsent_bytes -= len(batch)
+                self._wake_drained()
         except OSError:
             self._lose("The sandbox died")
+        finally:
+            self._writer = None
 
     def _next_batch(self) -> bytes:
         """Small frames that wait together travel together."""
@@ -203,8 +226,14 @@ class Connection:
 
     def _lose(self, reason: str) -> asyncio.Task[None]:
         """End everything, once; the task that lets go of the channel."""
-        if self._closing is not None:
-            return self._closing
+        if self._closing is None:
+            self._end_streams(reason)
+            self._closing = asyncio.create_task(self._let_go())
+        return self._closing
+
+    def _end_streams(self, reason: str) -> None:
+        if self._lost is not None:
+            return
         self._lost = reason
         streams, self._streams = self._streams, {}
         for stream in streams.values():
@@ -214,17 +243,18 @@ class Connection:
         self._wake_drained()
         if self._hello is not None and not self._hello.done():
             self._hello.set_exception(self.lost_error())
-        self._closing = asyncio.create_task(self._let_go())
-        return self._closing
 
     async def _let_go(self) -> None:
         # The tasks first: a closed descriptor's number may be another's by the time they look.
-        # Done ones are left alone: they may belong to an event loop that has ended.
-        tasks = [task for task in self._tasks if not task.done()]
+        tasks = self._tasks()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        """Done ones are left alone: they may belong to an event loop that has ended."""
+        return [task for task in (self._reader, self._writer) if task and not task.done()]
 
     def _free_number(self) -> int:
         while True:

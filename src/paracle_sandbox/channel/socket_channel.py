@@ -61,6 +61,12 @@ class SocketChannel(Channel):
         except OSError as error:
             raise ConnectionError(f"the guest is gone: {error}") from error
 
+    def send_now(self, data: bytes) -> int:
+        try:
+            return self._sock.send(data)
+        except OSError:
+            return 0
+
     async def close(self) -> None:
         self._unwatch()
         self._sock.close()

@@ -25,7 +25,7 @@ from .loop import READ, Loop
 from .oom import OomFirst
 from .seed import Seed
 from .start import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, start_program
-from .stdio import Input, Output, set_size
+from .stdio import DEFAULT_PIPE_BYTES, Input, Output, set_size
 from .wire import Wire
 
 # How often, and for how long in all, a keeper is asked to go on and say what it started.
@@ -34,6 +34,10 @@ UNTOLD_SECONDS = 0.05
 # A program that ends sooner is told of when it has, with all that it printed. To be woken by what
 # it prints would not be sooner: the kernel lets a program that writes go on before its reader.
 SOON_SECONDS = 0.003
+# As soon as that for one that cannot be told anything: nobody answers to what it prints. Unless it
+# has printed as much as it can, and waits.
+SOON_ENOUGH_SECONDS = 0.01
+MUCH_BYTES = DEFAULT_PIPE_BYTES // 2
 NO_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -85,7 +89,13 @@ class Command:
         if self._launch.terminal_size:
             self._look()
         else:
-            self._loop.call_later(SOON_SECONDS, self._look)
+            self._loop.call_later(SOON_SECONDS, self._look if self._launch.stdin else self._glance)
+
+    def _glance(self) -> None:
+        if any(output.waiting() >= MUCH_BYTES for output in self._outputs if not output.closed):
+            self._look()
+        else:
+            self._loop.call_later(SOON_ENOUGH_SECONDS - SOON_SECONDS, self._look)
 
     def _look(self) -> None:
         """Tell of a program that is not over at once; until then nobody has to wake up for it."""

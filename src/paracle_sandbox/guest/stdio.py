@@ -55,16 +55,20 @@ class Output:
         """
         if self.closed or self._left is not None:
             return
-        try:
-            answer = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
-            self._left = int(struct.unpack("i", answer)[0])
-        except OSError:
-            self._left = 0
+        self._left = self.waiting()
         if os.isatty(self._fd):
             self._left = TERMINAL_TAIL_BYTES
         self.update()
         if not self._left:
             self.close()
+
+    def waiting(self) -> int:
+        """How many bytes the command has written that were not read."""
+        try:
+            answer = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
+        except OSError:
+            return 0
+        return int(struct.unpack("i", answer)[0])
 
     def drain(self) -> None:
         """Send what is left, as far as the host takes it; then close."""

@@ -51,6 +51,7 @@ class NativeBackend(Backend):
     """Namespaces, cgroups, seccomp and Landlock of this machine."""
 
     name = "native"
+    kills_guests = True
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or load_settings()

@@ -65,8 +65,11 @@ def template_name(image: str) -> str:
 
 def find_template(name: str, settings: Settings) -> Template:
     """As far as it is there."""
-    path = template_path(name, settings)
-    there = path.is_dir()
+    return template_at(template_path(name, settings), name)
+
+
+def template_at(path: Path, name: str) -> Template:
+    there = os.path.isdir(path)
     return Template(
         name,
         path if there else None,

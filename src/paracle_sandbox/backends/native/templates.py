@@ -23,7 +23,7 @@ from ...settings import Settings
 from .launcher import default_python
 from .template_kinds import PACKAGES as PACKAGES
 from .template_kinds import Template as Template
-from .template_kinds import find_template, template_path, templates_dir
+from .template_kinds import template_at, template_path, templates_dir
 from .template_kinds import template_name as template_name
 
 log = logging.getLogger("paracle_sandbox.templates")
@@ -40,6 +40,7 @@ class Templates:
         self._settings = settings
         self._dir = templates_dir(settings)
         self._notes: dict[str, str] = {}
+        self._paths: dict[str, Path] = {}
 
     async def for_image(self, image: str) -> Template:
         """The template behind an image name, built first if need be and if it can be."""
@@ -48,7 +49,8 @@ class Templates:
         if template.path is None and name not in self._notes and self._settings.template_build:
             await asyncio.to_thread(self._build_on_first_use, name)
             template = self.get(name)
-        return replace(template, note=self._notes.get(name, ""))
+        note = self._notes.get(name)
+        return replace(template, note=note) if note else template
 
     def _build_on_first_use(self, name: str) -> None:
         """Once, also when it fails: whoever is offline need not wait for that in every program."""
@@ -73,13 +75,16 @@ class Templates:
         log.warning("%s Sandboxes run with the standard library alone.", reason)
 
     def get(self, name: str) -> Template:
-        return find_template(name, self._settings)
+        return template_at(self._path(name), name)
 
     def names(self) -> list[str]:
         return list(PACKAGES)
 
     def _path(self, name: str) -> Path:
-        return template_path(name, self._settings)
+        # Looked for with every sandbox that is made, and always in the same place.
+        if name not in self._paths:
+            self._paths[name] = template_path(name, self._settings)
+        return self._paths[name]
 
     def build(self, name: str, progress: Progress = lambda line: None) -> Path:
         """Install the packages. Raises SandboxError when the package index cannot be reached."""

@@ -26,7 +26,7 @@ from .measure import Times, in_a_burst, per_second, timed
 _MIB = 1 << 20
 _HELLO = "print('hello')"
 _STOCK_SETTLES_SECONDS = 2.0
-_DEEP_STOCK_SETTLES_SECONDS = 5.0
+_DEEP_STOCK_SETTLES_SECONDS = 2.5
 
 
 @asynccontextmanager
@@ -41,8 +41,12 @@ async def backend(*, stock: int | None = None) -> AsyncIterator[NativeBackend]:
         await native.close()
 
 
+_USUAL = SandboxConfig()
+
+
 def sandbox(native: NativeBackend, **options: object) -> Sandbox:
-    return Sandbox(native, new_sandbox_id(), SandboxConfig.model_validate(options))
+    config = SandboxConfig.model_validate(options) if options else _USUAL
+    return Sandbox(native, new_sandbox_id(), config)
 
 
 async def fresh_hello(native: NativeBackend, code: str = _HELLO, **options: object) -> None:
@@ -82,17 +86,22 @@ async def throughput(at_once: int, seconds: float, stock: int | None) -> float:
 
 
 async def bursts(
-    bare: Callable[[int], Awaitable[object]], at_once: int, stock: int, rounds: int
+    bare: Callable[[int], Awaitable[object]], at_once: int, count: int, rounds: int
 ) -> tuple[float, float]:
-    """As many as are there, per second, and as many of the bare ones; the median of some."""
-    found: tuple[list[float], list[float]] = ([], [])
-    async with backend(stock=stock) as native:
+    """So many, per second, when all of them are there, and as many of the bare ones: of the rounds,
+    each with both, the one whose ratio is the median. What others do to the machine meets both."""
+    found: list[tuple[float, float]] = []
+    # None has to be made meanwhile: that begins when few are left.
+    async with backend(stock=count + at_once) as native:
         await fresh_hello(native)
         for _ in range(rounds):
-            for action, rates in zip((lambda _: fresh_hello(native), bare), found, strict=True):
+            rates = []
+            for action in (lambda _: fresh_hello(native), bare):
                 await asyncio.sleep(_DEEP_STOCK_SETTLES_SECONDS)
-                rates.append(await in_a_burst(action, at_once, stock))
-    return statistics.median(found[0]), statistics.median(found[1])
+                rates.append(await in_a_burst(action, at_once, count))
+            found.append((rates[0], rates[1]))
+    found.sort(key=lambda pair: pair[0] / pair[1])
+    return found[len(found) // 2]
 
 
 async def pandas_times(count: int) -> Times | None:

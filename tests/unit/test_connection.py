@@ -348,6 +348,50 @@ async def test_close_is_idempotent_and_says_why(ends: Ends) -> None:
         await stream.finish()
 
 
+async def test_a_guest_does_not_hear_of_the_end_before_the_channel_is_closed(ends: Ends) -> None:
+    connection, guest = ends
+    stream = connection.open({"op": "a"})
+    await guest.take()
+    connection.lose()
+    with pytest.raises(SandboxExecutionError, match="was stopped"):
+        await stream.finish()
+    with pytest.raises(SandboxExecutionError, match="was stopped"):
+        connection.open({"op": "b"})
+    await guest.result(stream.number, {})  # nobody minds what it says now
+    with pytest.raises(BlockingIOError):
+        guest._sock.recv(1)
+    await connection.close("another reason")
+    with pytest.raises((EOFError, ConnectionResetError)):
+        await guest.take()
+    with pytest.raises(SandboxExecutionError, match="was stopped"):
+        connection.open({"op": "b"})
+
+
+async def test_what_is_asked_for_at_once_travels_together(ends: Ends) -> None:
+    connection, guest = ends
+    for name in "abc":
+        connection.open({"op": name})
+    await asyncio.sleep(0)
+    together = guest._sock.recv(1 << 16)
+    asked = [frames.decode_json(payload) for _, _, payload in guest._reader.feed(together)]
+    assert asked == [{"op": "a"}, {"op": "b"}, {"op": "c"}]
+
+
+async def test_what_the_channel_does_not_take_at_once_comes_in_order(ends: Ends) -> None:
+    """Much more than a socket holds, in frames of all sizes, and small ones among them."""
+    connection, guest = ends
+    sizes = [(7 * number) % 190_000 + 1 for number in range(0, 27_000, 900)]
+    for size in sizes:
+        connection.open({"op": "x" * size})
+    waiting = asyncio.create_task(connection.drained())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    for number, size in enumerate(sizes, 1):
+        _, stream, payload = await guest.take()
+        assert (stream, len(frames.decode_json(payload)["op"])) == (number, size)
+    await waiting
+
+
 async def test_a_request_that_fits_no_frame(ends: Ends) -> None:
     connection, _ = ends
     with pytest.raises(ValueError, match="too large"):

@@ -32,6 +32,7 @@ from .confine import Shape, StepFailed, Steps
 from .ground import Ground
 from .heat import Heat
 from .mold import Mold
+from .networks import EndedNetworks
 from .place import Grant
 
 _MAX_MESSAGE = 1 << 16
@@ -71,6 +72,7 @@ class Spawner:
         self._slots = 0
         self._quiet_at = 0.0
         self._heat = Heat(ground.cgroups)
+        self._networks = EndedNetworks()
         self._selector = selectors.DefaultSelector()
         self._ends = False
 
@@ -100,7 +102,7 @@ class Spawner:
         until_quiet = self._quiet_at - time.monotonic()
         if until_quiet > 0 and (until_beat := self._heat.until_beat()) is not None:
             return until_beat
-        return max(0.0, until_quiet) if self._wants_work() else None
+        return max(0.0, until_quiet) if self._networks or self._wants_work() else None
 
     def _wants_work(self) -> bool:
         """Whether there is something to do ahead of need. One child at a time."""
@@ -262,6 +264,8 @@ class Spawner:
             self._kill(child)
             return
         self._heat.entered()
+        child.process = self._ground.process_of(child.pidfd)
+        child.hold_network()
         if child.request is not None:
             self._hand_over(child)
         else:
@@ -289,7 +293,7 @@ class Spawner:
             request["request"],
             (child.host_end.fileno(),),
             slot=child.slot,
-            init=ground.process_of(child.pidfd),
+            init=child.process,
             cgroups=ground.cgroup_paths(child.slot),
         )
         child.host_end.close()
@@ -344,6 +348,7 @@ class Spawner:
             self._first = None
         self._starting.discard(child.slot)
         ground.give_identity_back(child.identity)
+        self._keep_network(child)
         child.close()
         with contextlib.suppress(OSError):  # the mold has ended too
             self._mold.settle()
@@ -354,12 +359,20 @@ class Spawner:
         for number in child.waiters:
             self._answer(number, left=left)
 
+    def _keep_network(self, child: Child) -> None:
+        network = child.give_network()
+        if network >= 0:
+            self._networks.take(network)
+
     # -- idle time and end ---------------------------------------------------------------
 
     def _use_idle_time(self) -> None:
-        """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
+        """Nothing waits: let go of what has ended, and fill the stock, one child a turn, so that a
+        request never waits long."""
         hot = (self._heat.in_burst or self._heat.lasts) and self._mold_ready()
         quiet = time.monotonic() >= self._quiet_at
+        if quiet:
+            self._networks.let_go()
         if self._busy or not self._wants_work() or not (hot or quiet):
             return
         if self._idle_modules:

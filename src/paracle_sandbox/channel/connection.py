@@ -106,7 +106,10 @@ class Connection:
 
     async def close(self, reason: str = _STOPPED) -> None:
         """Idempotent. The guest ends when its channel does; open streams end with ``reason``."""
-        await asyncio.shield(self._lose(reason))
+        if self._closing is None and self._lost is not None and not self._tasks():
+            await self._channel.close()  # nobody else is left who uses it
+        else:
+            await asyncio.shield(self._lose(reason))
 
     def lose(self, reason: str = _STOPPED) -> None:
         """End all streams with ``reason``, and hear no more. Only `close` tells the guest."""

@@ -108,7 +108,7 @@ class RecordStore:
 
     def remove(self, sandbox_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            (self._dir / f"{sandbox_id}.json").unlink()
+            os.unlink(f"{self._dir}/{sandbox_id}.json")
 
     def has_slot(self, record: Record) -> bool:
         """Whether its spawner still has the child behind a sandbox."""

@@ -41,12 +41,8 @@ async def backend(*, stock: int | None = None) -> AsyncIterator[NativeBackend]:
         await native.close()
 
 
-_USUAL = SandboxConfig()
-
-
 def sandbox(native: NativeBackend, **options: object) -> Sandbox:
-    config = SandboxConfig.model_validate(options) if options else _USUAL
-    return Sandbox(native, new_sandbox_id(), config)
+    return Sandbox(native, new_sandbox_id(), SandboxConfig.model_validate(options))
 
 
 async def fresh_hello(native: NativeBackend, code: str = _HELLO, **options: object) -> None:

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 CONFIRM_SECONDS = 3.0
 _CALLBACK_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
-# A run this short is only checked for limits when it failed: usage costs more than it tells, and
-# the smallest disk is not filled in so short a time.
+# A run this short is only checked for limits when it failed: usage costs more than it tells. None
+# that is as short as to write to all memory it may have, which goes by some 10 GB a second.
 _SHORT_SECONDS = 0.05
+_FASTEST_MB = 10_000
 _KILLED = -signal.SIGKILL
 
 
@@ -281,7 +282,8 @@ class Command:
         if self._condemnation is not None:
             await self._condemnation
         seconds = asyncio.get_running_loop().time() - self._started
-        suspicious = lost is not None or self._exit_code != 0 or seconds > _SHORT_SECONDS
+        short = min(_SHORT_SECONDS, self._place.config.memory_mb / _FASTEST_MB)
+        suspicious = lost is not None or self._exit_code != 0 or seconds > short
         return Ending(
             sandbox_id=self._place.sandbox_id,
             config=self._place.config,

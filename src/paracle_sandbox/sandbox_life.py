@@ -122,6 +122,8 @@ class SandboxLife:
             await self._destroy()
         elif self._backend.kills_guests:
             connection.lose()
+            if self._in_use:
+                await asyncio.sleep(0)  # for them to see what was used, while that can be seen
             try:
                 await self._destroy()
             finally:

@@ -71,7 +71,7 @@ async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record
         owner, (launcher, spawner) = os.getpid(), helpers()
         parent = mold()
         memory = {pid: resident_kb(pid) for pid in (owner, launcher, spawner, parent)}
-        descriptors = len(os.listdir(f"/proc/{spawner}/fd"))
+        descriptors = await at_rest(spawner)
         of_mold = await at_rest(parent)
 
         rate = await cycles(manager, CYCLES // 2)
@@ -80,9 +80,9 @@ async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record
         print(f"{rate:.0f} cycles a second")
         if not stock:  # a stock is always on its way
             await clean_since(before, place)
-            assert abs(len(os.listdir(f"/proc/{spawner}/fd")) - descriptors) <= 2
+            assert abs(await at_rest(spawner) - descriptors) <= 2
         else:
-            assert len(os.listdir(f"/proc/{spawner}/fd")) <= descriptors + 5 * stock
+            assert await at_rest(spawner) <= descriptors + 5 * stock
         assert await at_rest(parent) == of_mold
         for pid, kilobytes in memory.items():
             grown = resident_kb(pid) - kilobytes

@@ -444,6 +444,15 @@ async def test_an_oom_kill_stops_what_still_runs(backend: FakeBackend, sandbox: 
             await running
 
 
+async def test_less_memory_is_used_up_sooner(backend: FakeBackend) -> None:
+    """What is over in a moment is not looked at, unless it had the time to use up its memory."""
+    async with Sandbox(backend, "box", SandboxConfig(memory_mb=128)) as sandbox:
+        backend.usage_of["box"] = Usage(oom_kills=1)
+        with pytest.raises(ResourceLimitError, match="Memory limit"):
+            await sandbox.execute("sleep 0.03")
+        assert (await sandbox.execute("sleep 0.03"))["exit_code"] == 0
+
+
 async def test_an_oom_killed_child_outweighs_a_success(
     backend: FakeBackend, sandbox: Sandbox
 ) -> None:

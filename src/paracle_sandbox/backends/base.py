@@ -96,7 +96,8 @@ class Backend(ABC):
     """A kind of isolation. It keeps no record of its sandboxes: the id is the handle."""
 
     name: str
-    # Whether destroy() kills the guest at once. Then it need not hear before that it has to end.
+    # Whether destroy() kills the guest at once. Then it need not hear before that it has to end; it
+    # does after, also if destroy() failed.
     kills_guests = False
 
     @abstractmethod

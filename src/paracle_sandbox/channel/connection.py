@@ -10,6 +10,7 @@ fit breaks the connection off, every open stream learns it, and nothing else is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
@@ -125,9 +126,11 @@ class Connection:
             return
         self._unsent.append(frame)
         self._unsent_bytes += len(frame)
-        if self._writer is None and not self._flush_is_due:
-            self._flush_is_due = True
+        if self._flush_is_due or (self._writer is not None and not self._writer.done()):
+            return
+        with contextlib.suppress(RuntimeError):  # no event loop runs any more: nobody would send
             asyncio.get_running_loop().call_soon(self._flush)
+            self._flush_is_due = True
 
     async def drained(self) -> None:
         """Wait until most of what was queued is on its way."""
@@ -206,8 +209,9 @@ class Connection:
                 self._wake_drained()
         except OSError:
             self._lose("The sandbox died")
-        finally:
-            self._writer = None
+        except BaseException:
+            self._end_streams("The sandbox died")  # what was about to be sent is lost
+            raise
 
     def _next_batch(self) -> bytes:
         """Small frames that wait together travel together."""

@@ -19,12 +19,12 @@ from . import keeper
 from .children import Children
 from .ends import forget_told
 from .kernel import slave_path
-from .kill import TreeKill
+from .kill import TreeKill, send_signal
 from .launch import Invalid, Launch, parse_size
 from .loop import READ, Loop
 from .oom import OomFirst
 from .seed import Seed
-from .start import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, start_program
+from .start import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, refusal, start_program
 from .stdio import DEFAULT_PIPE_BYTES, Input, Output, set_size
 from .wire import Wire
 
@@ -34,8 +34,8 @@ UNTOLD_SECONDS = 0.05
 # A program that ends sooner is told of when it has, with all that it printed. To be woken by what
 # it prints would not be sooner: the kernel lets a program that writes go on before its reader.
 SOON_SECONDS = 0.003
-# As soon as that for one that cannot be told anything: nobody answers to what it prints. Unless it
-# has printed as much as it can, and waits.
+# As soon as that for one that cannot be told anything, unless it has printed much by then: it may
+# have to wait for us to go on.
 SOON_ENOUGH_SECONDS = 0.01
 MUCH_BYTES = DEFAULT_PIPE_BYTES // 2
 NO_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -92,9 +92,9 @@ class Command:
             self._loop.call_later(SOON_SECONDS, self._look if self._launch.stdin else self._glance)
 
     def _glance(self) -> None:
-        if any(output.waiting() >= MUCH_BYTES for output in self._outputs if not output.closed):
+        if any(o.waiting() >= MUCH_BYTES for o in self._outputs if not o.closed):
             self._look()
-        else:
+        elif self._exit_code is None:
             self._loop.call_later(SOON_ENOUGH_SECONDS - SOON_SECONDS, self._look)
 
     def _look(self) -> None:
@@ -292,12 +292,9 @@ class Command:
             self._wire.event({"pid": self._pid})
 
     def _refused(self, code: int) -> None:
-        """The program could not be executed: as a shell says it."""
-        reason = "command not found" if code == errno.ENOENT else os.strerror(code)
-        line = b"paracle: %s: %s\n" % (self._launch.argv[0], reason.encode())
-        kind = frames.DATA if self._launch.terminal else frames.STDERR
-        self._wire.output(kind, line)
-        self._end(127 if code == errno.ENOENT else 126)
+        line, exit_code = refusal(self._launch.argv[0], code)
+        self._wire.output(frames.DATA if self._launch.terminal else frames.STDERR, line)
+        self._end(exit_code)
 
     def _send_signals(self) -> None:
         if not self._pid or self._exit_code is not None:
@@ -306,16 +303,10 @@ class Command:
             return  # a seed takes no notice; its program will
         for number in self._early_signals:
             try:
-                self._send_signal(number)
+                send_signal(self._pid, number)
             except (ProcessLookupError, PermissionError):
                 pass  # it has just ended, or changed its user
         self._early_signals.clear()
-
-    def _send_signal(self, number: int) -> None:
-        try:
-            os.killpg(self._pid, number)
-        except ProcessLookupError:
-            os.kill(self._pid, number)  # a fork that has not come to its own group yet
 
     # The end
 

@@ -138,6 +138,14 @@ class _Hurry:
             pass
 
 
+def send_signal(pid: int, number: int) -> None:
+    """To the group of a command. Raises ProcessLookupError, PermissionError."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        os.kill(pid, number)  # a fork that has not come to its own group yet
+
+
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)

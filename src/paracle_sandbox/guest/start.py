@@ -34,6 +34,13 @@ class Refused(Exception):
         self.code = code
 
 
+def refusal(name: bytes, code: int) -> Tuple[bytes, int]:
+    """A program could not be executed: as a shell says it, and its exit code."""
+    reason = "command not found" if code == errno.ENOENT else os.strerror(code)
+    line = b"paracle: %s: %s\n" % (name, reason.encode())
+    return line, 127 if code == errno.ENOENT else 126
+
+
 def start_program(launch: Launch, stdio: Stdio, seed: Optional[Seed], oom: OomFirst) -> int:
     """The pid of the program. Raises Refused."""
     tag = BAD_SOURCE

@@ -39,8 +39,6 @@ class Child:
         self.status: socket.socket | None = None
         self.host_end: socket.socket | None = None
         self.disk_fd = -1
-        self.network_fd = -1
-        self.process: dict[str, int] = {}  # as the owner sees its first one
         self.state = "starting"  # starting, parked, running, dying
         self.request: dict[str, Any] | None = None
         self.waiters: list[int] = []
@@ -61,22 +59,11 @@ class Child:
         for sock in (self.status, self.host_end):
             if sock is not None:
                 sock.close()
-        for fd in (self.pidfd, self.disk_fd, self.network_fd):
+        for fd in (self.pidfd, self.disk_fd):
             if fd >= 0:
                 os.close(fd)
         self.status = self.host_end = None
-        self.pidfd = self.disk_fd = self.network_fd = -1
-
-    def hold_network(self) -> None:
-        """Have its network namespace outlive it. For the sake of speed: not all kernels can."""
-        if self.shape.network == "none":
-            with contextlib.suppress(OSError):
-                self.network_fd = kernel.network_of(self.pidfd)
-
-    def give_network(self) -> int:
-        """What was held, if anything, or -1."""
-        fd, self.network_fd = self.network_fd, -1
-        return fd
+        self.pidfd = self.disk_fd = -1
 
 
 class Order(NamedTuple):

@@ -109,8 +109,12 @@ class Ground:
         finally:
             os.close(fd)
 
-    def disk_answer(self, child: Child | None) -> dict[str, Any]:
-        """What is used and allowed, and where that can be looked up without asking."""
+    def disk_answer(self, child: Child | None, exact: bool) -> dict[str, Any]:
+        """What is used and allowed, and where that can be looked up without asking. ``exact``: not
+        with what was removed a moment ago."""
+        if exact and self.volume:
+            with contextlib.suppress(OSError):  # a broken volume: its figures are all there is
+                self.volume.commit()
         if child is not None and self.volume and not child.shape.tmpfs_mb:
             used, limit = self.volume.usage(child.slot)
             return {"used": used, "limit": limit, "figures": self.volume.figures(child.slot)}

@@ -32,7 +32,7 @@ from .confine import Shape, StepFailed, Steps
 from .ground import Ground
 from .heat import Heat
 from .mold import Mold
-from .networks import EndedNetworks
+from .networks import EndingNetworks
 from .place import Grant
 
 _MAX_MESSAGE = 1 << 16
@@ -72,7 +72,7 @@ class Spawner:
         self._slots = 0
         self._quiet_at = 0.0
         self._heat = Heat(ground.cgroups)
-        self._networks = EndedNetworks()
+        self._networks = EndingNetworks()
         self._selector = selectors.DefaultSelector()
         self._ends = False
 
@@ -192,10 +192,7 @@ class Spawner:
 
     def _disk(self, message: dict[str, Any]) -> None:
         child = self._children.get(message["slot"])
-        if message["exact"] and self._ground.volume:
-            with contextlib.suppress(OSError):  # a broken volume: its figures are all there is
-                self._ground.volume.commit()
-        self._answer(message["request"], **self._ground.disk_answer(child))
+        self._answer(message["request"], **self._ground.disk_answer(child, message["exact"]))
 
     # -- the way up ----------------------------------------------------------------------
 
@@ -210,8 +207,8 @@ class Spawner:
             # Limits that belong to processes, not to a group, would not reach a seed.
             seed = ahead and ground.cgroups is not None
             hurried = time.monotonic() < self._quiet_at
-            setup = {**self._setup, "working_dir": shape.working_dir}
-            self._fork(child, {**setup, "seed": seed, "hurried": hurried})
+            own = {"working_dir": shape.working_dir, "seed": seed, "hurried": hurried}
+            self._fork(child, {**self._setup, **own})
         except StepFailed:
             if child.pid:
                 self._kill(child)
@@ -264,8 +261,6 @@ class Spawner:
             self._kill(child)
             return
         self._heat.entered()
-        child.process = self._ground.process_of(child.pidfd)
-        child.hold_network()
         if child.request is not None:
             self._hand_over(child)
         else:
@@ -293,7 +288,7 @@ class Spawner:
             request["request"],
             (child.host_end.fileno(),),
             slot=child.slot,
-            init=child.process,
+            init=ground.process_of(child.pidfd),
             cgroups=ground.cgroup_paths(child.slot),
         )
         child.host_end.close()
@@ -304,6 +299,7 @@ class Spawner:
     def _kill(self, child: Child) -> None:
         if child.state != "dying":
             child.state = "dying"
+            self._networks.hold(child.pidfd, child.shape.network)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
@@ -348,7 +344,6 @@ class Spawner:
             self._first = None
         self._starting.discard(child.slot)
         ground.give_identity_back(child.identity)
-        self._keep_network(child)
         child.close()
         with contextlib.suppress(OSError):  # the mold has ended too
             self._mold.settle()
@@ -358,21 +353,15 @@ class Spawner:
             self._answer(number, error=failure["step"], message=failure["message"])
         for number in child.waiters:
             self._answer(number, left=left)
-
-    def _keep_network(self, child: Child) -> None:
-        network = child.give_network()
-        if network >= 0:
-            self._networks.take(network)
+        self._networks.let_go()
 
     # -- idle time and end ---------------------------------------------------------------
 
     def _use_idle_time(self) -> None:
-        """Nothing waits: let go of what has ended, and fill the stock, one child a turn, so that a
-        request never waits long."""
+        """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
         hot = (self._heat.in_burst or self._heat.lasts) and self._mold_ready()
         quiet = time.monotonic() >= self._quiet_at
-        if quiet:
-            self._networks.let_go()
+        self._networks.let_go(quiet)
         if self._busy or not self._wants_work() or not (hot or quiet):
             return
         if self._idle_modules:

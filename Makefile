@@ -12,6 +12,7 @@ test: dev tools lint  ## everything, on real kernels, engines and limits
 	scripts/engines.sh run scripts/run_tests.sh $(BIN)/python
 
 bench: dev  ## the budget, ours beside the alternatives, in one run
+	-$(BIN)/paracle template build ml --if-missing
 	scripts/engines.sh run $(BIN)/python -m benchmarks
 
 lint: dev

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 CONFIRM_SECONDS = 3.0
 _CALLBACK_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
-# A run this short is only checked for limits when it failed: usage costs more than it tells. None
-# that is as short as to write to all memory it may have, which goes by some 10 GB a second.
+# A run this short is only checked for limits when it failed: usage costs more than it tells. With
+# little memory it is shorter: at some 10 GB a second that may have been used up.
 _SHORT_SECONDS = 0.05
 _FASTEST_MB = 10_000
 _KILLED = -signal.SIGKILL

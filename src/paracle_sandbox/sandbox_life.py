@@ -122,9 +122,9 @@ class SandboxLife:
             await self._destroy()
         elif self._backend.kills_guests:
             connection.lose()
-            if self._in_use:
-                await asyncio.sleep(0)  # for them to see what was used, while that can be seen
             try:
+                if self._in_use:
+                    await asyncio.sleep(0)  # for them to see what was used, while that can be seen
                 await self._destroy()
             finally:
                 await connection.close()

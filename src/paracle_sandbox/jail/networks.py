@@ -32,7 +32,7 @@ class EndingNetworks:
             self._held.append(kernel.network_of(pidfd))
 
     def let_go(self, quiet: bool = False) -> None:
-        """If it is, or there are many."""
+        """All of them, if it is quiet or there are many."""
         if quiet or len(self._held) >= _MANY:
             for fd in self._held:
                 os.close(fd)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import glob
 import os
 import secrets
 import shutil
@@ -92,8 +93,8 @@ class Place:
     def cgroups(self) -> set[str]:
         """Of both kinds: one tree, or one for each controller."""
         name = f"paracle-sandbox/{self.cgroup_name}*"
-        tops = [path for top in (name, f"*/{name}") for path in _CGROUPS.glob(top)]
-        # They may go while we look, which os.walk does not mind.
+        # They may go while we look, which neither of these minds, and Path.glob does.
+        tops = [path for top in (name, f"*/{name}") for path in glob.glob(f"{_CGROUPS}/{top}")]
         return {directory for top in tops for directory, _, _ in os.walk(top)}
 
 

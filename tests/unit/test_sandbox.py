@@ -113,6 +113,21 @@ async def test_context_stops_also_when_the_body_raises(backend: FakeBackend) -> 
     assert backend.destroyed == ["box"]
 
 
+@pytest.mark.parametrize("kills", [True, False])
+async def test_a_guest_that_is_killed_does_not_hear_before_that_it_ends(kills: bool) -> None:
+    class Watching(FakeBackend):
+        kills_guests = kills
+
+        async def destroy(self, sandbox_id: str) -> None:
+            heard.append(self._places[sandbox_id].host_end.fileno() < 0)
+            await super().destroy(sandbox_id)
+
+    heard: list[bool] = []
+    async with Sandbox(Watching(), "box") as sandbox:
+        await sandbox.execute("true")
+    assert heard == [not kills]
+
+
 async def test_stop_ends_what_runs(sandbox: Sandbox) -> None:
     running = asyncio.create_task(sandbox.execute("echo begun; sleep 60"))
     while not sandbox.in_use:

@@ -30,3 +30,13 @@ async def test_a_python_is_ready_in_stock_and_for_a_while_after_it():
         assert python_ready(scene, sandbox)
         await until(lambda: not python_ready(scene, sandbox), LONGER + 20, "its memory is given up")
         assert (await sandbox.run_code("print(1)"))["stdout"] == "1\n"
+
+
+async def test_a_sandbox_maps_no_library_that_only_the_way_to_it_needs():
+    """Each is a handful of mappings, for every process to copy and to let go of."""
+    async with Scene(stock=1) as scene:
+        sandbox = await scene.sandbox()
+        pid = scene.backend.init_pid(sandbox.sandbox_id)
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    assert "/python" in maps, "it shows nothing"
+    assert not [name for name in ("libz", "zlib", "_opcode", "_heapq") if f"/{name}." in maps]

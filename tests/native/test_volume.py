@@ -10,7 +10,6 @@ import errno
 import glob
 import os
 import signal
-import struct
 import time
 import traceback
 from collections.abc import Callable
@@ -419,6 +418,4 @@ def test_without_root_it_says_so(tmp_path: Path) -> None:
 
 
 def test_the_seed_is_small() -> None:
-    seed = Path(btrfs.__file__).with_name("seed.btrfs.gz")
-    assert seed.stat().st_size < 30_000
-    assert struct.unpack("<H", seed.read_bytes()[:2]) == (0x8B1F,)
+    assert Path(btrfs.__file__).with_name("seed.btrfs").stat().st_size < 30_000

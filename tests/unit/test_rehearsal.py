@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _PROGRAM = """
-import _signal, concurrent.futures.process, concurrent.futures.thread, faulthandler, gc
+import _signal, concurrent.futures.process, concurrent.futures.thread, ctypes, faulthandler, gc
 import os, resource, signal, socket, sys, threading
 
 from paracle_sandbox.guest import children, ends, kernel, program_end, program_stack, seed
@@ -15,6 +17,8 @@ from paracle_sandbox.guest.commands import Command
 from paracle_sandbox.guest.program import make_ready
 from paracle_sandbox.guest.program_end import Ending
 from paracle_sandbox.guest.program_state import forget_guest
+from paracle_sandbox.guest.stdio import Output
+from paracle_sandbox.guest.wire import Channel
 from paracle_sandbox.jail import seccomp
 from paracle_sandbox.jail.child import Order, Start, keep_only
 from paracle_sandbox.jail.confine import Filters, Identity, Shape
@@ -55,11 +59,15 @@ make_ready(setup["env"], setup["python"])
 forget_guest()
 before, inside, functions = process(), interpreter(), [dict(vars(place)) for place in places]
 for shape in (Shape(), Shape(tmpfs_mb=64, read_only=False, working_dir="/home/me")):
-    # The last of the steps, and what comes last of a program, outside and inside.
+    # The last of the steps, and what comes first and last of a program, outside and inside.
     last = keep_only.__code__, Command._verdict.__code__, Ending.exit.__code__
+    last += Channel.receive.__code__, Output._move.__code__
     kept = rehearse(Order("slot", shape, Identity(1, 1, False), 1 << 28, setup), start)
     for code in last:
         assert any(item is code for item in kept), "it did not come to the end"
+if hasattr(ctypes.CDLL(None), "malloc_trim"):  # of other libraries that is not known
+    laid = [f.__code__ for f in (Channel.receive, Channel.send, Output._move, Command.start)]
+    assert max(map(id, laid)) - min(map(id, laid)) < 128 << 10, "not side by side"
 assert process() == before
 assert interpreter() == inside
 assert [dict(vars(place)) for place in places] == functions
@@ -84,3 +92,28 @@ print(len(sizes), before, beside_heads())
     sizes, before, after = map(int, done.stdout.split())
     # All but those of which something else has let go since.
     assert before < sizes - 3 <= after
+
+
+def test_what_is_made_after_gaps_were_filled_lies_at_the_end_of_the_heap() -> None:
+    code = """
+from paracle_sandbox.jail import kernel
+from paracle_sandbox.jail.rehearsal import _fill_gaps
+sizes = list(range(520, 4000, 60)) * 5
+blocks = [b"x" * size for size in sizes]
+del blocks[::2]
+def before_the_end():
+    made = [b"x" * size for size in sizes[::2]]
+    return sum(id(one) < end for one in made)
+end = kernel.trim_heap() - 4096
+before = before_the_end()
+end = kernel.trim_heap() - 4096
+kept = _fill_gaps()
+print(hasattr(kernel._libc, "malloc_trim"), len(sizes[::2]), before, before_the_end())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    gnu, *found = done.stdout.split()
+    if gnu != "True":
+        pytest.skip("the C library is another than GNU's: where its memory ends is not known")
+    made, before, after = map(int, found)
+    assert before > made - 10, "there was no gap"
+    assert after < 10

@@ -68,18 +68,6 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
             os._exit(code)
 
 
-def rehearse(channel_fd: int, setup: Dict[str, Any]) -> None:
-    """Be a guest for a moment, to nobody at the other end, in what guests are forked from: they
-    need not copy the pages that they write to only the first time. Leaves dumpable changed."""
-    Guest(channel_fd, channel_fd, setup).rehearse()
-
-
-def rehearse_programs(channel_fd: int, setup: Dict[str, Any], count: int) -> None:
-    """Have programs run one after the other, where nothing that is done to processes happens.
-    Raises RuntimeError if they did not come to their end."""
-    Guest(channel_fd, channel_fd, setup).rehearse_programs(count)
-
-
 def _claim(fd: int) -> int:
     """A copy above 4: below are standard streams, and what keepers need to have there."""
     copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 5)
@@ -149,6 +137,8 @@ class Guest:
             self._loop.run_once(block=not busy)
 
     def rehearse(self) -> None:
+        """Be a guest for a moment, to nobody at the other end, in what guests are forked from: they
+        need not copy the pages that they write to only the first time. Leaves dumpable changed."""
         self._greet()
         self._take_turns()
         self._channel.flush()
@@ -156,12 +146,15 @@ class Guest:
         self._loop.run_once(block=False)
         self._oom.close()
 
-    def rehearse_programs(self, count: int) -> None:
+    def rehearse_programs(self, ask: Callable[[bytes], int], count: int) -> None:
+        """Have programs run one after the other, where nothing that is done to processes happens.
+        ``ask`` has a frame arrive. Raises RuntimeError if they did not come to their end."""
         self._wakeup_fd, news = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             for number in range(1, count + 1):
                 self._foresight.fork(self._rehearse_command)
-                self._open(number, REQUEST)
+                ask(frames.encode(frames.OPEN, number, REQUEST))
+                self._receive()
                 os.write(news, b"x")
                 self._reap()
                 self._channel.flush()

@@ -86,7 +86,7 @@ def open_streams(text: Text, unbuffered: bool, rehearsal: bool = False) -> None:
 
 
 def _stream(fd: int, text: Text, unbuffered: bool, rehearsal: bool) -> Optional[io.TextIOWrapper]:
-    prepared = _prepared.get((fd, text, unbuffered)) if rehearsal or _is_usual(fd) else None
+    prepared = _prepared.get((fd, text, unbuffered)) if _is_usual(fd) or rehearsal else None
     return prepared or _open(fd, text, unbuffered)
 
 

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import struct
-import zlib
+from collections.abc import Iterator
 from typing import Final
 
 _MAGIC: Final = 0x94
@@ -46,9 +46,10 @@ _ROOT_TREE: Final = 1
 _ROOT_REF: Final = 156
 _SUBVOLUME_INODE: Final = 256
 _U64_MAX: Final = 2**64 - 1
-_SEED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "seed.btrfs.gz")
-_SEED_RECORD: Final = struct.Struct(">Q4096s")
+_SEED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "seed.btrfs")
+_SEED_PIECE: Final = struct.Struct(">IH")
 _SUPERBLOCK: Final = 64 * 1024
+_SUPERBLOCK_BYTES: Final = 4096
 _METADATA_UUID: Final = 1 << 10
 _SEARCH_KEY: Final = struct.Struct("=7QIIIIQQQQ")
 _SEARCH_HEADER: Final = struct.Struct("=QQQII")
@@ -166,12 +167,21 @@ def write_seed(image: int, identity: bytes) -> None:
 
     The seed is smaller than 64 MiB, so there is no second superblock to change.
     """
-    with open(_SEED, "rb") as seed:
-        records = zlib.decompress(seed.read(), wbits=31)
-    for offset, block in _SEED_RECORD.iter_unpack(records):
-        if offset == _SUPERBLOCK:
-            block = _with_identity(block, identity)
-        os.pwrite(image, block, offset)
+    for offset, piece in _seed():
+        os.pwrite(image, piece, offset)
+    superblock = os.pread(image, _SUPERBLOCK_BYTES, _SUPERBLOCK)
+    os.pwrite(image, _with_identity(superblock, identity), _SUPERBLOCK)
+
+
+def _seed() -> Iterator[tuple[int, bytes]]:
+    """Where something is that is not zero, and what."""
+    with open(_SEED, "rb") as file:
+        content = file.read()
+    position = 0
+    while position < len(content):
+        offset, length = _SEED_PIECE.unpack_from(content, position)
+        position += _SEED_PIECE.size + length
+        yield offset, content[position - length : position]
 
 
 def _with_identity(superblock: bytes, identity: bytes) -> bytes:

@@ -49,8 +49,6 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-_MADV_POPULATE_READ = 22
-
 _CAPABILITY_VERSION_3 = 0x20080522
 # mount_setattr has one number everywhere (it came after the numbers were unified).
 _SYS_MOUNT_SETATTR = 442
@@ -77,7 +75,6 @@ _libc.mount.argtypes = (
     ctypes.c_ulong,
     ctypes.c_char_p,
 )
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.unshare.argtypes = (ctypes.c_int,)
 _libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
@@ -161,9 +158,13 @@ def pivot_root(new_root: str, put_old: str) -> None:
     _syscall(_SYS_PIVOT_ROOT, new_root, ctypes.addressof(new), ctypes.addressof(old))
 
 
-def look_up(address: int, size: int) -> None:
-    """Find the pages of a mapping now; they would be one after the other, when they are read."""
-    _checked(_libc.madvise(address, size, _MADV_POPULATE_READ), "madvise")
+def trim_heap() -> int:
+    """Give back what the C library keeps for later. Returns where its memory ends now; a library
+    other than GNU's may have its memory elsewhere, and keeps it."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(ctypes.c_size_t(0))
+    _libc.sbrk.restype = ctypes.c_size_t
+    return int(_libc.sbrk(ctypes.c_size_t(0)))
 
 
 def prctl(option: int, argument: int = 0) -> int:

@@ -158,6 +158,8 @@ def _rehearse(order: bytes, _fds: list[int], start: Start) -> _Answer:
         os.write(2, f"rehearsal: {error!r}\n".encode())
     gc.collect()
     gc.freeze()
+    with contextlib.suppress(AttributeError):  # a C library that has no such thing
+        kernel.trim_heap()
     return b"done", []
 
 

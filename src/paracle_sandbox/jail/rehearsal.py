@@ -14,7 +14,6 @@ import ctypes
 import errno
 import fcntl
 import gc
-import opcode
 import os
 import resource
 import signal
@@ -26,10 +25,10 @@ from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 from ..guest import children as guest_children
-from ..guest import main as guest
 from ..guest import nursery, seed
 from ..guest import start as guest_start
 from ..guest.ends import BY_QUEUE, TELLS_SUCCESS, agree
+from ..guest.main import Guest
 from . import kernel, syscalls
 from .child import Order, Start, keep_only
 from .confine import UID_INSIDE, Steps, confine
@@ -47,8 +46,13 @@ _BLOCK_STEP = 16
 _LARGEST_BLOCK = 512
 _MOST_GAPS = 20_000
 _LARGE_GAP = 4096
+_CHUNK_HEAD_BYTES = 8
 _MOST_FILLING = 16 << 20
+_ROUNDING_BYTES = 8
 _INSTRUCTION_BYTES = 2
+# Any instruction will do that is never come to. Its number is in a module whose library would be
+# mapped in every sandbox.
+_RETURN = (lambda: None).__code__.co_code[-_INSTRUCTION_BYTES:]
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _LAST_CAPABILITY = 40
 # What the steps ask for and need no answer to.
@@ -61,39 +65,50 @@ def rehearse(order: Order, start: Start) -> list[object]:
     kept: children would put objects of theirs into the gaps, and write to all pages around them.
 
     Raises anything, if the stage was not changed together with what is played there."""
+    # What the loader binds when it is called first: below, a prop is called in its place.
+    signal.sigtimedwait((signal.SIGRTMAX,), 0)
     codes: dict[int, CodeType] = {}
     sys.setprofile(lambda frame, *_: codes.setdefault(id(frame.f_code), frame.f_code))
     try:
         _play(order, start, 1)
     finally:
         sys.setprofile(None)
-    filling = _fill_gaps()
-    _lay_together(codes)
+    filling = _lay_together(codes)
     _play(order, start, _ROUNDS)
     gc.collect()
     return [*codes.values(), *filling, *_fill_gaps()]
 
 
-def _lay_together(codes: dict[int, CodeType]) -> None:
-    """Put copies of them side by side, in the order in which they were run."""
+def _lay_together(codes: dict[int, CodeType]) -> list[bytes]:
+    """Put copies of them side by side, in the order in which they were run. Returns what fills the
+    gaps where they would lie otherwise."""
     gc.unfreeze()  # those that are frozen are not listed
     functions: dict[int, list[FunctionType]] = {}
     for item in gc.get_objects():
         if type(item) is FunctionType and id(item.__code__) in codes:
             functions.setdefault(id(item.__code__), []).append(item)
+    filling = _fill_gaps()
     for number, code in codes.items():
-        for function in functions.get(number, ()):
-            function.__code__ = _copy(code)
+        if number in functions:
+            copy = _copy(code, codes)
+            for function in functions[number]:
+                function.__code__ = copy
+    return filling
 
 
-def _copy(code: CodeType) -> CodeType:
-    """Larger than what Python sorts by size: what it leaves to the C library comes to lie side by
+def _copy(code: CodeType, codes: dict[int, CodeType]) -> CodeType:
+    """With that of functions inside of it, as far as they were run.
+
+    Larger than what Python sorts by size: what it leaves to the C library comes to lie side by
     side. Only of what is ours: programs can look at the rest."""
-    short = _LARGEST_BLOCK + _INSTRUCTION_BYTES - sys.getsizeof(code)
+    inside = [one for one in code.co_consts if id(one) in codes]
+    if inside:
+        copies = {id(one): _copy(one, codes) for one in inside}
+        code = code.replace(co_consts=tuple(copies.get(id(one), one) for one in code.co_consts))
+    short = _LARGEST_BLOCK + _ROUNDING_BYTES - sys.getsizeof(code)
     if short <= 0 or not code.co_filename.startswith(_OURS):
-        return code.replace()
-    never_run = bytes([opcode.opmap["NOP"], 0]) * (short // _INSTRUCTION_BYTES)
-    return code.replace(co_code=code.co_code + never_run)
+        return code if inside else code.replace()
+    return code.replace(co_code=code.co_code + _RETURN * (short // _INSTRUCTION_BYTES))
 
 
 def _fill_gaps() -> list[bytes]:
@@ -110,23 +125,23 @@ def _fill_gaps() -> list[bytes]:
             if id(block) % _POOL_BYTES < _POOL_HEAD_BYTES:
                 break  # let go of it: it is the first of what children will take
             filling.append(block)
-    return filling + _fill_large_gaps()
+    _fill_large_gaps(filling)  # the list itself leaves one where it grew out of its place
+    return filling
 
 
-def _fill_large_gaps() -> list[bytes]:
+def _fill_large_gaps(filling: list[bytes]) -> None:
     """What is too large for a pool comes from the C library: from gaps, if there are, else from
     the end of its memory, if it is one that has an end."""
-    filling: list[bytes] = []
     left = _MOST_FILLING
+    end = kernel.trim_heap() - _LARGE_GAP
     for size in range(_LARGE_GAP, _LARGEST_BLOCK, -_BLOCK_STEP):
-        end = id(bytes(_LARGE_GAP * 8))
         while left > 0:
-            block = bytes(size - sys.getsizeof(b""))
+            # Not bytes(...): memory that is to be zero is not taken from what was just let go of.
+            block = b"x" * (size - _CHUNK_HEAD_BYTES - sys.getsizeof(b""))
             if id(block) >= end:
                 break
             filling.append(block)
             left -= size
-    return filling
 
 
 def _play(order: Order, start: Start, rounds: int) -> None:
@@ -151,9 +166,10 @@ def _play_guest(setup: dict[str, Any]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setblocking(False)
-        guest.rehearse(theirs.fileno(), setup)
+        end = theirs.fileno()
+        Guest(end, end, setup).rehearse()
         with _Nobody().instead_of_programs():
-            guest.rehearse_programs(theirs.fileno(), setup, _PROGRAMS)
+            Guest(end, end, setup).rehearse_programs(ours.send, _PROGRAMS)
 
 
 class _Nobody:
@@ -205,7 +221,21 @@ class _Nobody:
             ]
 
     def _sigtimedwait(self, _numbers: object, _seconds: float) -> signal.struct_siginfo | None:
-        return self._news.pop(0) if self._news else None
+        if not self._news:
+            return None
+        self._speak()
+        return self._news.pop(0)
+
+    def _speak(self) -> None:
+        """Whoever was given streams says something, once."""
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                _, stdio, _, _ = socket.recv_fds(end, seed.MAX_MESSAGE_BYTES, 3)
+                with contextlib.ExitStack() as undo:
+                    for fd in stdio:
+                        undo.callback(os.close, fd)
+                    if stdio:
+                        os.write(stdio[1], b"x")
 
     def _waitpid(self, _pid: int, _options: int) -> tuple[int, int]:
         if not self._is_dead:
@@ -220,6 +250,7 @@ class _Nobody:
         def pair(*kind: int) -> tuple[socket.socket, socket.socket]:
             ours, theirs = real(*kind)
             self._ends.append(theirs.dup())  # whoever is forked has it
+            self._ends[-1].setblocking(False)
             return ours, theirs
 
         return pair

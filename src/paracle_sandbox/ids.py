@@ -15,7 +15,7 @@ _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 def new_sandbox_id() -> str:
     """A ULID: 48 bits of time in milliseconds, then 80 random bits."""
     number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
-    return "".join(_BASE32[number >> shift & 31] for shift in range(125, -1, -5))
+    return "".join([_BASE32[number >> shift & 31] for shift in range(125, -1, -5)])
 
 
 def check_sandbox_id(sandbox_id: str) -> None:

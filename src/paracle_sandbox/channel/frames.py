@@ -20,7 +20,8 @@ reader so stalls the writer, and memory stays bounded.
 
 import json
 import struct
-from typing import Any, Dict, Iterator, Tuple
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 OPEN, DATA, STDERR, END, CREDIT, SIGNAL, EVENT, RESULT, ERROR, HELLO = range(1, 11)
 
@@ -34,9 +35,20 @@ TO_GUEST = frozenset((OPEN, DATA, END, CREDIT, SIGNAL))
 TO_HOST = frozenset((DATA, STDERR, CREDIT, EVENT, RESULT, ERROR, HELLO))
 CREDITED = frozenset((DATA, STDERR, EVENT))
 
-# Not json.dumps and json.loads: what they do around these is slower, and a guest pays in memory
-# for every page that it writes to.
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+def _make_encoder() -> Callable[[Any], str]:
+    """What json.dumps makes anew, with functions around it, for each value: a guest pays for every
+    page that it writes to."""
+    plain = json.JSONEncoder(separators=(",", ":"))
+    if c_make_encoder is None or encode_basestring_ascii is None:
+        return plain.encode
+    parts = c_make_encoder(
+        None, plain.default, encode_basestring_ascii, None, ":", ",", False, False, True
+    )
+    return lambda value: "".join(parts(value, 0))
+
+
+_encode = _make_encoder()
 _DECODER = json.JSONDecoder()
 
 
@@ -56,8 +68,12 @@ def encode(kind: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def encode_json(kind: int, stream: int, value: Dict[str, Any]) -> bytes:
+    return encode(kind, stream, to_json(value))
+
+
+def to_json(value: Any) -> bytes:
     # Lone surrogates (file names that are not UTF-8) survive as \\udcXX escapes.
-    return encode(kind, stream, _ENCODER.encode(value).encode("ascii"))
+    return _encode(value).encode("ascii")
 
 
 def encode_credit(stream: int, amount: int) -> bytes:

@@ -16,6 +16,7 @@ class SocketChannel(Channel):
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._number = sock.fileno()
         self._watched_by: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[bytes] | None = None
 
@@ -27,7 +28,8 @@ class SocketChannel(Channel):
         loop = asyncio.get_running_loop()
         if self._watched_by is not loop:
             self._unwatch()
-            loop.add_reader(self._sock, self._on_readable)
+            # By its number: asyncio puts what it is given, in words, into an error that it drops.
+            loop.add_reader(self._number, self._on_readable)
             self._watched_by = loop
         self._waiter = loop.create_future()
         try:
@@ -52,7 +54,7 @@ class SocketChannel(Channel):
 
     def _unwatch(self) -> None:
         if self._watched_by is not None and not self._watched_by.is_closed():
-            self._watched_by.remove_reader(self._sock)
+            self._watched_by.remove_reader(self._number)
         self._watched_by = None
 
     async def send(self, data: bytes) -> None:

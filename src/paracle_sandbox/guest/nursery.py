@@ -6,11 +6,11 @@ goes that way to its end, and stays there. Its forks are children of the guest l
 and start from where it stands.
 """
 
-import array
 import os
 import select
 import signal
 import socket
+import struct
 from typing import Any, Dict
 
 from .ends import agree, announce_end
@@ -24,7 +24,8 @@ from .sibling import fork_sibling
 _ANSWER_SECONDS = 0.25
 _MAX_ANSWER_BYTES = 16
 _NOBODY = -1
-_RIGHTS_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
+_LINE = struct.Struct("i")
+_RIGHTS_BYTES = socket.CMSG_SPACE(_LINE.size)
 
 
 class Nursery:
@@ -49,7 +50,7 @@ class Nursery:
     def seed(self) -> Seed:
         """One that will be there when it is asked for its number. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _LINE.pack(theirs.fileno()))
         try:
             with theirs:
                 self._socket.sendmsg([b"x"], [rights], socket.MSG_DONTWAIT)
@@ -111,7 +112,7 @@ def _fork_when_told(guest: socket.socket, line: int) -> socket.socket:
         message, ancillary, _, _ = guest.recvmsg(1, _RIGHTS_BYTES)
         if not message:
             os._exit(0)  # nobody wants us any more
-        (given,) = array.array("i", ancillary[0][2])
+        (given,) = _LINE.unpack(ancillary[0][2])
         try:
             pid = fork_sibling()
         except OSError:

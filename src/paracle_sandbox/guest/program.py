@@ -73,7 +73,7 @@ def _begin(spec: Dict[str, Any], codes: List[CodeType], scopes: List[Dict[str, A
     code = _prepare(spec)
     if code is None:
         _start_interpreter(spec)
-    module = _main_module(_absolute(spec["path"]))
+    module = main_module(_absolute(spec["path"]))
     state.hide_guest(module)
     state.reset_threading()
     codes.append(code)
@@ -176,12 +176,14 @@ def _user_site(env: Dict[str, str]) -> str:
 
 def _read(path: str) -> Optional[bytes]:
     parts: List[bytes] = []
+    size = _FIRST_READ_BYTES
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            parts.append(os.read(fd, _FIRST_READ_BYTES))
-            while parts[-1]:
-                parts.append(os.read(fd, _READ_BYTES))
+            while not parts or parts[-1]:
+                parts.append(os.read(fd, size))
+                if len(parts[-1]) == size:  # else the next will find the end, most likely
+                    size = _READ_BYTES
         finally:
             os.close(fd)
     except (OSError, ValueError):
@@ -212,7 +214,7 @@ def _absolute(path: str) -> str:
     return os.path.join(os.getcwd(), path)
 
 
-def _main_module(filename: str) -> ModuleType:
+def main_module(filename: str) -> ModuleType:
     module = ModuleType("__main__")
     scope = vars(module)
     scope["__loader__"] = importlib.machinery.SourceFileLoader("__main__", filename)

@@ -5,13 +5,14 @@ copies of the memory pages that every Python program writes to, which is most of
 Python costs. It waits for one message: the program, its directory and its descriptors.
 """
 
-import array
+import _socket
 import fcntl
 import io
 import marshal
 import os
 import signal
 import socket
+import struct
 import termios
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -25,13 +26,14 @@ from .kernel import (
     prctl,
     unblock_signals,
 )
-from .program import become, become_program, ready_for, rehearse
+from .program import become, become_program, main_module, ready_for, rehearse
 
 # A message must fit into the socket at once, since the guest waits for nobody.
 MAX_MESSAGE_BYTES = 64 << 10
 # Made here, for forks to write only to as much of it as they get.
 _message = bytearray(MAX_MESSAGE_BYTES)
-_RIGHTS_BYTES = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+_STDIO = struct.Struct("3i")
+_RIGHTS_BYTES = socket.CMSG_SPACE(_STDIO.size)
 # The status of one that came to none.
 NO_PROGRAM = 70
 
@@ -92,7 +94,7 @@ class Seed:
             if name not in self._ready or self._ready[name] != value
         }
         message = marshal.dumps((told, cwd, terminal))
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", stdio))
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _STDIO.pack(*stdio))
         try:
             if len(message) <= MAX_MESSAGE_BYTES and self.pid:
                 os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it
@@ -160,10 +162,11 @@ def receive(guest: socket.socket) -> Dict[str, Any]:
     size, ancillary, _, _ = guest.recvmsg_into([_message], _RIGHTS_BYTES)
     if not size:
         os._exit(0)  # nobody wants us any more
-    received = array.array("i", ancillary[0][2])
-    for number in (0, 1, 2):
-        os.dup2(received[number], number)
-    guest.detach()  # closed below: what has its number then is not ours to close
+    for number, given in enumerate(_STDIO.unpack(ancillary[0][2])):
+        os.dup2(given, number)
+    # Closed below: what has its number then is not ours to close. Not the method that Python has
+    # around this one: each page that it would write to is copied first.
+    _socket.socket.detach(guest)
     told, cwd, terminal = marshal.loads(_message)  # noqa: S302  from the guest itself
     program = {**ready_for(), **told}
     os.chdir(cwd)
@@ -202,3 +205,10 @@ def warm_up() -> None:
         os.stat("/nonexistent")
     except OSError:
         pass
+    # What leads to a program, as far as doing it once more changes nothing.
+    _message[:1] = b"x"
+    enumerate(_STDIO.unpack(bytes(_STDIO.size)))
+    ready_for()
+    drop_signals()
+    prctl(SET_DUMPABLE, 0)
+    main_module("warm")

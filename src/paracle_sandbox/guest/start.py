@@ -151,16 +151,28 @@ def _fork(launch: Launch, stdio: Stdio) -> int:
 
 def write_source(path: bytes, text: bytes) -> None:
     """Put the text at the path, replacing whatever may be there, links and pipes included."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    draft = b"%s.%d" % (path, os.getpid())
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.mkdir(os.path.dirname(path))
+    except OSError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    draft = path
+    try:
+        fd = os.open(draft, flags, 0o644)
+    except FileExistsError:
+        draft = b"%s.%d" % (path, os.getpid())
+        fd = os.open(draft, flags, 0o644)
     try:
         view = memoryview(text)
         while view:
             view = view[os.write(fd, view) :]
-        os.rename(draft, path)
+        if draft != path:
+            os.rename(draft, path)
     except OSError:
-        os.unlink(draft)
+        try:
+            os.unlink(draft)
+        except OSError:
+            pass  # why it could not be written is what counts
         raise
     finally:
         os.close(fd)

@@ -20,6 +20,8 @@ Buffer = Union[bytes, memoryview]
 
 DIRECT_BYTES = 32 << 10
 MAX_VECTORS = 64
+# Room for more is a mapping of its own, made and removed each time: only where much has come.
+SMALL_READ_BYTES = 8 << 10
 _NOTHING = bytes(4)
 # Answers to a host that asks but does not read: at this much we stop listening to it.
 MAX_QUEUED_BYTES = 4 << 20
@@ -55,6 +57,7 @@ class Channel:
         self._reader = frames.FrameReader(frames.TO_GUEST)
         self._queue: Deque[Buffer] = deque()
         self._queued_bytes = 0
+        self._read_bytes = SMALL_READ_BYTES
         self._on_readable: Callable[[], None] = _nothing
         self._on_drained: Callable[[], None] = _nothing
         self.congested = False
@@ -67,13 +70,14 @@ class Channel:
     def receive(self) -> Iterator[Tuple[int, int, bytes]]:
         """The frames that have arrived. Raises ChannelClosed, ProtocolError."""
         try:
-            data = os.read(self._read_fd, frames.CHUNK)
+            data = os.read(self._read_fd, self._read_bytes)
         except BlockingIOError:
             return iter(())
         except OSError as error:
             raise ChannelClosed(str(error)) from None
         if not data:
             raise ChannelClosed("end of file")
+        self._read_bytes = frames.CHUNK if len(data) >= SMALL_READ_BYTES else SMALL_READ_BYTES
         return self._reader.feed(data)
 
     def send(self, kind: int, stream: int, payload: Buffer = b"") -> None:
@@ -208,7 +212,10 @@ class Wire:
 
 
 def _json(value: Dict[str, Any]) -> bytes:
-    return frames.encode_json(0, 0, value)[frames.HEADER.size :]
+    content = frames.to_json(value)
+    if len(content) > frames.MAX_PAYLOAD:
+        raise frames.ProtocolError("a frame of %d bytes is too large" % len(content))
+    return content
 
 
 def _nothing() -> None:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...channel.frames import to_json
 from ...owner import start_time
 
 _SWEEP_SECONDS = 10.0
@@ -98,7 +99,7 @@ class RecordStore:
         self._write(sandbox_id, os.O_APPEND, content)
 
     def _write(self, sandbox_id: str, flags: int, content: dict[str, Any]) -> None:
-        line = json.dumps(content).encode() + b"\n"
+        line = to_json(content) + b"\n"
         fd = os.open(f"{self._dir}/{sandbox_id}.json", os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
         try:
             if os.write(fd, line) < len(line):

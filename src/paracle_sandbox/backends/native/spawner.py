@@ -12,6 +12,7 @@ import socket
 from collections import deque
 from typing import Any
 
+from ...channel.frames import to_json
 from ...errors import BackendUnavailableError, SandboxExecutionError
 from .launcher import END_SECONDS, Process, launch
 
@@ -80,8 +81,7 @@ class Spawner:
         future: asyncio.Future[tuple[dict[str, Any], list[int]]]
         future = asyncio.get_running_loop().create_future()
         self._answers[number] = future
-        packet = json.dumps({"op": op, "request": number, **arguments}).encode()
-        self._unsent.append(packet)
+        self._unsent.append(to_json({"op": op, "request": number, **arguments}))
         self._send()
         return future
 

@@ -72,6 +72,14 @@ def test_who_asks_once_in_a_while_is_no_reason(clock: Clock) -> None:
     assert not one.in_burst
 
 
+def test_who_is_served_from_a_stock_is_no_reason(clock: Clock) -> None:
+    one = heat.Heat(clock)  # type: ignore[arg-type]
+    one.entered()
+    for _ in range(5):
+        one.asked(to_make=False)
+        assert not one.in_burst and one.until_beat() is None
+
+
 def test_who_comes_too_late_does_not_wait_for_the_kernel(clock: Clock) -> None:
     one = warmed(clock)
     clock.now += 0.02

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from paracle_sandbox.jail import heat
 from paracle_sandbox.jail.cgroups import Limits
 from paracle_sandbox.jail.child import Child
 from paracle_sandbox.jail.confine import Identity, Shape
@@ -160,6 +161,47 @@ def test_the_first_is_handed_over_once_whenever_it_is_asked_for(started, finishe
     assert (answer["request"], answer["slot"], answer["fds"]) == (1, "slot-0-1", 1)
     spawner._create(asked(2))
     assert [child.slot for child, _ in mold.forked] == ["slot-0-1", "slot-0-2"]
+
+
+@pytest.mark.parametrize(("left", "keeps_warm"), [(4, False), (3, True)])
+def test_the_way_into_groups_is_kept_short_once_few_are_left(
+    started, monkeypatch: pytest.MonkeyPatch, left: int, keeps_warm: bool
+) -> None:
+    spawner, _, _ = started
+    spawner._first = None
+    spawner._parked.extend([SimpleNamespace(has_ended=False, state="parked")] * (left + 2))
+    monkeypatch.setattr(spawner, "_hand_over", lambda child: None)
+    monkeypatch.setattr(heat, "_BURST_SECONDS", 60.0)
+    for number in range(1, 3):
+        assert not spawner._heat.in_burst
+        spawner._create(asked(number))
+    assert (len(spawner._parked), spawner._heat.in_burst) == (left, keeps_warm)
+
+
+def test_what_others_call_it_is_known_before_it_is_asked_for(started) -> None:
+    spawner, owner, mold = started
+    ((_, theirs),) = mold.forked
+    looks: list[int] = []
+    spawner._ground.process_of = lambda pidfd: {"pid": looks.append(pidfd) or 7, "start": 8}
+    theirs.send(b"ok")
+    turn(spawner)
+    assert looks
+    spawner._create(asked(1))
+    assert answer_to(owner)["init"] == {"pid": 7, "start": 8}
+    assert len(looks) == 1
+
+
+def test_one_that_died_before_it_could_be_looked_at_is_noticed(started) -> None:
+    spawner, _, mold = started
+    ((child, theirs),) = mold.forked
+
+    def gone(_pidfd: int) -> dict[str, int]:
+        raise FileNotFoundError("-1/stat")
+
+    spawner._ground.process_of = gone
+    theirs.send(b"ok")
+    turn(spawner)
+    assert (child.state, child.process) == ("parked", None)
 
 
 def test_a_first_of_another_shape_goes(started) -> None:

@@ -39,6 +39,7 @@ class Child:
         self.status: socket.socket | None = None
         self.host_end: socket.socket | None = None
         self.disk_fd = -1
+        self.process: dict[str, int] | None = None  # as others see it, once it is parked
         self.state = "starting"  # starting, parked, running, dying
         self.request: dict[str, Any] | None = None
         self.waiters: list[int] = []

@@ -31,10 +31,11 @@ class Heat:
         self._asked_at = 0.0
         self._asked_twice = False
 
-    def asked(self) -> None:
-        """Somebody wants a sandbox."""
+    def asked(self, *, to_make: bool = True) -> None:
+        """Somebody wants a sandbox. As long as there are enough, nobody enters a group."""
         now = time.monotonic()
-        self._asked_twice, self._asked_at = now < self._asked_at + _BURST_SECONDS, now
+        self._asked_twice = to_make and now < self._asked_at + _BURST_SECONDS
+        self._asked_at = now
 
     @property
     def in_burst(self) -> bool:

@@ -116,7 +116,6 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
         options["setup"]["python"],
     )
     mold = Mold(start, options["modules"], (control.fileno(), options["owner_fd"]))
-    control.setblocking(False)
     # An owner that is gone already is noticed by the loop, which then cleans up.
     with contextlib.suppress(OSError):
         posture = {**ground.posture(), "missing_modules": mold.missing}

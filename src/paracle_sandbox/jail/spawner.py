@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..channel.frames import to_json
 from .child import GO, Child
 from .confine import Shape, StepFailed, Steps
 from .ground import Ground
@@ -84,13 +85,15 @@ class Spawner:
         if self._wanted:
             self._start_first(self._wanted)
         while not self._ends:
-            for key, _ in self._selector.select(self._patience()):
+            events = self._selector.select(0)
+            if not events:
+                self._use_idle_time()
+                events = self._selector.select(self._patience())
+            for key, _ in events:
                 key.data()
             if time.monotonic() < self._quiet_at:
                 self._heat.beat()
             self._retry_busy()
-            if not self._selector.select(0):
-                self._use_idle_time()
         self._end()
 
     def _watch(self, fd: int, action: Callable[[], None]) -> None:
@@ -117,7 +120,7 @@ class Spawner:
 
     def _on_control(self) -> None:
         try:
-            packet = self._control.recv(_MAX_MESSAGE)
+            packet = self._control.recv(_MAX_MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
@@ -134,18 +137,15 @@ class Spawner:
         self._ends = True
 
     def _answer(self, number: int, fds: tuple[int, ...] = (), **answer: Any) -> None:
-        packet = json.dumps({"request": number, **answer}).encode()
         with contextlib.suppress(BrokenPipeError, ConnectionError):
-            self._control.setblocking(True)
-            socket.send_fds(self._control, [packet], fds)
-        self._control.setblocking(False)
+            socket.send_fds(self._control, [to_json({"request": number, **answer})], fds)
 
     def _create(self, message: dict[str, Any]) -> None:
-        self._heat.asked()
         shape = Shape(**message["shape"])
         child = self._take_first(shape)
         if child is None and shape == self._stock_shape:
             child = self._take_parked()
+        self._heat.asked(to_make=child is None or len(self._parked) < _LOW_STOCK)
         if child is None:
             try:
                 child = self._start_child(shape, Grant.asked(message))
@@ -159,9 +159,8 @@ class Spawner:
     def _start_first(self, wanted: dict[str, Any]) -> None:
         """The sandbox that we were started for: begin before the owner can ask for it."""
         with contextlib.suppress(StepFailed):  # then that meets the same step and reports it
-            self._first = self._start_child(
-                Shape(**wanted["shape"]), Grant.asked(wanted), ahead=True
-            )
+            shape, grant = Shape(**wanted["shape"]), Grant.asked(wanted)
+            self._first = self._start_child(shape, grant, ahead=True)
 
     def _take_first(self, shape: Shape) -> Child | None:
         """It may not be finished; then it is handed over when it is."""
@@ -265,6 +264,8 @@ class Spawner:
             self._hand_over(child)
         else:
             child.state = "parked"
+            with contextlib.suppress(OSError):  # it was killed: its end will be noticed
+                child.process = self._ground.process_of(child.pidfd)
             if child is not self._first:
                 self._parked.append(child)
 
@@ -288,7 +289,7 @@ class Spawner:
             request["request"],
             (child.host_end.fileno(),),
             slot=child.slot,
-            init=ground.process_of(child.pidfd),
+            init=child.process or ground.process_of(child.pidfd),
             cgroups=ground.cgroup_paths(child.slot),
         )
         child.host_end.close()
@@ -312,8 +313,6 @@ class Spawner:
             self._parked.remove(child)
         with contextlib.suppress(OSError):  # the mold has ended too: so shall we
             self._mold.reap(child.pid)
-        if child.failure is None and child.state in ("starting", "parked"):
-            child.failure = {"step": "start", "message": "the child died"}
         self._remove(child)
 
     def _remove(self, child: Child) -> None:

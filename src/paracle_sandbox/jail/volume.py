@@ -23,6 +23,7 @@ import fcntl
 import os
 import stat
 import struct
+import time
 from typing import Final
 
 from . import btrfs, kernel
@@ -46,6 +47,7 @@ _MS_NOATIME: Final = 1024
 # Nothing here outlives a crash: no barriers, no checksums of data. The commit interval is how long
 # a removed workspace keeps its blocks; discarding later, in bulk, keeps commits short.
 _OPTIONS: Final = "nobarrier,nodatasum,discard=async,commit=5"
+_FREED_SECONDS: Final = 1.0  # before that it is no use to ask whether what was removed is gone
 
 
 # Not the reservations for metadata: worst cases, a hundred times what will be written.
@@ -70,7 +72,7 @@ class Volume:
         self._root = root
         self._groups = groups
         self._groups_path = groups_path
-        self._retired: collections.deque[int] = collections.deque()
+        self._retired: collections.deque[tuple[float, int]] = collections.deque()
 
     @classmethod
     def create(cls, image_dir: str, size_bytes: int, mountpoint: str) -> Volume:
@@ -140,7 +142,7 @@ class Volume:
                 raise
             self._delete_nested(subvolume)
             btrfs.delete_subvolume(self._root, name)
-        self._retired.append(subvolume)
+        self._retire(subvolume)
         self._forget_quotas()
 
     @property
@@ -169,14 +171,19 @@ class Volume:
             leaf = pending.pop()
             if leaf != subvolume:
                 btrfs.delete_subvolume_by_id(self._root, leaf)
-                self._retired.append(leaf)
+                self._retire(leaf)
+
+    def _retire(self, subvolume: int) -> None:
+        self._retired.append((time.monotonic() + _FREED_SECONDS, subvolume))
 
     def _forget_quotas(self) -> None:
         """Two at a time keeps up with one deletion each, and deletion stays cheap."""
-        for _ in range(min(2, len(self._retired))):
-            oldest = self._retired.popleft()
+        for _ in range(2):
+            if not self._retired or time.monotonic() < self._retired[0][0]:
+                break
+            _, oldest = self._retired.popleft()
             if not btrfs.remove_quota_group(self._root, oldest):
-                self._retired.append(oldest)
+                self._retire(oldest)
 
     def _figure(self, group: str, name: str) -> int:
         fd = os.open(f"{group}/{name}", os.O_RDONLY, dir_fd=self._groups)

@@ -87,7 +87,7 @@ async def test_what_a_user_asked_for_is_no_loss(place: Place) -> None:
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_service_that_ended_took_the_sandboxes_along(tmp_path: Path, how: str) -> None:
-    service = ServiceProcess(tmp_path / "s", SANDBOX_MODE="fake").start()
+    service = ServiceProcess(tmp_path / "s", SANDBOX_MODE="fake", TMPDIR=str(tmp_path)).start()
     with service.client() as client:
         for user in ("ann", "bob", "gone"):
             client.post(f"/sandbox/{user}/create")

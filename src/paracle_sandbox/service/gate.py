@@ -17,7 +17,16 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from .addresses import routed_path
-from .faults import BadRequest, ServiceFault, TooLarge, TooMany, fault_body, is_refusal
+from .faults import (
+    RETRY_SECONDS,
+    BadRequest,
+    ServiceFault,
+    TooLarge,
+    TooMany,
+    Unavailable,
+    fault_body,
+    is_refusal,
+)
 from .journal import Journal
 from .keys import Caller, Doorman
 from .metrics import Metrics
@@ -92,6 +101,12 @@ class Gate:
         except ServiceFault as fault:
             self._note(fault, key_id)
             await refuse(scope, guarded, fault)
+        except asyncio.CancelledError:
+            # The service ends, and waits no longer for what is still under way.
+            if scope["type"] == "http":
+                stopping = Unavailable("The service is shutting down", RETRY_SECONDS)
+                await refuse(scope, guarded, stopping)
+            raise
         finally:
             self._metrics.connections.dec()
             self._open[key_id] -= 1

@@ -182,7 +182,7 @@ class Bench:
             )
             await process.wait()
 
-        mine, theirs = await ours.bursts(bare, _AT_ONCE, _DEEP_STOCK, 9)
+        mine, theirs = await ours.bursts(bare, _AT_ONCE, _DEEP_STOCK, 15)
         before = await per_second(bare, _AT_ONCE, 2.5)
         lasting = await ours.throughput(_AT_ONCE, 5.0, None)
         bare_lasting = (before + await per_second(bare, _AT_ONCE, 2.5)) / 2

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,14 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    """Closed at once: others count descriptors."""
+    loop = Loop()
+    yield loop
+    loop._epoll.close()
 
 
 @given(VALUES)
@@ -40,21 +49,21 @@ def test_it_is_the_same_without_the_library_in_c(
         encode({"a": object()})
 
 
-def test_more_than_a_frame_holds_is_refused() -> None:
+def test_more_than_a_frame_holds_is_refused(loop: Loop) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        wire = Wire(Channel(Loop(), theirs.fileno(), theirs.fileno()), 1, lambda stream: None)
+        wire = Wire(Channel(loop, theirs.fileno(), theirs.fileno()), 1, lambda stream: None)
         with pytest.raises(frames.ProtocolError, match="too large"):
             wire.result({"a": "x" * frames.MAX_PAYLOAD})
 
 
-def test_much_is_read_at_once_where_much_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_is_read_at_once_where_much_comes(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     real = os.read
     monkeypatch.setattr(os, "read", lambda fd, size: asked.append(size) or real(fd, size))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        channel = Channel(Loop(), theirs.fileno(), theirs.fileno())
+        channel = Channel(loop, theirs.fileno(), theirs.fileno())
         large = frames.encode(frames.DATA, 1, bytes(2 * SMALL_READ_BYTES))
         for sent in (frames.encode(frames.END, 1), large, frames.encode(frames.END, 1)):
             ours.sendall(sent)
@@ -63,10 +72,12 @@ def test_much_is_read_at_once_where_much_comes(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [SMALL_READ_BYTES, SMALL_READ_BYTES, frames.CHUNK, frames.CHUNK]
 
 
-def test_timers_run_in_the_order_of_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_run_in_the_order_of_their_times(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    loop, seen = Loop(), []
+    seen: list[str] = []
     for seconds, name in ((2.0, "c"), (0.0, "a"), (1.0, "b"), (0.0, "a2"), (60.0, "never")):
         loop.call_later(seconds, lambda name=name: seen.append(name))
     for later in (["a", "a2"], ["a", "a2", "b"], ["a", "a2", "b", "c"]):

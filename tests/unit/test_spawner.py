@@ -131,6 +131,7 @@ def started():
             mold.reap(child.pid)
         child.close()
         theirs.close()
+    spawner._selector.close()
     owner.close()
     control.close()
 

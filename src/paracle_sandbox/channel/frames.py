@@ -62,9 +62,14 @@ def header(kind: int, stream: int, length: int) -> bytes:
 
 def encode(kind: int, stream: int, payload: bytes = b"") -> bytes:
     """One whole frame."""
+    return HEADER.pack(kind, stream, len(checked(payload))) + payload
+
+
+def checked(payload: bytes) -> bytes:
+    """It fits into a frame; else ProtocolError."""
     if len(payload) > MAX_PAYLOAD:
         raise ProtocolError("a frame of %d bytes is too large" % len(payload))
-    return HEADER.pack(kind, stream, len(payload)) + payload
+    return payload
 
 
 def encode_json(kind: int, stream: int, value: Dict[str, Any]) -> bytes:
@@ -72,7 +77,7 @@ def encode_json(kind: int, stream: int, value: Dict[str, Any]) -> bytes:
 
 
 def to_json(value: Any) -> bytes:
-    # Lone surrogates (file names that are not UTF-8) survive as \\udcXX escapes.
+    """Without blanks. Lone surrogates (file names that are not UTF-8) survive as escapes."""
     return _encode(value).encode("ascii")
 
 

@@ -212,10 +212,7 @@ class Wire:
 
 
 def _json(value: Dict[str, Any]) -> bytes:
-    content = frames.to_json(value)
-    if len(content) > frames.MAX_PAYLOAD:
-        raise frames.ProtocolError("a frame of %d bytes is too large" % len(content))
-    return content
+    return frames.checked(frames.to_json(value))
 
 
 def _nothing() -> None:

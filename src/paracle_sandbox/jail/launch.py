@@ -3,7 +3,9 @@
 The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment, and without
 collection of garbage, of which imports make next to none. The
 started process (the launcher) makes the namespaces that need a fork to take effect, forks the
-spawner into them, and only waits: when it dies the spawner dies, and the other way round.
+spawner into them, and only waits: when it dies the spawner dies, and the other way round. It does
+so before anything is imported: of memory that was there before a fork, the kernel keeps account in
+each process that comes of it, down to the last program.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from . import kernel
 from .cgroups import enter_own
@@ -30,45 +32,62 @@ _FIRST_SECONDS = 0.06
 _HOT_SECONDS = 0.008
 
 
-def main(control: socket.socket, package_path: str) -> None:
+def main(control: socket.socket, package_path: str) -> NoReturn:
     step = "start"
     try:
         os.chdir("/")
         # What the owner's parents left open is no business of ours.
         kernel.close_from(control.fileno() + 1)
         forerunner = _send_forerunner()
-        _import_everything()
-        # What is imported stays, in this process and in all that come of it: nobody looks again.
-        gc.freeze()
-        gc.enable()
-        # What is ours was found here; what a sandbox imports must not be.
-        sys.path.remove(package_path)
-        share_code()
-        packet = control.recv(_MAX_MESSAGE)
-        if not packet:
-            os._exit(0)  # started ahead of a need that did not come
-        options = json.loads(packet)
-        options["rootless"] = os.geteuid() != 0
-        options["owner_fd"] = os.pidfd_open(options["owner_pid"])
+        rootless = os.geteuid() != 0
         step = "user namespace"
-        if options["rootless"]:
+        if rootless:
             _become_root_of_a_user_namespace()
         step = "pid namespace"
-        os.waitpid(forerunner, 0)
         kernel.unshare(kernel.CLONE_NEWPID)
+        told, tell = os.pipe()
         spawner = os.fork()
-        if spawner:
-            control.close()
-            # Nobody waits for us: keep the way clear until the first sandbox enters its group.
-            enter_own(_FIRST_SECONDS, _HOT_SECONDS)
-            os._exit(_wait(spawner))
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        step = "spawner"
-        _serve(control, options)
     except OSError as error:
-        _report(control, step, str(error), error.errno or 0)
+        _give_up(control, step, error)
+    if spawner == 0:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.close(told)
+        _become_spawner(control, package_path, tell, rootless=rootless)
+    control.close()
+    os.close(tell)
+    os._exit(_accompany(spawner, forerunner, told))
+
+
+def _become_spawner(
+    control: socket.socket, package_path: str, tell: int, *, rootless: bool
+) -> NoReturn:
+    """Get ready, hear what for, and do it."""
+    try:
+        _prepare(package_path)
+        packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 1)
+    except OSError as error:
+        _give_up(control, "start", error)
+    if not packet:
+        os._exit(0)  # started ahead of a need that did not come
+    os.write(tell, b"x")
+    os.close(tell)
+    try:
+        _serve(control, {**json.loads(packet), "rootless": rootless, "owner_fd": fds[0]})
+    except OSError as error:
+        _report(control, "spawner", error)
         os._exit(1)
     os._exit(0)
+
+
+def _accompany(spawner: int, forerunner: int, told: int) -> int:
+    """What is left to do for the launcher, until the end of the spawner."""
+    is_wanted = os.read(told, 1)  # nothing when it is gone
+    os.close(told)
+    os.waitpid(forerunner, 0)
+    if is_wanted:
+        # Nobody waits for us: keep the way clear until the first sandbox enters its group.
+        enter_own(_FIRST_SECONDS, _HOT_SECONDS)
+    return _wait(spawner)
 
 
 def _send_forerunner() -> int:
@@ -80,6 +99,17 @@ def _send_forerunner() -> int:
         finally:
             os._exit(0)
     return forerunner
+
+
+def _prepare(package_path: str) -> None:
+    """All that does not depend on what is wanted."""
+    _import_everything()
+    # What is imported stays, in this process and in all that come of it: nobody looks again.
+    gc.freeze()
+    gc.enable()
+    # What is ours was found here; what a sandbox imports must not be.
+    sys.path.remove(package_path)
+    share_code()
 
 
 def _import_everything() -> None:
@@ -140,7 +170,15 @@ def _wait(pid: int) -> int:
     return os.waitstatus_to_exitcode(status) & 0x7F
 
 
-def _report(control: socket.socket, step: str, message: str, code: int) -> None:
+def _give_up(control: socket.socket, step: str, error: OSError) -> NoReturn:
+    """Before the owner was heard: with words of its own unread, it would not be given ours."""
     with contextlib.suppress(OSError):
-        packet = {"event": "failed", "step": step, "message": message, "errno": code}
+        control.recv(_MAX_MESSAGE)
+    _report(control, step, error)
+    os._exit(1)
+
+
+def _report(control: socket.socket, step: str, error: OSError) -> None:
+    packet = {"event": "failed", "step": step, "message": str(error), "errno": error.errno or 0}
+    with contextlib.suppress(OSError):
         control.send(json.dumps(packet).encode())

@@ -3,7 +3,8 @@
     <state>/instances/<k>    locked by the spawner that holds number k, as long as it lives; its
                              content is a token that no other spawner ever had
     <state>/slot-<k>-*.json  one per child: where its cgroups are (written here)
-    <state>/<id>.json        one per sandbox: its name, owner and slot (written by the owner)
+    <state>/<id>.json        one per sandbox: a second name for the record of its child, to which
+                             the owner has added what the sandbox is called, and whose it is
 
 A record whose instance is not locked, or has another token, belongs to a dead spawner, and
 anyone may sweep it.
@@ -36,7 +37,8 @@ class Records:
         os.pwrite(self._lock, self.token.encode(), 0)
 
     def write(self, slot: str, cgroups: dict[str, str]) -> None:
-        """A slot of ours that is there already was a dead spawner's: ours is the number now."""
+        """A slot of ours that is there already was a dead spawner's: ours is the number now. What
+        it says stays as it is, for whoever sweeps it by another name."""
         record = {
             "slot": slot,
             "instance": self.instance,
@@ -44,12 +46,19 @@ class Records:
             "cgroups": cgroups,
             "created_at": time.time(),
         }
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        fd = os.open(f"{slot}.json", flags, 0o600, dir_fd=self._dir)
+        try:
+            fd = self._make(slot)
+        except FileExistsError:
+            self.remove(slot)
+            fd = self._make(slot)
         try:
             os.write(fd, json.dumps(record).encode() + b"\n")
         finally:
             os.close(fd)
+
+    def _make(self, slot: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.open(f"{slot}.json", flags, 0o600, dir_fd=self._dir)
 
     def remove(self, slot: str) -> None:
         with contextlib.suppress(FileNotFoundError):

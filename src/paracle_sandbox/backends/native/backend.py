@@ -79,39 +79,29 @@ class NativeBackend(Backend):
         template = await self.templates.for_image(config.base_image)
         spawner = await self.spawner(template, config)
         self._refuse_missing_limits(spawner, config)
-        record = _new_record(sandbox_id, config, labels, template, spawner.posture)
+        self._refuse_taken(sandbox_id)
+        answer, fds = await spawner.request("create", **create_request(config, spawner.posture))
+        if "error" in answer:
+            raise _creation_error(answer, sandbox_id)
+        record = _new_record(sandbox_id, config, labels, template, spawner.posture, answer)
+        owned = _Owned(spawner, socket.socket(fileno=fds[0]), record)
         try:
-            self._claim(sandbox_id, record)
+            self.records.name(record["slot"], sandbox_id, record)
         except OSError as error:
+            await self._end(owned)
+            if isinstance(error, FileExistsError):
+                raise _taken(sandbox_id) from error
             raise _unrecorded(error, sandbox_id) from error
-        try:
-            answer, fds = await spawner.request("create", **create_request(config, spawner.posture))
-            if "error" in answer:
-                raise _creation_error(answer, sandbox_id)
-            record.update(
-                {key: answer[key] for key in ("slot", "init", "cgroups")}, state="running"
-            )
-            self._owned[sandbox_id] = owned = _Owned(spawner, socket.socket(fileno=fds[0]), record)
-            self.records.complete(sandbox_id, record)
-        except OSError as error:
-            await self.destroy(sandbox_id)
-            raise _unrecorded(error, sandbox_id) from error
-        except BaseException:
-            self.records.remove(sandbox_id)
-            raise
+        self._owned[sandbox_id] = owned
         if config.network_mode == "bridge":
             await self._give_network(sandbox_id, owned)
 
-    def _claim(self, sandbox_id: str, record: dict[str, Any]) -> None:
-        """Take the name, before anything is made."""
-        for _ in range(2):
-            try:
-                self.records.write_new(sandbox_id, record)
-            except FileExistsError:
-                self.records.sweep()  # it may be a dead one's
-            else:
-                return
-        raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
+    def _refuse_taken(self, sandbox_id: str) -> None:
+        """Before anything is made. Whoever takes the name meanwhile is noticed afterwards."""
+        if self.records.is_taken(sandbox_id):
+            self.records.sweep()  # it may be a dead one's
+            if self.records.is_taken(sandbox_id):
+                raise _taken(sandbox_id)
 
     async def _give_network(self, sandbox_id: str, owned: _Owned) -> None:
         from . import network
@@ -184,22 +174,26 @@ class NativeBackend(Backend):
         if owned is None:
             await self._destroy_foreign(sandbox_id)
             return
+        left = await self._end(owned)
+        self.records.remove(sandbox_id)
+        if left:
+            raise SandboxCleanupError(
+                f"Sandbox {sandbox_id} could not be removed: {left}", sandbox_id
+            )
+
+    async def _end(self, owned: _Owned) -> str:
+        """All of it but its name. Returns what could not be removed."""
         try:
             answer, _ = await owned.spawner.request("destroy", slot=owned.record["slot"])
         except SandboxExecutionError:
             # The spawner died, and everything with it; its records and cgroups are left.
             await owned.spawner.close()
             self.records.sweep()
-            self.records.remove(sandbox_id)
-            return
+            return ""
         finally:
             owned.close()
             await _take_network([owned])
-        self.records.remove(sandbox_id)
-        if answer.get("left"):
-            raise SandboxCleanupError(
-                f"Sandbox {sandbox_id} could not be removed: {answer['left']}", sandbox_id
-            )
+        return str(answer.get("left", ""))
 
     async def _destroy_foreign(self, sandbox_id: str) -> None:
         """One of another process: end it there; its own spawner removes the rest."""
@@ -335,11 +329,12 @@ def _new_record(
     labels: Mapping[str, str],
     template: Template,
     posture: Mapping[str, Any],
+    child: Mapping[str, Any],
 ) -> dict[str, Any]:
     shown = ("cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image")
     return {
         "id": sandbox_id,
-        "state": "creating",
+        "state": "running",
         "instance": posture["instance"],
         "token": posture["token"],
         "owner": identified(os.getpid()),
@@ -347,7 +342,12 @@ def _new_record(
         "labels": dict(labels),
         "config": {name: getattr(config, name) for name in shown},
         "created_at": time.time(),
+        **{key: child[key] for key in ("slot", "init", "cgroups")},
     }
+
+
+def _taken(sandbox_id: str) -> SandboxConflictError:
+    return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
 
 
 def _unrecorded(error: OSError, sandbox_id: str) -> SandboxCreationError:

@@ -102,10 +102,15 @@ class Launched:
         self._raw = control
 
     def tell(self, options: bytes) -> None:
+        """And whom to live for: this process, of which it gets a descriptor, because a number means
+        nothing in its pid namespace."""
         if self.told is None:
             self.told = options
+            own = os.pidfd_open(os.getpid())
+            rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, own.to_bytes(4, sys.byteorder))
             with suppress(OSError):  # it has ended: its last words say why
-                self._raw.send(options)
+                self._raw.sendmsg([options], [rights])
+            os.close(own)
 
     def end(self) -> None:
         """Hang up, and wait until it has removed all that it has made."""

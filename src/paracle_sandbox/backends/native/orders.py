@@ -25,7 +25,6 @@ def spawner_options(
     posture = {"volume": os.geteuid() == 0}  # as far as one can know before
     usual = create_request(quick_config(), posture)
     return {
-        "owner_pid": os.getpid(),
         "state_dir": str(settings.state_dir),
         "data_dir": str(settings.data_dir),
         "template_dir": str(template.path) if template.path else None,

@@ -38,8 +38,8 @@ class Record:
 
     @property
     def is_sandbox(self) -> bool:
-        """Not only a child that is parked, or about to be a sandbox."""
-        return "id" in self.content
+        """Not only a child that is parked, nor the name that a sandbox's child has for itself."""
+        return self.content.get("id") == self.path.stem
 
     @property
     def instance(self) -> int:
@@ -66,7 +66,7 @@ class RecordStore:
     def find(self, sandbox_id: str) -> Record | None:
         if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
             return None
-        return self._read(self._dir / f"{sandbox_id}.json")
+        return self._read(Path(self._path(sandbox_id)))
 
     def _read(self, path: Path) -> Record | None:
         """The last whole line counts: a file may be read while one is added."""
@@ -81,35 +81,47 @@ class RecordStore:
                     return Record(path, content)
         return None
 
-    def write_new(self, sandbox_id: str, content: dict[str, Any]) -> None:
-        """Raises FileExistsError when the id is taken."""
+    def is_taken(self, sandbox_id: str) -> bool:
+        return os.path.lexists(self._path(sandbox_id))
+
+    def name(self, slot: str, sandbox_id: str, content: dict[str, Any]) -> None:
+        """Make a sandbox of a child: it says so in the child's record, which gets the sandbox's
+        name, too. Raises FileExistsError when the id is taken.
+
+        Not a file of its own: some file systems take long to make one where others were just
+        removed, and the child's was made ahead."""
+        line = to_json(content) + b"\n"
         try:
-            self._write(sandbox_id, os.O_CREAT | os.O_EXCL, content)
+            self._write(slot, os.O_APPEND, line)
+            os.link(self._path(slot), self._path(sandbox_id))
+        except FileExistsError:
+            raise
+        except OSError:  # the child is gone already, or there are no second names here
+            self._write_new(sandbox_id, line)
+
+    def _write_new(self, sandbox_id: str, line: bytes) -> None:
+        try:
+            self._write(sandbox_id, os.O_CREAT | os.O_EXCL, line)
         except FileExistsError:
             raise
         except OSError:
             self.remove(sandbox_id)  # half a record would keep the id taken for ever
             raise
 
-    def complete(self, sandbox_id: str, content: dict[str, Any]) -> None:
-        """Add what is known by now. A reader sees the old or the new.
-
-        Not a new file in the place of the old one: that is written out at once on some file
-        systems, and whoever removes it soon waits for the disk, for milliseconds."""
-        self._write(sandbox_id, os.O_APPEND, content)
-
-    def _write(self, sandbox_id: str, flags: int, content: dict[str, Any]) -> None:
-        line = to_json(content) + b"\n"
-        fd = os.open(f"{self._dir}/{sandbox_id}.json", os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
+    def _write(self, name: str, flags: int, line: bytes) -> None:
+        fd = os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
         try:
             if os.write(fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(fd)
 
+    def _path(self, name: str) -> str:
+        return f"{self._dir}/{name}.json"
+
     def remove(self, sandbox_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self._dir}/{sandbox_id}.json")
+            os.unlink(self._path(sandbox_id))
 
     def has_slot(self, record: Record) -> bool:
         """Whether its spawner still has the child behind a sandbox."""
@@ -147,7 +159,7 @@ class RecordStore:
                     _remove_remains(record.content)
                     with contextlib.suppress(FileNotFoundError):
                         record.path.unlink()
-                    swept += not record.path.name.startswith("slot-")
+                    swept += record.is_sandbox
         self._sweep_garbage()
         return swept
 

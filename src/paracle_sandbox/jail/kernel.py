@@ -167,6 +167,16 @@ def trim_heap() -> int:
     return int(_libc.sbrk(ctypes.c_size_t(0)))
 
 
+def take_memory(size: int) -> int:
+    """Memory of the C library's, which is not written to. Returns where it is; 0: there is none."""
+    _libc.malloc.restype = ctypes.c_size_t
+    return int(_libc.malloc(ctypes.c_size_t(size)))
+
+
+def give_memory_back(address: int) -> None:
+    _libc.free(ctypes.c_void_p(address))
+
+
 def prctl(option: int, argument: int = 0) -> int:
     return _checked(_libc.prctl(option, argument, 0, 0, 0), f"prctl({option})")
 

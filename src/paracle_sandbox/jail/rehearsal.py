@@ -46,6 +46,7 @@ _BLOCK_STEP = 16
 _LARGEST_BLOCK = 512
 _MOST_GAPS = 20_000
 _LARGE_GAP = 4096
+_DOUBLINGS = 8  # to a larger gap than there can be
 _CHUNK_HEAD_BYTES = 8
 _MOST_FILLING = 16 << 20
 _ROUNDING_BYTES = 8
@@ -125,22 +126,23 @@ def _fill_gaps() -> list[bytes]:
             if id(block) % _POOL_BYTES < _POOL_HEAD_BYTES:
                 break  # let go of it: it is the first of what children will take
             filling.append(block)
-    _fill_large_gaps(filling)  # the list itself leaves one where it grew out of its place
+    _fill_large_gaps()
     return filling
 
 
-def _fill_large_gaps(filling: list[bytes]) -> None:
+def _fill_large_gaps() -> None:
     """What is too large for a pool comes from the C library: from gaps, if there are, else from
-    the end of its memory, if it is one that has an end."""
+    the end of its memory, if it is one that has an end. Large pieces first: what is inside of one
+    is never written to, and its pages are not there."""
     left = _MOST_FILLING
     end = kernel.trim_heap() - _LARGE_GAP
-    for size in range(_LARGE_GAP, _LARGEST_BLOCK, -_BLOCK_STEP):
+    sizes = [_LARGE_GAP << more for more in range(_DOUBLINGS, 0, -1)]
+    for size in (*sizes, *range(_LARGE_GAP, _LARGEST_BLOCK, -_BLOCK_STEP)):
         while left > 0:
-            # Not bytes(...): memory that is to be zero is not taken from what was just let go of.
-            block = b"x" * (size - _CHUNK_HEAD_BYTES - sys.getsizeof(b""))
-            if id(block) >= end:
+            address = kernel.take_memory(size - _CHUNK_HEAD_BYTES)
+            if not 0 < address < end:
+                kernel.give_memory_back(address)
                 break
-            filling.append(block)
             left -= size
 
 

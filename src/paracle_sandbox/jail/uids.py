@@ -23,16 +23,21 @@ class UidBlock:
         self._dir = os.open(_PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._block, self._lock = claim_number(self._dir)
         self._first = base + self._block * BLOCK
-        self._free = deque(range(BLOCK))
+        # Not all of them in the queue from the start: every process of every sandbox would have it.
+        self._taken = 0
+        self._free: deque[int] = deque()
 
     def take(self) -> int:
+        if self._taken < BLOCK:
+            self._taken += 1
+            return self._first + self._taken - 1
         if not self._free:
             raise OSError(f"{BLOCK} sandboxes of one spawner live already")
-        return self._first + self._free.popleft()
+        return self._free.popleft()
 
     def give_back(self, uid: int) -> None:
         # To the end of the queue: a number rests as long as it can before it is used again.
-        self._free.append(uid - self._first)
+        self._free.append(uid)
 
     def close(self) -> None:
         release_number(self._dir, self._block, self._lock)

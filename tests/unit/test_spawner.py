@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,33 @@ SHAPE = Shape()
 GRANT = {"limits": Limits(64 << 20, 10, 100)._asdict(), "disk_bytes": 1 << 20}
 
 
+@pytest.fixture(autouse=True)
+def who_has_ended_is_gone():
+    """As in a mold."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.fixture(autouse=True)
+def no_spawner_is_left():
+    yield
+    while _spawners:
+        spawner = _spawners.pop()
+        spawner._networks.let_go(quiet=True)
+        spawner._selector.close()
+
+
+_spawners: list[Spawner] = []
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def spawner_on(control: socket.socket) -> Spawner:
     """The real one, where nothing is on disk."""
     place = SimpleNamespace(
@@ -34,23 +63,29 @@ def spawner_on(control: socket.socket) -> Spawner:
         give_identity_back=lambda identity: None,
     )
     ground.cgroups = None
-    mold: Any = SimpleNamespace(reap=lambda pid: os.waitpid(pid, 0), settle=lambda: None)
+    mold: Any = SimpleNamespace()
     options = {
         "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,
         "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1,
     }  # fmt: skip
-    return Spawner(control, ground, mold, options)
+    _spawners.append(Spawner(control, ground, mold, options))
+    return _spawners[-1]
 
 
 def dead_child(last_words: bytes) -> tuple[Child, socket.socket]:
     """One that has said something and ended, none of which was looked at yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    waits, go = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        go.close()
+        waits.recv(1)
+        os._exit(0)
+    waits.close()
     child = Child("slot", SHAPE, Identity(1, 1, False), Grant.asked(GRANT))
     child.pid, child.pidfd, child.status = pid, os.pidfd_open(pid), ours
+    go.close()
+    until(lambda: child.is_gone)
     ours.setblocking(False)
     if last_words:
         theirs.send(last_words)
@@ -99,12 +134,6 @@ class _Mold:
     def end_fork(self, child: Child) -> None:
         pass
 
-    def reap(self, pid: int) -> None:
-        os.waitpid(pid, 0)
-
-    def settle(self) -> None:
-        pass
-
 
 def turn(spawner: Spawner) -> None:
     for key, _ in spawner._selector.select(30):
@@ -128,10 +157,8 @@ def started():
     for child, theirs in mold.forked:
         if child.pidfd >= 0:
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-            mold.reap(child.pid)
         child.close()
         theirs.close()
-    spawner._selector.close()
     owner.close()
     control.close()
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 from typing import Any, NamedTuple, NoReturn
 
@@ -50,6 +51,17 @@ class Child:
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
+
+    @property
+    def is_gone(self) -> bool:
+        """It has ended, or was never there, and its number is free."""
+        try:
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, 0)
+                return False
+        except ProcessLookupError:
+            pass
+        return True
 
     def order(self, setup: dict[str, Any]) -> bytes:
         """What it needs to know itself."""

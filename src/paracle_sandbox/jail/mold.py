@@ -35,7 +35,6 @@ from .child import Child, Order, Start, run_child
 from .rehearsal import rehearse
 
 _MAX_MESSAGE = 1 << 16
-_MOST_OWED = 64  # answers, of which the socket holds some hundreds
 
 _Answer = tuple[bytes, list[int]]
 
@@ -52,7 +51,6 @@ class Mold:
             self._socket.detach()
             _serve(theirs, start)
         theirs.close()
-        self._owed = 0  # answers that nobody has waited for yet
         self.pidfd = os.pidfd_open(pid)
         self._news = select.poll()
         for fd in (self._socket.fileno(), self.pidfd):
@@ -76,7 +74,6 @@ class Mold:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         child.status, child.host_end = ours, host_end
         with guest_end, theirs:
-            self.settle()
             self._send(b"fork", child.order(setup), (guest_end.fileno(), theirs.fileno()))
 
     def end_fork(self, child: Child) -> None:
@@ -89,21 +86,7 @@ class Mold:
         child.pid, child.pidfd = int(answer), fds[0]
         child.status.setblocking(False)
 
-    def reap(self, pid: int) -> None:
-        """It has ended: let its number go. That it has gone is waited for by `settle`."""
-        self._send(b"reap", b"%d" % pid)
-        self._owed += 1
-        if self._owed >= _MOST_OWED:
-            self.settle()
-
-    def settle(self) -> None:
-        """Whatever was to be reaped has been. Raises OSError."""
-        while self._owed:
-            self._owed -= 1
-            self._receive()
-
     def _ask(self, word: bytes, details: bytes) -> _Answer:
-        self.settle()
         self._send(word, details)
         return self._receive()
 
@@ -122,8 +105,10 @@ class Mold:
 
 def _serve(control: socket.socket, start: Start) -> NoReturn:
     """The mold itself."""
-    operations = {b"import": _import, b"rehearse": _rehearse, b"fork": _fork, b"reap": _reap}
+    operations = {b"import": _import, b"rehearse": _rehearse, b"fork": _fork}
     try:
+        # Who has ended is gone: nobody has to wake up for it. (Guests change that for themselves.)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
         make_ready(start.env, start.python)
         file_operations()  # while it can be imported
@@ -189,15 +174,9 @@ def _fork(order: bytes, fds: list[int], start: Start) -> _Answer:
         return b"%d" % pid, [os.pidfd_open(pid)]
     except OSError as error:
         if pid:  # what nobody can watch must not live
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return f"{error.errno or 0} {error}".encode(errors="replace"), []
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def _reap(pid: bytes, _fds: list[int], _start: Start) -> _Answer:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(int(pid), 0)
-    return b"done", []

@@ -211,8 +211,6 @@ class Spawner:
         except StepFailed:
             if child.pid:
                 self._kill(child)
-                with contextlib.suppress(OSError):  # the mold has ended too: so shall we
-                    self._mold.reap(child.pid)
             self._remove(child)
             raise
         self._children[slot] = child
@@ -311,20 +309,21 @@ class Spawner:
             self._on_status(child)
         if child in self._parked:
             self._parked.remove(child)
-        with contextlib.suppress(OSError):  # the mold has ended too: so shall we
-            self._mold.reap(child.pid)
         self._remove(child)
 
     def _remove(self, child: Child) -> None:
-        if not self._ground.place.leave(child.slot):
+        if self._has_left(child):
+            self._forget(child)
+        else:
             self._busy.append((time.monotonic() + _BUSY_PATIENCE_SECONDS, child))
-            return
-        self._forget(child)
+
+    def _has_left(self, child: Child) -> bool:
+        return self._ground.place.leave(child.slot) and child.is_gone
 
     def _retry_busy(self) -> None:
         busy, self._busy = self._busy, []
         for deadline, child in busy:
-            if self._ground.place.leave(child.slot):
+            if self._has_left(child):
                 self._forget(child)
             elif time.monotonic() > deadline:
                 self._forget(child, left="its cgroup is still busy")
@@ -344,8 +343,6 @@ class Spawner:
         self._starting.discard(child.slot)
         ground.give_identity_back(child.identity)
         child.close()
-        with contextlib.suppress(OSError):  # the mold has ended too
-            self._mold.settle()
         if child.request is not None:
             failure = child.failure or {"step": "start", "message": "the child died"}
             number = child.request["request"]

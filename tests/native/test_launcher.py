@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from paracle_sandbox import SandboxConfig, load_settings
 from paracle_sandbox.backends import ahead
 from paracle_sandbox.backends.native import launcher
 from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.jail import kernel, launch
 from paracle_sandbox.quick_config import quick_config
 from paracle_sandbox.sandbox import Sandbox
 
@@ -155,3 +158,26 @@ def test_whoever_may_want_another_backend_gets_none_ahead(name, monkeypatch):
     monkeypatch.delenv(name)
     ahead.start_ahead()
     assert end(launcher._ahead.popitem()[1]) == 0
+
+
+def test_why_it_cannot_come_up_is_told_whenever_the_owner_speaks(monkeypatch):
+    """Also to one that has said what it wants before: what is unread takes the answer with it."""
+
+    def refuse(_flags: int) -> None:
+        raise PermissionError(1, "refused")
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(b"{}")
+        pid = os.fork()
+        if pid == 0:
+            monkeypatch.setattr(kernel, "unshare", refuse)
+            launch.main(theirs, "")
+        theirs.close()
+        os.waitpid(pid, 0)
+        until_all_have_hung_up = select.poll()
+        until_all_have_hung_up.register(ours, select.POLLHUP)
+        assert until_all_have_hung_up.poll(30_000)
+        told = json.loads(ours.recv(1 << 16))
+    assert (told["event"], told["message"]) == ("failed", "[Errno 1] refused")
+    assert told["step"] in ("pid namespace", "user namespace")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from pathlib import Path
 
@@ -57,7 +59,6 @@ def test_an_id_is_taken_once(store, records) -> None:
     with pytest.raises(FileExistsError):
         store.name("slot-0-2", "one", OTHER)
     assert owner(store) == "me"
-    records.remove("slot-0-2")
 
 
 def test_one_whose_child_is_gone_already_is_recorded_all_the_same(store, records) -> None:
@@ -67,7 +68,7 @@ def test_one_whose_child_is_gone_already_is_recorded_all_the_same(store, records
     with pytest.raises(FileExistsError):
         store.name(SLOT, "one", OTHER)
     assert owner(store) == "me"
-    store.remove("one")
+    store.remove("one", SLOT)
 
 
 def test_a_file_system_without_second_names(store, records, monkeypatch) -> None:
@@ -79,7 +80,7 @@ def test_a_file_system_without_second_names(store, records, monkeypatch) -> None
     assert owner(store) == "me"
     with pytest.raises(FileExistsError):
         store.name(SLOT, "one", OTHER)
-    store.remove("one")
+    store.remove("one", SLOT)
 
 
 def test_half_a_record_does_not_keep_the_name(store, records, monkeypatch) -> None:
@@ -92,17 +93,60 @@ def test_half_a_record_does_not_keep_the_name(store, records, monkeypatch) -> No
     assert slot.content["cgroups"] == {"memory": "/groups/1"}
 
 
-def test_who_takes_a_dead_ones_slot_leaves_what_is_known_of_its_sandbox(store, records) -> None:
-    """Its number was free, and it was not swept yet: by the name of the sandbox it can still be."""
+def test_what_was_removed_is_gone_by_one_name(store, records) -> None:
     store.name(SLOT, "one", ONE)
-    records.write(SLOT, {"memory": "/groups/2"})
-    assert owner(store) == "me"
-    found = {one.path.stem: one.content.get("cgroups") for one in store.all()}
-    assert found[SLOT] == {"memory": "/groups/2"}
-
-
-def test_what_was_removed_does_not_come_back(store, records) -> None:
-    store.name(SLOT, "one", ONE)
-    store.remove("one")
+    store.remove("one", SLOT)
     assert owner(store) is None and not store.is_taken("one")
     assert [one.path.stem for one in store.all()] == [SLOT]
+    store.remove("one", SLOT)
+
+
+def test_what_is_another_ones_by_now_is_not_removed(store, records) -> None:
+    records.write("slot-0-2", {})
+    store.name("slot-0-2", "one", {**OTHER, "slot": "slot-0-2"})
+    store.remove("one", SLOT)
+    assert owner(store) == "another"
+
+
+def test_nobody_has_a_slot_of_another(tmp_path: Path) -> None:
+    """Not even who has the number that another had."""
+    first = Records(str(tmp_path))
+    first_slot, number = first.slot(1), first.instance
+    first.close()
+    second = Records(str(tmp_path))
+    assert second.instance == number and second.slot(1) != first_slot
+    second.close()
+
+
+def test_a_child_is_not_found_by_its_own_name(store, records) -> None:
+    store.name(SLOT, "one", ONE)
+    assert store.find(SLOT) is None and store.find("one") is not None
+
+
+def test_no_descriptor_for_it_and_it_is_another_ones(store, records, monkeypatch) -> None:
+    store.name(SLOT, "one", ONE)
+
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none_left)
+        with pytest.raises(OSError, match="too many"):
+            store.name("slot-0-2", "one", OTHER)
+    assert owner(store) == "me"
+
+
+@pytest.mark.parametrize("holder", [True, False])
+def test_of_a_dead_one_goes_what_was_its_alone(tmp_path: Path, holder: bool) -> None:
+    """Whoever has its number now has the directory that its groups were in."""
+    store, group = RecordStore(tmp_path / "state"), tmp_path / "groups" / "top" / "0" / "slot"
+    (tmp_path / "state" / "instances").mkdir(parents=True)
+    group.mkdir(parents=True)
+    dead = {"id": "one", "instance": 0, "token": "dead", "cgroups": {"memory": str(group)}}
+    (tmp_path / "state" / "one.json").write_text(json.dumps(dead) + "\n")
+    living = Records(str(tmp_path / "state")) if holder else None
+    assert store.sweep() == 1 and not store.is_taken("one")
+    assert not group.exists() and group.parent.exists() == holder
+    if living is not None:
+        assert living.instance == 0
+        living.close()

@@ -150,6 +150,7 @@ def started():
     ground.take_identity = lambda: Identity(1, 1, False)
     ground.cgroup_paths = lambda slot: {}
     ground.process_of = lambda pidfd: {}
+    ground.records.slot = lambda number: f"slot-0-{number}"
     ground.records.write = lambda slot, groups: None
     spawner._mold = mold  # type: ignore[assignment]
     spawner._start_first({"shape": SHAPE._asdict(), **GRANT})

@@ -4,7 +4,7 @@ The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environmen
 collection of garbage, of which imports make next to none. The
 started process (the launcher) makes the namespaces that need a fork to take effect, forks the
 spawner into them, and only waits: when it dies the spawner dies, and the other way round. It does
-so before anything is imported: of memory that was there before a fork, the kernel keeps account in
+so before it imports the rest: of memory that was there before a fork, the kernel keeps account in
 each process that comes of it, down to the last program.
 """
 
@@ -50,7 +50,6 @@ def main(control: socket.socket, package_path: str) -> NoReturn:
     except OSError as error:
         _give_up(control, step, error)
     if spawner == 0:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.close(told)
         _become_spawner(control, package_path, tell, rootless=rootless)
     control.close()
@@ -63,6 +62,7 @@ def _become_spawner(
 ) -> NoReturn:
     """Get ready, hear what for, and do it."""
     try:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         _prepare(package_path)
         packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 1)
     except OSError as error:
@@ -113,8 +113,7 @@ def _prepare(package_path: str) -> None:
 
 
 def _import_everything() -> None:
-    """While our files can still be seen, and before anybody waits: here, not at the top, so that
-    a module that cannot be imported is reported like any other step."""
+    """While our files can still be seen, and before anybody waits."""
     from .. import guest
     from . import ground, mold, spawner  # noqa: F401
 

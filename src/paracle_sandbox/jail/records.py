@@ -2,7 +2,8 @@
 
     <state>/instances/<k>    locked by the spawner that holds number k, as long as it lives; its
                              content is a token that no other spawner ever had
-    <state>/slot-<k>-*.json  one per child: where its cgroups are (written here)
+    <state>/slot-<k>-*.json  one per child: where its cgroups are (written here); the token is part
+                             of the name, which nobody has twice
     <state>/<id>.json        one per sandbox: a second name for the record of its child, to which
                              the owner has added what the sandbox is called, and whose it is
 
@@ -36,9 +37,10 @@ class Records:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, self.token.encode(), 0)
 
+    def slot(self, number: int) -> str:
+        return f"slot-{self.instance}-{self.token}-{number}"
+
     def write(self, slot: str, cgroups: dict[str, str]) -> None:
-        """A slot of ours that is there already was a dead spawner's: ours is the number now. What
-        it says stays as it is, for whoever sweeps it by another name."""
         record = {
             "slot": slot,
             "instance": self.instance,
@@ -46,19 +48,12 @@ class Records:
             "cgroups": cgroups,
             "created_at": time.time(),
         }
-        try:
-            fd = self._make(slot)
-        except FileExistsError:
-            self.remove(slot)
-            fd = self._make(slot)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(f"{slot}.json", flags, 0o600, dir_fd=self._dir)
         try:
             os.write(fd, json.dumps(record).encode() + b"\n")
         finally:
             os.close(fd)
-
-    def _make(self, slot: str) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return os.open(f"{slot}.json", flags, 0o600, dir_fd=self._dir)
 
     def remove(self, slot: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -71,7 +66,7 @@ class Records:
         os.close(self._dir)
 
     def _remove_all(self) -> None:
-        """What the owner wrote too: it may have been killed, and then nobody else will."""
+        """By the owner's names, too: it may have been killed, and then nobody else will."""
         for name in os.listdir(self._dir):
             if name.endswith(".json") and self._is_ours(name):
                 with contextlib.suppress(FileNotFoundError):

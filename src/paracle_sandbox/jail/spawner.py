@@ -198,7 +198,7 @@ class Spawner:
     def _start_child(self, shape: Shape, grant: Grant, *, ahead: bool = False) -> Child:
         ground = self._ground
         self._slots += 1
-        slot = f"slot-{ground.instance}-{self._slots}"
+        slot = ground.records.slot(self._slots)
         child = Child(slot, shape, ground.take_identity(), grant)
         try:
             with self._steps.step("record"):

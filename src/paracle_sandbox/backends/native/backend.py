@@ -22,6 +22,7 @@ from ...errors import (
     SandboxCleanupError,
     SandboxConflictError,
     SandboxCreationError,
+    SandboxError,
     SandboxExecutionError,
     SandboxNotFoundError,
 )
@@ -80,18 +81,20 @@ class NativeBackend(Backend):
         spawner = await self.spawner(template, config)
         self._refuse_missing_limits(spawner, config)
         self._refuse_taken(sandbox_id)
+        record = _new_record(sandbox_id, config, labels, template, spawner.posture)
         answer, fds = await spawner.request("create", **create_request(config, spawner.posture))
         if "error" in answer:
             raise _creation_error(answer, sandbox_id)
-        record = _new_record(sandbox_id, config, labels, template, spawner.posture, answer)
+        record.update({key: answer[key] for key in ("slot", "init", "cgroups")})
         owned = _Owned(spawner, socket.socket(fileno=fds[0]), record)
         try:
             self.records.name(record["slot"], sandbox_id, record)
         except OSError as error:
             await self._end(owned)
-            if isinstance(error, FileExistsError):
-                raise _taken(sandbox_id) from error
-            raise _unrecorded(error, sandbox_id) from error
+            raise _unnamed(error, sandbox_id) from error
+        except BaseException:
+            await self._end(owned)
+            raise
         self._owned[sandbox_id] = owned
         if config.network_mode == "bridge":
             await self._give_network(sandbox_id, owned)
@@ -175,7 +178,7 @@ class NativeBackend(Backend):
             await self._destroy_foreign(sandbox_id)
             return
         left = await self._end(owned)
-        self.records.remove(sandbox_id)
+        self.records.remove(sandbox_id, owned.record["slot"])
         if left:
             raise SandboxCleanupError(
                 f"Sandbox {sandbox_id} could not be removed: {left}", sandbox_id
@@ -207,7 +210,7 @@ class NativeBackend(Backend):
             if asyncio.get_running_loop().time() > deadline:
                 raise SandboxCleanupError(f"Sandbox {sandbox_id} is still there", sandbox_id)
             await asyncio.sleep(0.01)
-        self.records.remove(sandbox_id)
+        self.records.remove(sandbox_id, str(record.content.get("slot")))
 
     def init_pid(self, sandbox_id: str) -> int:
         """The first process of a sandbox of ours, as this machine counts."""
@@ -253,7 +256,7 @@ class NativeBackend(Backend):
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         infos = [_info(record, self.records) for record in self.records.all() if record.is_sandbox]
-        # Without a slot but with a living owner: it has just died, or is still being made.
+        # Without a slot but with a living owner: it has just died.
         return [info for info, has_slot in infos if has_slot or not info.owner_alive]
 
     async def sweep(self) -> int:
@@ -270,7 +273,7 @@ class NativeBackend(Backend):
         ended = list(self._owned.values())
         for sandbox_id, owned in self._owned.items():
             owned.close()
-            self.records.remove(sandbox_id)
+            self.records.remove(sandbox_id, owned.record["slot"])
         self._owned.clear()
         await asyncio.gather(*(spawner.close() for spawner in spawners))
         await _take_network(ended)
@@ -329,7 +332,6 @@ def _new_record(
     labels: Mapping[str, str],
     template: Template,
     posture: Mapping[str, Any],
-    child: Mapping[str, Any],
 ) -> dict[str, Any]:
     shown = ("cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image")
     return {
@@ -342,7 +344,6 @@ def _new_record(
         "labels": dict(labels),
         "config": {name: getattr(config, name) for name in shown},
         "created_at": time.time(),
-        **{key: child[key] for key in ("slot", "init", "cgroups")},
     }
 
 
@@ -350,9 +351,11 @@ def _taken(sandbox_id: str) -> SandboxConflictError:
     return SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
 
 
-def _unrecorded(error: OSError, sandbox_id: str) -> SandboxCreationError:
+def _unnamed(error: OSError, sandbox_id: str) -> SandboxError:
+    if isinstance(error, FileExistsError):
+        return _taken(sandbox_id)
     return SandboxCreationError(
-        f"The record of the sandbox cannot be written: {error}. Nothing was started. Make room in "
+        f"The record of the sandbox cannot be written: {error}. It was removed again. Make room in "
         "the directory that PARACLE_STATE_DIR names.",
         sandbox_id,
         step="record",

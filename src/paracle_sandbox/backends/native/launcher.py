@@ -104,13 +104,17 @@ class Launched:
     def tell(self, options: bytes) -> None:
         """And whom to live for: this process, of which it gets a descriptor, because a number means
         nothing in its pid namespace."""
-        if self.told is None:
-            self.told = options
-            own = os.pidfd_open(os.getpid())
-            rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, own.to_bytes(4, sys.byteorder))
-            with suppress(OSError):  # it has ended: its last words say why
+        if self.told is not None:
+            return
+        own = os.pidfd_open(os.getpid())
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, own.to_bytes(4, sys.byteorder))
+        try:
+            # It has ended: its last words say why.
+            with suppress(BrokenPipeError, ConnectionResetError):
                 self._raw.sendmsg([options], [rights])
+        finally:
             os.close(own)
+        self.told = options
 
     def end(self) -> None:
         """Hang up, and wait until it has removed all that it has made."""
@@ -147,7 +151,10 @@ def tell_ahead(python: str, options: bytes) -> bool:
     """Have one that was started ahead go on, if there is one."""
     if python not in _ahead:
         return False
-    _ahead[python].tell(options)
+    try:
+        _ahead[python].tell(options)
+    except OSError:
+        return False
     return True
 
 
@@ -167,7 +174,11 @@ def launch(python: str, options: bytes | None = None) -> Launched:
         launched.end()
         launched = _launch(python)
     if options is not None:
-        launched.tell(options)
+        try:
+            launched.tell(options)
+        except OSError:
+            launched.end()
+            raise
     return launched
 
 
@@ -205,5 +216,6 @@ def _spawn(python: str, control: int, stderr: int) -> int:
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
         ],
         setsid=True,
-        setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+        # Whatever this process ignores would be ignored there, too.
+        setsigdef=(signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
     )

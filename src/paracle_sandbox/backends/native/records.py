@@ -1,6 +1,7 @@
 """The owner's side of the records: who is there, who is dead, and sweeping up after the dead.
 
-The spawner writes them (``jail/records.py`` says how); any process of the same user reads them.
+The spawner writes them (``jail/records.py`` says how), its owner adds to those of sandboxes, and
+any process of the same user reads them.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ class RecordStore:
                 yield record
 
     def find(self, sandbox_id: str) -> Record | None:
+        """That of a sandbox: what a child is called is nobody's to ask for."""
         if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
             return None
-        return self._read(Path(self._path(sandbox_id)))
+        record = self._read(Path(self._path(sandbox_id)))
+        return record if record and record.is_sandbox else None
 
     def _read(self, path: Path) -> Record | None:
         """The last whole line counts: a file may be read while one is added."""
@@ -92,7 +95,7 @@ class RecordStore:
         removed, and the child's was made ahead."""
         line = to_json(content) + b"\n"
         try:
-            self._write(slot, os.O_APPEND, line)
+            _write(self._open(slot, os.O_APPEND), line)
             os.link(self._path(slot), self._path(sandbox_id))
         except FileExistsError:
             raise
@@ -100,28 +103,25 @@ class RecordStore:
             self._write_new(sandbox_id, line)
 
     def _write_new(self, sandbox_id: str, line: bytes) -> None:
+        fd = self._open(sandbox_id, os.O_CREAT | os.O_EXCL)
         try:
-            self._write(sandbox_id, os.O_CREAT | os.O_EXCL, line)
-        except FileExistsError:
-            raise
+            _write(fd, line)
         except OSError:
-            self.remove(sandbox_id)  # half a record would keep the id taken for ever
+            os.unlink(self._path(sandbox_id))  # half a record would keep the id taken for ever
             raise
 
-    def _write(self, name: str, flags: int, line: bytes) -> None:
-        fd = os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
-        try:
-            if os.write(fd, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(fd)
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
 
     def _path(self, name: str) -> str:
         return f"{self._dir}/{name}.json"
 
-    def remove(self, sandbox_id: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(sandbox_id))
+    def remove(self, sandbox_id: str, slot: str) -> None:
+        """If it is still the name of that child: what ended unnoticed may be another's by now."""
+        path = self._path(sandbox_id)
+        with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
+            if f'"{slot}"'.encode() in file.read():
+                os.unlink(path)
 
     def has_slot(self, record: Record) -> bool:
         """Whether its spawner still has the child behind a sandbox."""
@@ -154,9 +154,10 @@ class RecordStore:
             if self.is_alive(record):
                 continue
             with self._hold(record.instance) as free:
-                # Not free, but another's: the number has a new holder, which this one was not.
+                # Not free, but another's: the number has a new holder, which this one was not. What
+                # is named after the number alone is the new one's.
                 if (free or not self.is_alive(record)) and record.path.exists():
-                    _remove_remains(record.content)
+                    _remove_remains(record.content, with_parents=free)
                     with contextlib.suppress(FileNotFoundError):
                         record.path.unlink()
                     swept += record.is_sandbox
@@ -201,6 +202,15 @@ class RecordStore:
                     path.unlink()
 
 
+def _write(fd: int, line: bytes) -> None:
+    """And close it."""
+    try:
+        if os.write(fd, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(fd)
+
+
 def _mtime(path: Path) -> float:
     try:
         return path.stat().st_mtime
@@ -235,7 +245,7 @@ def identified(pid: int) -> dict[str, Any]:
     return {"pid": pid, "start": start_time(pid), "boot": boot}
 
 
-def _remove_remains(content: dict[str, Any]) -> None:
+def _remove_remains(content: dict[str, Any], *, with_parents: bool) -> None:
     """The process, if it lives still, and its cgroups. (Its volume went with its spawner.)"""
     init = content.get("init")
     if isinstance(init, dict):
@@ -248,7 +258,7 @@ def _remove_remains(content: dict[str, Any]) -> None:
         _kill_group(Path(group))
         while not _rmdir(group) and time.monotonic() < deadline:
             time.sleep(0.002)
-        for parent in list(Path(group).parents)[:2]:
+        for parent in list(Path(group).parents)[: 2 if with_parents else 0]:
             with contextlib.suppress(OSError):
                 parent.rmdir()
 

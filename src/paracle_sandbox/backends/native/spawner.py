@@ -76,7 +76,7 @@ class Spawner:
         waited for any more is forgotten when it has come."""
         self._attach()
         if self.closed:
-            raise SandboxExecutionError("The native spawner has ended; its sandboxes are gone.")
+            raise _gone()
         number = next(self._numbers)
         future: asyncio.Future[tuple[dict[str, Any], list[int]]]
         future = asyncio.get_running_loop().create_future()
@@ -138,17 +138,19 @@ class Spawner:
     def _on_end(self) -> None:
         if self.closed:
             return
-        self.closed = True
-        self._detach()
-        self._control.close()
-        gone = SandboxExecutionError("The native spawner has ended; its sandboxes are gone.")
-        for future in self._answers.values():
-            if not future.done():
-                future.set_exception(gone)
+        self._hang_up()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(
                 BackendUnavailableError(f"The native spawner failed to start: {self._last_words()}")
             )
+
+    def _hang_up(self) -> None:
+        self.closed = True
+        self._detach()
+        self._control.close()
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(_gone())
 
     def _last_words(self) -> str:
         os.set_blocking(self._process.stderr.fileno(), False)
@@ -159,9 +161,7 @@ class Spawner:
     async def close(self) -> None:
         """Hang up; the spawner removes everything and ends. Waits until it has."""
         if not self.closed:
-            self.closed = True
-            self._detach()
-            self._control.close()
+            self._hang_up()
         try:
             await self._ended()
         except BaseException:
@@ -186,6 +186,10 @@ class Spawner:
         finally:
             loop.remove_reader(watched)
             os.close(watched)
+
+
+def _gone() -> SandboxExecutionError:
+    return SandboxExecutionError("The native spawner has ended; its sandboxes are gone.")
 
 
 _REMEDIES = {

@@ -331,3 +331,9 @@ def test_the_tree_of_errors_is_that_of_the_classes() -> None:
         name: kind.__bases__[0].__name__ if kind is not errors.SandboxError else None
         for name, kind in own.items()
     }
+
+
+def test_no_two_test_files_have_one_name():
+    """Pytest would collect only the first of them, and stop."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)

@@ -27,7 +27,7 @@ CONFIG = SandboxConfig(base_image=engines.INCUS_IMAGE)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A module may leave out single forms of tests that it has from elsewhere."""
-    left_out = [getattr(getattr(item, "module", None), "LEFT_OUT", ()) for item in items]
+    left_out = [getattr(getattr(item, "module", None), "NOT_ON_INCUS", ()) for item in items]
     items[:] = [item for item, names in zip(items, left_out, strict=True) if item.name not in names]
 
 

@@ -24,7 +24,7 @@ DIFFERENT = {
     "test_flags_of_every_mount": "devices are mounts here, since a container makes no nodes",
 }
 # Second forms of what another form of the same test shows: instances take their time.
-LEFT_OUT = frozenset(
+NOT_ON_INCUS = frozenset(
     {
         "test_a_fork_bomb_stays_below_its_limit_and_leaves_no_survivor[A03]",
         "test_one_large_file_ends_at_the_limit[/tmp/fill]",
@@ -51,7 +51,7 @@ def _hostile_tests() -> dict[str, Any]:
             if is_fixture or (attribute.startswith("test_") and blocks_a_release(value)):
                 assert attribute not in found, f"two tests are called {attribute}"
                 found[attribute] = value
-    unknown = {*DIFFERENT, *(name.partition("[")[0] for name in LEFT_OUT)} - set(found)
+    unknown = {*DIFFERENT, *(name.partition("[")[0] for name in NOT_ON_INCUS)} - set(found)
     assert not unknown, f"no such tests: {sorted(unknown)}"
     kept = {name: value for name, value in found.items() if name not in DIFFERENT}
     bare = P0.difference(*map(rows_of, kept.values()))

@@ -32,17 +32,22 @@ place=$(mktemp -d)
 export PARACLE_TEST_LANES=$place # what the other lanes do there is none of a lane's business
 declare -A running=()
 
+# What still runs is to end as on Ctrl-C, which removes what it has made. (Ctrl-C itself tells all.)
 leave() {
-    [ ${#running[@]} = 0 ] || kill "${running[@]}" 2>/dev/null
+    if [ ${#running[@]} != 0 ]; then
+        [ "$?" = 130 ] || kill -INT "${running[@]}" 2>/dev/null
+        wait
+    fi
     rm -rf "$place"
 }
 trap leave EXIT
-trap 'exit 130' INT TERM HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
-# lane NAME ARGUMENTS ...
+# lane NAME ARGUMENTS ... in the place of this shell
 lane() {
     # What runs beside the script has Ctrl-C ignored, and so would all that the tests start.
-    env --default-signal=INT,QUIT,HUP "$python" -m pytest -o "cache_dir=$place/cache-$1" --basetemp="$place/$1" \
+    exec env --default-signal=INT,QUIT,HUP "$python" -m pytest -o "cache_dir=$place/cache-$1" --basetemp="$place/$1" \
         "${left_out[@]}" "${@:2}"
 }
 
@@ -52,9 +57,13 @@ for name in "${!lanes[@]}"; do
     running[$name]=$!
 done
 declare -A ended=()
+# Beside the script, too: a signal to it is heard only between two commands.
 # shellcheck disable=SC2086
-lane others $others
+lane others $others &
+running[others]=$!
+wait "${running[others]}"
 ended[others]=$?
+unset "running[others]"
 for name in "${!lanes[@]}"; do
     wait "${running[$name]}"
     ended[$name]=$?
@@ -69,7 +78,7 @@ for name in "${!ended[@]}"; do
     if [ "${ended[$name]}" = 1 ]; then # some failed; any other number is not for a second look
         echo "Once more, alone: what failed beside the other lanes ($name)."
         # shellcheck disable=SC2086
-        lane "$name" --last-failed --last-failed-no-failures=none ${lanes[$name]} || status=$?
+        (lane "$name" --last-failed --last-failed-no-failures=none ${lanes[$name]}) || status=$?
     elif [ "${ended[$name]}" != 0 ]; then
         status=${ended[$name]}
     fi

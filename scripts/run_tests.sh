@@ -34,8 +34,9 @@ declare -A running=()
 
 # What still runs is to end as on Ctrl-C, which removes what it has made. (Ctrl-C itself tells all.)
 leave() {
+    local status=$?
     if [ ${#running[@]} != 0 ]; then
-        [ "$?" = 130 ] || kill -INT "${running[@]}" 2>/dev/null
+        [ "$status" = 130 ] || kill -INT "${running[@]}" 2>/dev/null
         wait
     fi
     rm -rf "$place"

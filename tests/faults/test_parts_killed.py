@@ -115,6 +115,9 @@ async def test_a_killed_helper_ends_its_sandboxes_and_the_next_create_works(mana
             with pytest.raises(SandboxExecutionError):
                 async with asyncio.timeout(5):
                     await command.wait()
+        async with asyncio.timeout(8):  # it would give up after ten on whom it cannot see end
+            while is_alive(spawner):
+                await asyncio.sleep(0.01)
         await assert_well(await manager.create())
         assert len(await manager.backend.list_sandboxes()) == 1, "the dead are not listed"
         for sandbox in sandboxes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from paracle_sandbox import SandboxConfig, load_settings
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.errors import (
+    SandboxCleanupError,
     SandboxConflictError,
     SandboxExecutionError,
     SandboxNotFoundError,
@@ -81,6 +83,41 @@ async def test_who_asks_while_it_is_closed_is_told(backends):
     with pytest.raises(SandboxExecutionError):
         async with asyncio.timeout(30):
             await asked
+
+
+@pytest.mark.parametrize("by", ["destroy", "close"])
+async def test_a_record_that_cannot_be_looked_at_holds_up_nothing_else(backends, monkeypatch, by):
+    first, _ = backends
+    await first.create("there", CONFIG, {})
+    pid = first.init_pid("there")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(first.records, "remove", refuse)
+    if by == "destroy":
+        with pytest.raises(SandboxCleanupError, match="too many"):
+            await first.destroy("there")
+    await first.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_what_comes_in_the_moment_of_a_cancellation_is_closed(backends, monkeypatch):
+    first, _ = backends
+    await first.create("there", CONFIG, {})
+    spawner = first._spawners["default"]
+    before = len(os.listdir("/proc/self/fd"))
+    asked = asyncio.ensure_future(first.create("late", not_in_stock(), {}))
+    while not spawner._answers:
+        await asyncio.sleep(0)
+    (answer,) = spawner._answers.values()
+    real = spawner._dispatch
+    monkeypatch.setattr(spawner, "_dispatch", lambda *news: (real(*news), asked.cancel()))
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert answer.result()[1], "it came"
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert await names(first) == ["there"]
 
 
 def not_in_stock() -> SandboxConfig:

@@ -40,3 +40,20 @@ async def test_a_sandbox_maps_no_library_that_only_the_way_to_it_needs():
         maps = Path(f"/proc/{pid}/maps").read_text()
     assert "/python" in maps, "it shows nothing"
     assert not [name for name in ("libz", "zlib", "_opcode", "_heapq") if f"/{name}." in maps]
+
+
+async def test_large_pieces_of_memory_are_given_back_as_in_any_python():
+    """The C library has pages of their own for them, unless somebody changed its mind."""
+    code = """
+import ctypes
+malloc = ctypes.CDLL(None).malloc
+malloc.restype = ctypes.c_size_t
+address = malloc(ctypes.c_size_t(512 << 10))
+with open("/proc/self/maps") as maps:
+    heap = [line.split()[0].split("-") for line in maps if line.rstrip().endswith("[heap]")]
+print(bool(heap), any(int(start, 16) <= address < int(end, 16) for start, end in heap))
+"""
+    async with Scene(stock=1) as scene:
+        await (await scene.sandbox()).execute("true")
+        await asyncio.sleep(1.0)
+        assert (await (await scene.sandbox()).run_code(code))["stdout"] == "True False\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -150,3 +151,26 @@ def test_of_a_dead_one_goes_what_was_its_alone(tmp_path: Path, holder: bool) -> 
     if living is not None:
         assert living.instance == 0
         living.close()
+
+
+def test_a_number_whose_holder_changes_meanwhile_is_not_free(tmp_path: Path, monkeypatch) -> None:
+    """Between looking at the file and locking it: what is locked then is nobody's number."""
+    store, living = RecordStore(tmp_path), []
+    first = Records(str(tmp_path))
+    dead = {"id": "one", "instance": first.instance, "token": "dead"}
+    (tmp_path / "one.json").write_text(json.dumps(dead) + "\n")
+    real = fcntl.flock
+
+    def change(fd: int, how: int) -> None:
+        if how & fcntl.LOCK_EX and not living:
+            living.append(None)
+            first.close()
+            living[:] = [Records(str(tmp_path))]
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", change)
+    store.sweep()
+    (second,) = living
+    assert second.instance == dead["instance"]
+    assert (tmp_path / "instances" / str(second.instance)).exists()
+    second.close()

@@ -192,6 +192,25 @@ def test_the_first_is_handed_over_once_whenever_it_is_asked_for(started, finishe
     assert [child.slot for child, _ in mold.forked] == ["slot-0-1", "slot-0-2"]
 
 
+def test_one_that_is_gone_before_it_is_handed_over_is_an_error_and_no_end(started) -> None:
+    spawner, owner, mold = started
+    ((child, theirs),) = mold.forked
+
+    def nobody(_pidfd: int) -> dict[str, int]:
+        raise ProcessLookupError(3, "the child died")
+
+    spawner._ground.process_of = nobody
+    spawner._create(asked(1))
+    theirs.send(b"ok")
+    signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+    until(lambda: child.is_gone)
+    while spawner._children:
+        turn(spawner)
+    answer = answer_to(owner)
+    assert (answer["request"], answer["error"], answer["fds"]) == (1, "start", 0)
+    assert "the child died" in answer["message"]
+
+
 @pytest.mark.parametrize(("left", "keeps_warm"), [(4, False), (3, True)])
 def test_the_way_into_groups_is_kept_short_once_few_are_left(
     started, monkeypatch: pytest.MonkeyPatch, left: int, keeps_warm: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import Any
 
@@ -97,10 +98,17 @@ class Ground:
         return {kind: f"{path}/{slot}" for kind, path in self.cgroups.paths.items()}
 
     def process_of(self, pidfd: int) -> dict[str, int]:
-        """The pid and start time of a process as the owner's namespace sees it."""
-        pid = int(self._read(f"self/fdinfo/{pidfd}").split("\nPid:")[1].split()[0])
+        """The pid and start time of a process as the owner's namespace sees it. Raises OSError."""
+        pid = self._pid_of(pidfd)
         fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
+        self._pid_of(pidfd)  # if it has ended meanwhile, the number may be another's
         return {"pid": pid, "start": int(fields[19])}
+
+    def _pid_of(self, pidfd: int) -> int:
+        pid = int(self._read(f"self/fdinfo/{pidfd}").split("\nPid:")[1].split()[0])
+        if pid <= 0:
+            raise ProcessLookupError(errno.ESRCH, "the child died")
+        return pid
 
     def _read(self, path: str) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._host_proc)

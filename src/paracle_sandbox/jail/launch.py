@@ -135,6 +135,9 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # Who has ended is gone: neither we nor the mold have to wake up for it. (Guests change that for
+    # themselves.)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     ground = Ground(options)
     start = Start(
         ground.own_pidns,

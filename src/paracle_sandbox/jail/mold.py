@@ -107,8 +107,6 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
     """The mold itself."""
     operations = {b"import": _import, b"rehearse": _rehearse, b"fork": _fork}
     try:
-        # Who has ended is gone: nobody has to wake up for it. (Guests change that for themselves.)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         site.addsitepackages(set(), [sys.base_prefix, sys.base_exec_prefix])
         make_ready(start.env, start.python)
         file_operations()  # while it can be imported
@@ -130,6 +128,7 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
 def _import(modules: bytes, _fds: list[int], _start: Start) -> _Answer:
     missing = [name for name in json.loads(modules) if not _try_import(name)]
     reset_hooks()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as it was: see `launch`
     # Collected objects would be written to in every child, and their pages copied.
     gc.collect()
     gc.freeze()
@@ -173,7 +172,8 @@ def _fork(order: bytes, fds: list[int], start: Start) -> _Answer:
             kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
         return b"%d" % pid, [os.pidfd_open(pid)]
     except OSError as error:
-        if pid:  # what nobody can watch must not live
+        # What nobody can watch must not live. If it does not, the number may be another's.
+        if pid and not isinstance(error, ProcessLookupError):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return f"{error.errno or 0} {error}".encode(errors="replace"), []

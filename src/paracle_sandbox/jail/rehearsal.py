@@ -46,7 +46,9 @@ _BLOCK_STEP = 16
 _LARGEST_BLOCK = 512
 _MOST_GAPS = 20_000
 _LARGE_GAP = 4096
-_DOUBLINGS = 8  # to a larger gap than there can be
+# Less than what the C library has pages of its own for: when those are given back, it keeps larger
+# pieces for later, in all processes that come of this one.
+_DOUBLINGS = 4
 _CHUNK_HEAD_BYTES = 8
 _MOST_FILLING = 16 << 20
 _ROUNDING_BYTES = 8

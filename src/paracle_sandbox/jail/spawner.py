@@ -277,6 +277,8 @@ class Spawner:
         try:
             if grant != child.grant or not ground.cgroups:
                 ground.place.allow(child.slot, child.shape, grant, self._steps, child.pid)
+            with self._steps.step("start"):
+                process = child.process or ground.process_of(child.pidfd)
         except StepFailed as failed:
             child.failure = {"step": failed.step, "message": str(failed)}
             self._kill(child)
@@ -287,7 +289,7 @@ class Spawner:
             request["request"],
             (child.host_end.fileno(),),
             slot=child.slot,
-            init=child.process or ground.process_of(child.pidfd),
+            init=process,
             cgroups=ground.cgroup_paths(child.slot),
         )
         child.host_end.close()
@@ -326,7 +328,7 @@ class Spawner:
             if self._has_left(child):
                 self._forget(child)
             elif time.monotonic() > deadline:
-                self._forget(child, left="its cgroup is still busy")
+                self._forget(child, left="its processes, or its cgroup, are still there")
             else:
                 self._busy.append((deadline, child))
 

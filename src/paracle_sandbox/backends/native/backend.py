@@ -178,7 +178,7 @@ class NativeBackend(Backend):
             await self._destroy_foreign(sandbox_id)
             return
         left = await self._end(owned)
-        self.records.remove(sandbox_id, owned.record["slot"])
+        left = self._unname(sandbox_id, owned) or left
         if left:
             raise SandboxCleanupError(
                 f"Sandbox {sandbox_id} could not be removed: {left}", sandbox_id
@@ -197,6 +197,14 @@ class NativeBackend(Backend):
             owned.close()
             await _take_network([owned])
         return str(answer.get("left", ""))
+
+    def _unname(self, sandbox_id: str, owned: _Owned) -> str:
+        """Returns what is left: its spawner removes that in the end."""
+        try:
+            self.records.remove(sandbox_id, owned.record["slot"])
+        except OSError as error:
+            return f"its record: {error}"
+        return ""
 
     async def _destroy_foreign(self, sandbox_id: str) -> None:
         """One of another process: end it there; its own spawner removes the rest."""
@@ -273,7 +281,7 @@ class NativeBackend(Backend):
         ended = list(self._owned.values())
         for sandbox_id, owned in self._owned.items():
             owned.close()
-            self.records.remove(sandbox_id, owned.record["slot"])
+            self._unname(sandbox_id, owned)
         self._owned.clear()
         await asyncio.gather(*(spawner.close() for spawner in spawners))
         await _take_network(ended)

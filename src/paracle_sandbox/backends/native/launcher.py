@@ -74,7 +74,8 @@ class Process:
 
     def kill(self) -> None:
         if self._code is None:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _end(self, timeout: float | None) -> int | None:
         with self._lock:
@@ -88,9 +89,11 @@ class Process:
 
     def _reap(self) -> int:
         try:
-            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            end = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         except ChildProcessError:  # somebody waits for all children, or for none
             return 0
+        assert end is not None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
 class Launched:

@@ -181,6 +181,9 @@ class RecordStore:
         except BlockingIOError:
             yield False
         else:
+            if not os.fstat(lock).st_nlink:  # its holder has just ended, and there may be a new one
+                yield False
+                return
             yield True
             with contextlib.suppress(OSError):
                 (self._dir / "instances" / str(instance)).unlink()

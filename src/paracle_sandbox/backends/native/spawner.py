@@ -69,7 +69,13 @@ class Spawner:
 
     async def request(self, op: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """The answer and the descriptors that came with it."""
-        return await self.ask(op, **arguments)
+        asked = self.ask(op, **arguments)
+        try:
+            return await asked
+        except asyncio.CancelledError:
+            if asked.done() and not asked.cancelled() and asked.exception() is None:
+                _close(asked.result()[1])  # it came in the same moment
+            raise
 
     def ask(self, op: str, **arguments: Any) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
         """request() for who has something else to do until the answer comes. One that is not
@@ -132,8 +138,7 @@ class Spawner:
                 future.set_result((message, fds))
                 return
         # Nobody waits any more (cancelled): what came with the answer must not leak.
-        for fd in fds:
-            os.close(fd)
+        _close(fds)
 
     def _on_end(self) -> None:
         if self.closed:
@@ -149,7 +154,7 @@ class Spawner:
         self._detach()
         self._control.close()
         for future in self._answers.values():
-            if not future.done():
+            if not future.done() and not future.get_loop().is_closed():
                 future.set_exception(_gone())
 
     def _last_words(self) -> str:
@@ -186,6 +191,11 @@ class Spawner:
         finally:
             loop.remove_reader(watched)
             os.close(watched)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _gone() -> SandboxExecutionError:

@@ -36,8 +36,9 @@ declare -A running=()
 leave() {
     local status=$?
     if [ ${#running[@]} != 0 ]; then
-        [ "$status" = 130 ] || kill -INT "${running[@]}" 2>/dev/null
-        wait
+        [ "$status" != 130 ] || sleep 5
+        # More than once: a test may take it for its own.
+        while kill -INT "${running[@]}" 2>/dev/null; do sleep 5; done
     fi
     rm -rf "$place"
 }

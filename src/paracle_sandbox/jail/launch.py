@@ -1,11 +1,11 @@
 """How a spawner comes up: the program that the owner starts, and its two processes.
 
 The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment, and without
-collection of garbage, of which imports make next to none. The
-started process (the launcher) makes the namespaces that need a fork to take effect, forks the
-spawner into them, and only waits: when it dies the spawner dies, and the other way round. It does
-so before it imports the rest: of memory that was there before a fork, the kernel keeps account in
-each process that comes of it, down to the last program.
+collection of garbage, of which imports make next to none. The started process (the launcher) makes
+the namespaces that need a fork to take effect, forks the spawner into them, and only waits: when it
+dies the spawner dies, and the other way round. It does so before it imports the rest: of memory
+that was there before a fork, the kernel keeps account in each process that comes of it, down to the
+last program.
 """
 
 from __future__ import annotations

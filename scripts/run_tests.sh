@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests in lanes beside each other: those on engines, which mostly wait for them, and all
+# Runs the tests in lanes beside each other: those that mostly wait for something else, and all
 # others. Whatever fails is run once more, alone: only what fails then, or breaks off, counts.
 #
 #   scripts/run_tests.sh PYTHON
@@ -10,8 +10,11 @@ declare -A lanes=(
     [docker]="tests/docker tests/images tests/deploy
               tests/conformance/test_docker.py tests/conformance/test_gvisor.py
               tests/conformance/test_podman.py tests/conformance/test_remote_docker.py"
-    # With the machine that is emulated: the lane of all others is the longest.
-    [incus]="tests/incus tests/vm tests/conformance/test_incus.py"
+    [incus]="tests/incus tests/conformance/test_incus.py"
+    # A machine that is emulated.
+    [vm]="tests/vm"
+    # Services, which mostly wait for their clients.
+    [service]="tests/service tests/mcp_server"
 )
 # Half of the time of their lanes: what other tests show on native and Docker, on more engines, and
 # a second time in the machine that is emulated.

@@ -16,11 +16,11 @@ declare -A lanes=(
     # Services, which mostly wait for their clients.
     [service]="tests/service tests/mcp_server"
 )
-# Half of the time of their lanes: what other tests show on native and Docker, on more engines, and
-# a second time in the machine that is emulated.
+# More than half of the time of their lanes: what other tests show on native and Docker, on more
+# engines, and a second time in the machine that is emulated.
 long=(tests/docker/test_hostile_gvisor.py tests/incus/test_hostile_incus.py
     tests/conformance/test_podman.py tests/conformance/test_remote_docker.py
-    tests/conformance/test_incus.py::test_quick_checks_report
+    tests/conformance/test_incus.py
     "tests/vm/test_cgroup_v2.py::test_native_backend_on_cgroup_v2[tester]")
 left_out=()
 if [ -z "${PARACLE_LONG:-}" ]; then

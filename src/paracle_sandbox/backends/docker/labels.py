@@ -10,27 +10,23 @@ changed. Once it is somebody's it has the name of a sandbox, and the id is read 
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...config import SandboxConfig
 from ...owner import Owner
+from .. import marks
 from ..base import SandboxInfo
 
-MANAGED = "paracle.managed"
-BACKEND = "paracle.backend"
-SESSION = "paracle.session"
-_ID = "paracle.sandbox_id"
-_READY = "paracle.ready"
-_OWNER = "paracle.owner"
-_CREATED = "paracle.created_at"
-_CONFIG = "paracle.config"
-_LABELS = "paracle.labels"
+_PREFIX = "paracle."
+MANAGED = _PREFIX + "managed"
+BACKEND = _PREFIX + "backend"
+SESSION = _PREFIX + "session"
+_ID = _PREFIX + "sandbox_id"
+_READY = _PREFIX + "ready"
+_OWNER = _PREFIX + "owner"
 _NAME = "paracle-sandbox-"
-_SHOWN = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
 
 
 def container_name(sandbox_id: str) -> str:
@@ -73,9 +69,7 @@ def labels_of(
         BACKEND: backend,
         SESSION: session,
         _OWNER: str(owner),
-        _CREATED: f"{time.time():.3f}",
-        _CONFIG: json.dumps(config.model_dump(mode="json", include=_SHOWN)),
-        _LABELS: json.dumps(dict(labels)),
+        **marks.written(_PREFIX, config, labels),
     }
 
 
@@ -103,30 +97,6 @@ def sandbox_info(container: Mapping[str, Any]) -> SandboxInfo | None:
     sandbox_id, owner = _sandbox_id(container), owner_of(container)
     if owner is None or not sandbox_id:
         return None
-    alive = owner.is_alive
     state = str(container.get("State"))
-    return SandboxInfo(
-        sandbox_id=sandbox_id,
-        backend=labels.get(BACKEND, ""),
-        state={"created": "creating"}.get(state, state) if alive else "lost",
-        owner_pid=owner.pid,
-        owner_alive=alive,
-        created_at=_number(labels.get(_CREATED)),
-        config=_object(labels.get(_CONFIG)),
-        labels=_object(labels.get(_LABELS)),
-    )
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or 0)
-    except ValueError:
-        return 0.0
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    state = {"created": "creating"}.get(state, state)
+    return marks.read(_PREFIX, labels, sandbox_id, labels.get(BACKEND, ""), state, owner)

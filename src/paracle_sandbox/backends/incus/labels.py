@@ -7,13 +7,12 @@ a copy may carry the same keys.
 from __future__ import annotations
 
 import hashlib
-import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from ...config import SandboxConfig
 from ...owner import Owner
+from .. import marks
 from ..base import SandboxInfo
 
 _PREFIX = "user.paracle."
@@ -22,10 +21,6 @@ SESSION = _PREFIX + "session"
 WARM = _PREFIX + "warm"
 _ID = _PREFIX + "sandbox_id"
 _OWNER = _PREFIX + "owner"
-_CREATED = _PREFIX + "created_at"
-_CONFIG = _PREFIX + "config"
-_LABELS = _PREFIX + "labels"
-_SHOWN = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
 
 
 def instance_name(sandbox_id: str) -> str:
@@ -55,12 +50,7 @@ def owner_keys(backend: str, session: str, owner: Owner) -> dict[str, str]:
 def sandbox_keys(
     sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
 ) -> dict[str, str]:
-    return {
-        _ID: sandbox_id,
-        _CREATED: f"{time.time():.3f}",
-        _CONFIG: json.dumps(config.model_dump(mode="json", include=_SHOWN)),
-        _LABELS: json.dumps(dict(labels)),
-    }
+    return {_ID: sandbox_id, **marks.written(_PREFIX, config, labels)}
 
 
 def owner_of(instance: Mapping[str, Any], backend: str) -> Owner | None:
@@ -84,32 +74,6 @@ def sandbox_info(instance: Mapping[str, Any], backend: str) -> SandboxInfo | Non
     sandbox_id = str(keys.get(_ID, ""))
     if owner is None or instance.get("name") != instance_name(sandbox_id):
         return None
-    alive = owner.is_alive
-    state = {"running": "running", "stopped": "creating"}.get(
-        str(instance.get("status")).lower(), str(instance.get("status")).lower()
-    )
-    return SandboxInfo(
-        sandbox_id=sandbox_id,
-        backend=backend,
-        state=state if alive else "lost",
-        owner_pid=owner.pid,
-        owner_alive=alive,
-        created_at=_number(keys.get(_CREATED)),
-        config=_object(keys.get(_CONFIG)),
-        labels=_object(keys.get(_LABELS)),
-    )
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or 0)
-    except ValueError:
-        return 0.0
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    state = str(instance.get("status")).lower()
+    state = {"stopped": "creating"}.get(state, state)
+    return marks.read(_PREFIX, keys, sandbox_id, backend, state, owner)

@@ -16,11 +16,11 @@ declare -A lanes=(
     # Services, which mostly wait for their clients.
     [service]="tests/service tests/mcp_server"
 )
-# More than half of the time of their lanes: what other tests show on native and Docker, on more
-# engines, and a second time in the machine that is emulated.
-long=(tests/docker/test_hostile_gvisor.py tests/incus/test_hostile_incus.py
-    tests/conformance/test_podman.py tests/conformance/test_remote_docker.py
-    tests/conformance/test_incus.py
+# More than half of the time of their lanes: what other tests show on native, on more engines, and
+# a second time in the machine that is emulated.
+long=(tests/docker/test_hostile_docker.py tests/docker/test_hostile_gvisor.py
+    tests/incus/test_hostile_incus.py tests/conformance/test_podman.py
+    tests/conformance/test_remote_docker.py tests/conformance/test_incus.py
     "tests/vm/test_cgroup_v2.py::test_native_backend_on_cgroup_v2[tester]")
 left_out=()
 if [ -z "${PARACLE_LONG:-}" ]; then
@@ -53,7 +53,7 @@ trap 'exit 143' TERM HUP
 lane() {
     # What runs beside the script has Ctrl-C ignored, and so would all that the tests start.
     exec env --default-signal=INT,QUIT,HUP "$python" -m pytest -o "cache_dir=$place/cache-$1" --basetemp="$place/$1" \
-        "${left_out[@]}" "${@:2}"
+        --durations=20 --durations-min=5 "${left_out[@]}" "${@:2}"
 }
 
 for name in "${!lanes[@]}"; do

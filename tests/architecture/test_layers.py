@@ -39,9 +39,9 @@ EXTRACTOR = ("guest.descent", "guest.staging", "guest.trees")
 
 # What may know a concrete backend by name. Everybody else asks these.
 ASSEMBLERS = ("backends.registry", "backends.auto", "backends.catalog", "backends.ahead")
-# What backends share: how this machine's kernel is read and told.
+# What backends share: how this machine's kernel is read and told, and what engines keep for us.
 SHARED = (
-    "backends.cgroup_usage", "backends.nft", "backends.posture", "backends.probe",
+    "backends.cgroup_usage", "backends.marks", "backends.nft", "backends.posture", "backends.probe",
     "backends.workspaces",
 )  # fmt: skip
 SEAM = ("backends", "backends.base", *SHARED, *ASSEMBLERS)

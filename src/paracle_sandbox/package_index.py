@@ -219,7 +219,11 @@ def index_of_this_machine() -> str:
         "print(next((flat[n] for n in names if n in flat), PyPI.simple_url))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        # Without the working directory, which may hold a pip of its own.
+        [sys.executable, "-P", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     address = done.stdout.strip()
     if done.returncode or urlsplit(address).scheme not in ("http", "https"):

@@ -17,8 +17,10 @@ def progress(title: str, quiet: bool) -> Iterator[Callable[[str], None]]:
         from rich.console import Console
         from rich.markup import escape
 
-        with Console(stderr=True).status(escape(title)) as status:
-            yield lambda line: status.update(escape(output.printable(line)[:120]))
+        console = Console(stderr=True)
+        with console.status(escape(title)) as status:
+            room = max(20, console.width - 4)
+            yield lambda line: status.update(escape(output.printable(f"{title}: {line}")[:room]))
     else:
         output.note(title)
-        yield output.note
+        yield lambda line: output.note(f"  {line}")

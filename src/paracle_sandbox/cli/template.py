@@ -61,17 +61,17 @@ def build(name: Name, if_missing: IfMissing = False, as_json: Json = False) -> i
       paracle template build ml --if-missing
     """
     templates = _templates()
-    built = _known(templates, name).path is None or not if_missing
-    if built:
+    built = False
+    if _known(templates, name).path is None or not if_missing:
         try:
             with progress(f"Building the {name} template", quiet=as_json) as tell:
-                templates.build(name, tell)
+                built = endings.run(templates.build(name, tell, if_missing=if_missing))
         except SandboxError as error:
+            output.note("\n".join(getattr(error, "__notes__", ())))
             if not if_missing:
                 raise
             output.note(f"Warning: {error}")
             output.note("Until then sandboxes run with the standard library alone.")
-            built = False
     path = templates.get(name).path
     if as_json:
         output.say_json({"name": name, "built": path is not None, "path": _text(path)})

@@ -24,7 +24,7 @@ _SECONDS = 60.0
 
 def files_of_this_machine() -> dict[str, bytes]:
     """Raises OSError when a file that pip is configured with cannot be read."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
+    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     asked = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=_SECONDS,
         stdin=subprocess.DEVNULL,

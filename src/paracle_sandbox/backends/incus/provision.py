@@ -98,7 +98,7 @@ def build_context(recipe: Recipe, python: str, architecture: str) -> bytes:
 def download_command(listed: Path, wheels: Path, python: str, architecture: str) -> list[str]:
     platforms = _PLATFORMS.get(architecture, f"linux_{architecture}").split()
     return [
-        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+        sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
         "--only-binary", ":all:", "--python-version", python, "--implementation", "cp",
         *(word for name in platforms for word in ("--platform", name)),
         "--dest", str(wheels), "-r", str(listed), "pip",

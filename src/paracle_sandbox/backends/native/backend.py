@@ -161,6 +161,7 @@ class NativeBackend(Backend):
         if not self._swept:
             self._swept = True
             self.records.sweep()
+        self.templates.hold(template)
         options = spawner_options(settings, template, first)
         return await Spawner.start(settings.python or default_python(), options)
 
@@ -284,6 +285,7 @@ class NativeBackend(Backend):
             self._unname(sandbox_id, owned)
         self._owned.clear()
         await asyncio.gather(*(spawner.close() for spawner in spawners))
+        self.templates.release()
         await _take_network(ended)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 Environment = Mapping[str, str]
@@ -25,6 +26,15 @@ class Setting:
     env_only: bool = False
     derive: Callable[[Environment], object] | None = None
 
+    def is_written(self, value: object) -> bool:
+        """Whether a file may write it so: the text of a number or of a list is not a text."""
+        return isinstance(value, str if self.parse is str else str | int | float)
+
+
+def home(env: Environment) -> Path:
+    """That of a user whom no file knows, as in many containers, does not exist."""
+    return Path(env.get("HOME") or os.path.expanduser("~").replace("~", "/nonexistent"))
+
 
 def parse_memory_mb(text: str) -> int:
     """Megabytes in ``512m``, ``1g``, ``512MiB`` or a plain number of bytes, rounded up.
@@ -39,10 +49,10 @@ def parse_memory_mb(text: str) -> int:
     return -(-int(float(number) * size) // (1 << 20))
 
 
-def _boolean(text: str) -> bool:
+def parse_flag(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered not in _TRUE + _FALSE:
-        raise ValueError(text)
+        raise ValueError(f"{text!r} is neither true nor false")
     return lowered in _TRUE
 
 
@@ -89,7 +99,7 @@ def number(
 
 
 def flag(variable: str, default: bool, meaning: str) -> Any:
-    return row(Setting(variable, meaning, _boolean, "true or false"), default)
+    return row(Setting(variable, meaning, parse_flag, "true or false"), default)
 
 
 def directory(variable: str, derive: Callable[[Environment], str], meaning: str) -> Any:

@@ -26,6 +26,7 @@ from .setting_rows import (
     choice,
     directory,
     flag,
+    home,
     names,
     number,
     row,
@@ -76,7 +77,7 @@ def _state_dir(env: Environment) -> str:
 def _data_dir(env: Environment) -> str:
     if os.geteuid() == 0:
         return "/var/lib/paracle-sandbox"
-    return str(_home(env) / ".local/share/paracle-sandbox")
+    return str(home(env) / ".local/share/paracle-sandbox")
 
 
 def _service_dir(env: Environment) -> str:
@@ -90,11 +91,7 @@ def _index_url(text: str) -> str:
 
 
 def _agents_dir(env: Environment) -> str:
-    return str(_home(env) / ".config/paracle/agents")
-
-
-def _home(env: Environment) -> Path:
-    return Path(env["HOME"]) if env.get("HOME") else Path.home()
+    return str(home(env) / ".config/paracle/agents")
 
 
 @dataclass(frozen=True)
@@ -375,15 +372,18 @@ def _find_file(env: Environment, path: str | Path | None) -> Path | None:
         if not file.is_file():
             raise SandboxError(f"There is no configuration file {file}")
         return file
-    places = (Path("config.toml"), _home(env) / ".config/paracle/config.toml")
-    return next((place for place in places if place.is_file()), None)
+    places = (Path("config.toml"), home(env) / ".config/paracle/config.toml")
+    # Not Path.is_file, which fails below a home that is not this user's to look into.
+    return next((place for place in places if os.path.isfile(place)), None)
 
 
 def _from_file(setting: Setting, key: str, value: object) -> object:
     name = f"config.toml: {key}"
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = str(value)
     if setting.env_only or (setting.variable == "SANDBOX_MODE" and text == "fake"):
         raise SandboxError(f"{name} = {text!r} is not taken from a file; set {setting.variable}")
+    if not setting.is_written(value):
+        raise SandboxError(f"{name} = {text!r} is not allowed: {setting.allowed}")
     return _parse(setting, name, text)
 
 

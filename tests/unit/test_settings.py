@@ -108,6 +108,8 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
         ("[sandbox]\nstok = 3\n", "unknown key 'stok'"),
         ("[sandbox]\nstock = true\n", "stock = 'True' is not allowed"),
         ("sandbox = 3\n", "must be a section"),
+        ("[sandbox]\nstock = [3]\n", r"stock = '\[3\]' is not allowed"),
+        ("[sandbox]\ndocker_image = 3\n", "docker_image = '3' is not allowed: any text"),
     ]:
         with pytest.raises(SandboxError, match=complaint):
             load_settings({}, write(tmp_path, text))
@@ -247,7 +249,41 @@ def test_older_keys_hold_for_every_sandbox(tmp_path: Path) -> None:
     assert config.base_image == SandboxConfig().base_image, "nobody asked for another"
 
 
-@pytest.mark.parametrize("line", ['memory_limit = "lots"', "timeout = 5", 'cpu_limit = "two"'])
+def test_a_home_that_is_not_ours_to_look_into_has_no_file(tmp_path: Path) -> None:
+    """As for whoever became another user and kept the variable."""
+    (tmp_path / "closed").mkdir(0)
+    said = python(
+        "import os",
+        "from paracle_sandbox.settings import load_settings",
+        "os.geteuid() or os.setuid(65534)",
+        f"print(load_settings({{'HOME': {str(tmp_path / 'closed')!r}}}).mode)",
+    )
+    assert said == "auto\n"
+
+
+def test_a_user_whom_no_file_knows_has_no_home() -> None:
+    said = python(
+        "import os",
+        "from paracle_sandbox.settings import load_settings",
+        "os.geteuid() or os.setuid(54321)",
+        "print(load_settings({}).mode)",
+    )
+    assert said == "auto\n"
+
+
+def test_a_quoted_no_is_no_yes(tmp_path: Path) -> None:
+    file = write(tmp_path, '[sandbox]\nnetwork_enabled = "false"\n')
+    config = load_settings({"PARACLE_CONFIG": str(file)}).default_config()
+    assert config.network_mode == "none"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'memory_limit = "lots"', "timeout = 5", 'cpu_limit = "two"', 'network_enabled = "maybe"',
+        "timeout = 30.9", "cpu_limit = true",
+    ],
+)  # fmt: skip
 def test_older_keys_that_make_no_sense_are_told(tmp_path: Path, line: str) -> None:
     file = write(tmp_path, f"[sandbox]\n{line}\n")
     with pytest.raises(SandboxError, match="config.toml"):

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -229,6 +230,62 @@ def test_stdout_that_is_closed_early_ends_the_command_quietly(cli: Cli) -> None:
     finally:
         process.stdout = None
         end(process)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "words", ["execute -", "execute program.py", "list", "health --json", "test --json"]
+)
+def test_streams_that_are_closed_are_as_good_as_nothing(cli: Cli, words: str, closed: str) -> None:
+    cli.program("print('hi')")
+    command = shlex.join(cli.argv("sandbox", *words.split()))
+    done = subprocess.run(
+        ["sh", "-c", f"{command} {closed}"], env=cli.env, cwd=cli.home, capture_output=True,
+        input=b"print('hi')", timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert b"Traceback" not in done.stderr
+    if ">&-" not in closed.split():
+        # What is for stderr does not come here instead.
+        expected = b"" if words.endswith("-") and "<&-" in closed else b"hi\n"
+        assert not words.startswith("execute") or done.stdout == expected
+
+
+def test_the_error_of_a_closed_stderr_goes_nowhere(cli: Cli) -> None:
+    command = shlex.join(cli.argv("sandbox", "execute", "nothing.py"))
+    done = subprocess.run(
+        ["sh", "-c", f"{command} 2>&-"], env=cli.env, cwd=cli.home, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_inputs_may_be_empty(cli: Cli) -> None:
+    (cli.home / "data.json").write_text("{}")
+    program = cli.program("print(open('inputs.json').read())")
+    assert cli.run("sandbox", "execute", program, "--inputs", "data.json").stdout == "{}\n"
+
+
+def test_the_result_may_go_to_a_pipe_with_a_name(cli: Cli) -> None:
+    os.mkfifo(cli.home / "pipe")
+    process = cli.start("sandbox", "execute", cli.program("print(1)"), "--output", "pipe")
+    try:
+        assert json.loads((cli.home / "pipe").read_text())["success"] is True
+        assert process.wait(60) == 0
+    finally:
+        end(process)
+
+
+def test_no_file_is_made_before_there_is_a_result(cli: Cli) -> None:
+    source = "import time; print('up', flush=True); time.sleep(300)"
+    process = cli.start("sandbox", "execute", cli.program(source), "--output", "out.json")
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        end(process)
+    assert not (cli.home / "out.json").exists()
 
 
 def _on_a_terminal(cli: Cli, *words: str) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -202,7 +204,7 @@ def _read_inputs(file: str | None) -> bytes | None:
         raise UsageFault(f"--inputs: {file} is not JSON: {error}") from None
     if not isinstance(inputs, dict):
         raise UsageFault(f"--inputs: {file} must hold a JSON object, {{...}}")
-    return json.dumps(inputs).encode() if inputs else None
+    return json.dumps(inputs).encode()
 
 
 def _read(file: str, what: str) -> bytes:
@@ -217,12 +219,17 @@ def _read(file: str, what: str) -> bytes:
 
 
 def check_output(file: str | None) -> None:
-    """Before the program runs, so that its result is not lost."""
+    """Before the program runs, so that its result is not lost. Until there is one, nothing is left:
+    neither a new file, nor a pipe whose reader has been told that this is all."""
     if file is None:
         return
     try:
-        with open(file, "ab"):
-            pass
+        is_new = not os.path.lexists(file)
+        if is_new or not stat.S_ISFIFO(os.stat(file).st_mode):
+            with open(file, "ab"):
+                pass
+        if is_new:
+            os.unlink(file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageFault(f"--output: cannot write {file}: {reason}") from None

@@ -15,6 +15,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     # Most of a short command is imports, and they leave no garbage worth looking for.
     gc.disable()
+    _open_what_is_closed()
     from . import usual
 
     order = usual.read(sys.argv[1:])
@@ -32,3 +33,16 @@ def main() -> None:
     from .nouns import run
 
     leave(run())
+
+
+def _open_what_is_closed() -> None:
+    """Whoever closed a stream of ours wants nothing by it. What is opened next would be taken for
+    it, and what is meant for stderr would be printed."""
+    import os
+    import sys
+
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest number that is free: its own.
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(null, mode, encoding="utf-8"))  # noqa: SIM115  for good

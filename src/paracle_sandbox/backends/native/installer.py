@@ -30,7 +30,8 @@ _FLAGS = (
 )  # fmt: skip
 # Whoever has pip refuse to install outside of virtual environments does not mean this.
 _ENVIRONMENT = ("env", "PIP_REQUIRE_VIRTUALENV=0")
-_COLLECTING = re.compile(r"Collecting ([A-Za-z0-9._-]+)")
+# From an index, or as a file of this machine.
+_COLLECTING = re.compile(r"Collecting ([A-Za-z0-9._-]+)|Processing (?:\S*/)?([A-Za-z0-9._]+)-\d")
 _DOWNLOADING = re.compile(r"\s+Downloading (?:\S*/)?(\S+?)-(\d\S*?)-\S+ \(([\d.]+ [MG]B)\)")
 _INSTALLING = re.compile(r"Installing collected packages: (.+)")
 
@@ -69,7 +70,8 @@ def _not_installed(name: str, cause: str) -> SandboxError:
 def step_of(line: str, packages: Sequence[str]) -> str:
     """What a line of pip's says in short; nothing for most of them."""
     if match := _COLLECTING.match(line):
-        return f"collecting {match[1]}" if match[1].lower() in packages else ""
+        name = (match[1] or match[2]).replace("_", "-")
+        return f"collecting {name}" if name.lower() in packages else ""
     if match := _DOWNLOADING.match(line):
         return f"downloading {match[1]} {match[2]} ({match[3]})"
     if match := _INSTALLING.match(line):

@@ -36,6 +36,15 @@ def home(env: Environment) -> Path:
     return Path(env.get("HOME") or os.path.expanduser("~").replace("~", "/nonexistent"))
 
 
+def own_runtime_dir(env: Environment) -> str | None:
+    """Whoever became another user by ``su`` still has the variable, which names another's."""
+    runtime = env.get("XDG_RUNTIME_DIR") or ""
+    try:
+        return runtime if os.stat(runtime).st_uid == os.geteuid() else None
+    except OSError:
+        return None
+
+
 def parse_memory_mb(text: str) -> int:
     """Megabytes in ``512m``, ``1g``, ``512MiB`` or a plain number of bytes, rounded up.
 

@@ -29,6 +29,7 @@ from .setting_rows import (
     home,
     names,
     number,
+    own_runtime_dir,
     row,
     text,
 )
@@ -70,7 +71,7 @@ _IDLE_ROWS = {
 def _state_dir(env: Environment) -> str:
     if os.geteuid() == 0:
         return "/run/paracle-sandbox"
-    runtime = env.get("XDG_RUNTIME_DIR")
+    runtime = own_runtime_dir(env)
     return f"{runtime}/paracle-sandbox" if runtime else f"/tmp/paracle-sandbox-{os.geteuid()}"
 
 
@@ -373,7 +374,6 @@ def _find_file(env: Environment, path: str | Path | None) -> Path | None:
             raise SandboxError(f"There is no configuration file {file}")
         return file
     places = (Path("config.toml"), home(env) / ".config/paracle/config.toml")
-    # Not Path.is_file, which fails below a home that is not this user's to look into.
     return next((place for place in places if os.path.isfile(place)), None)
 
 

@@ -137,12 +137,19 @@ def test_a_key_is_never_shown(tmp_path: Path) -> None:
 
 
 def test_directories_follow_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = {"HOME": "/home/someone", "XDG_RUNTIME_DIR": "/run/user/1234"}
-    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    env = {"HOME": "/home/someone", "XDG_RUNTIME_DIR": str(tmp_path)}
+    owner = tmp_path.stat().st_uid or 1234
+    if not tmp_path.stat().st_uid:
+        os.chown(tmp_path, owner, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
     settings = load_settings(env)
-    assert settings.state_dir == "/run/user/1234/paracle-sandbox"
+    assert settings.state_dir == f"{tmp_path}/paracle-sandbox"
     assert settings.data_dir == "/home/someone/.local/share/paracle-sandbox"
-    assert load_settings({"HOME": "/"}).state_dir == "/tmp/paracle-sandbox-1234"
+    assert load_settings({"HOME": "/"}).state_dir == f"/tmp/paracle-sandbox-{owner}"
+    # It came with `su` from another user, who owns it; or there is none.
+    for others in ("/run", "/nonexistent"):
+        env["XDG_RUNTIME_DIR"] = others
+        assert load_settings(env).state_dir == f"/tmp/paracle-sandbox-{owner}"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     settings = load_settings(env)
     assert settings.state_dir == "/run/paracle-sandbox"

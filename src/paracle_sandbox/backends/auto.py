@@ -45,17 +45,19 @@ def choose(
         # Native needs Linux; an engine may well run in a virtual machine.
         if (name != "remote" or settings.api_url) and (name != "native" or platform == "linux")
     ]
-    passed_over = []
+    passed_over: dict[str, str] = {}
     for name in candidates:
         problem = problems[name](settings)
         if problem is None:
             chosen = name
             break
-        passed_over.append(f"not {name}: {problem}")
+        passed_over[name] = f"not {name}: {problem}"
     else:
         chosen = next(name for name in candidates if name != "remote")
+        del passed_over[chosen]
     if passed_over:
-        logger.warning("SANDBOX_MODE=auto is using %s; %s", chosen, "; ".join(passed_over))
+        reasons = "; ".join(passed_over.values())
+        logger.warning("SANDBOX_MODE=auto is using %s; %s", chosen, reasons)
     return chosen
 
 

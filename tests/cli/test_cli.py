@@ -459,6 +459,19 @@ def test_a_short_command_imports_no_rich(cli: Cli) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_ctrl_c_during_any_import_is_quiet(cli: Cli) -> None:
+    program = (
+        "import os, sys\n"
+        "from paracle_sandbox.cli.main import main\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, *_): os.kill(os.getpid(), 2)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=cli.env, capture_output=True)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_sigterm_ends_with_143(cli: Cli) -> None:
     source = "import time; print('up', flush=True); time.sleep(60)"
     process = cli.start("sandbox", "execute", cli.program(source))

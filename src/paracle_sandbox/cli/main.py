@@ -5,14 +5,16 @@ from __future__ import annotations
 
 def main() -> None:
     """The command ``paracle``."""
-    import gc
+    # Part of the interpreter: ``signal`` itself takes long enough to be interrupted.
+    import _signal  # type: ignore[import-not-found]
     import os
-    import signal
-    import sys
 
     # Until a command begins there is nothing to clean up. One that is ignored stays ignored.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, lambda number, frame: os._exit(128 + number))
+    import gc
+    import sys
+
     # Most of a short command is imports, and they leave no garbage worth looking for.
     gc.disable()
     _open_what_is_closed()

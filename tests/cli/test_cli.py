@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -61,9 +62,30 @@ def test_completion_script_is_shown(cli: Cli) -> None:
     assert "_PARACLE_COMPLETE" in cli.run().stdout
 
 
-def test_completion_knows_the_commands(cli: Cli) -> None:
-    cli.env.update(_PARACLE_COMPLETE="complete_bash", COMP_WORDS="paracle sandbox ", COMP_CWORD="2")
-    assert "execute" in cli.run().stdout.split()
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("paracle sandbox ", {"health", "test", "execute", "list", "cleanup"}),
+        ("paracle sandbox execute --disk 256 --ne", {"--network"}),
+        ("paracle sandbox execute --network ", {"none", "bridge", "host"}),
+        ("paracle sandbox execute --template d", {"default", "dev"}),
+        ("paracle sandbox list --backend incus", {"incus", "incus-vm"}),
+        ("paracle sandbox health --backend n", {"native"}),
+        ("paracle template build ", {"default", "dev", "ml", "api"}),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_flags_and_values(
+    cli: Cli, shell: str, words: str, offered: set[str]
+) -> None:
+    cli.env.update(
+        _PARACLE_COMPLETE=f"complete_{shell}", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")),
+        _TYPER_COMPLETE_ARGS=words, _TYPER_COMPLETE_FISH_ACTION="get-args",
+    )  # fmt: skip
+    said = cli.run().stdout
+    # zsh quotes each word, with what it means behind; fish has that after a tab.
+    lines = re.findall(r'(?:^|\(\()"(.+?)"', said, re.M) if shell == "zsh" else said.splitlines()
+    assert {line.partition("\t")[0] for line in lines} == offered, said
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,17 @@ def settings_or_fault() -> Settings:
     return settings
 
 
+def complete_backend(incomplete: str) -> list[str]:
+    """For the shell, after its TAB key."""
+    return [name for name in MODES if name.startswith(incomplete)]
+
+
+def complete_template(incomplete: str) -> list[str]:
+    from ..backends.catalog import template_names
+
+    return [name for name in template_names() if name.startswith(incomplete)]
+
+
 def check_backend(name: str | None) -> None:
     if name is not None and name not in MODES:
         raise UsageFault(f"--backend: there is no {name!r}; known are {', '.join(MODES)}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .endings import ends_with_a_code
+from .options import complete_backend, complete_template
 
 app = typer.Typer(
     help="Run code in sandboxes, see them, remove them.",
@@ -28,11 +29,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell more.")]
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", metavar="NAME", help="auto, native, docker, ... [default: auto]"),
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="auto, native, docker, ... [default: auto]",
+        autocompletion=complete_backend,
+    ),
 ]
 Listed = Annotated[
     str | None,
-    typer.Option("--backend", metavar="NAME", help="Only this one's. [default: all here]"),
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="Only this one's. [default: all here]",
+        autocompletion=complete_backend,
+    ),
 ]
 
 
@@ -96,7 +107,10 @@ def execute(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set a variable; repeatable.")
     ] = None,
     template: Annotated[
-        str | None, typer.Option(metavar="NAME", help="default, dev, ml or api.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="default, dev, ml or api.", autocompletion=complete_template
+        ),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Let its control sequences reach this terminal.")

@@ -9,7 +9,7 @@ import typer
 from ..errors import SandboxError
 from . import endings, output
 from .endings import UsageFault, ends_with_a_code
-from .options import settings_or_fault
+from .options import complete_template, settings_or_fault
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -23,7 +23,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Name = Annotated[str, typer.Argument(help="default, dev, ml or api.", metavar="NAME")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="default, dev, ml or api.", metavar="NAME", autocompletion=complete_template
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 IfMissing = Annotated[
     bool,

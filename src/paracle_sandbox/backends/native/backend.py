@@ -31,6 +31,7 @@ from ...settings import Settings, load_settings
 from ...volumes import refuse_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..cgroup_usage import read_number, read_usage
+from .interpreter import refuse_hidden
 from .launcher import default_python
 from .orders import create_request, missing_limits, spawner_options
 from .own_directory import require_own_directory
@@ -77,6 +78,7 @@ class NativeBackend(Backend):
         require_linux()
         check_sandbox_id(sandbox_id)
         refuse_volumes(config.volumes, self.name)
+        refuse_hidden(self.settings.python or default_python(), config.working_dir)
         template = await self.templates.for_image(config.base_image)
         spawner = await self.spawner(template, config)
         self._refuse_missing_limits(spawner, config)

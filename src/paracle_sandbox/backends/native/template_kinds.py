@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import SandboxCreationError, SandboxError
 from ...settings import Settings
+from .interpreter import version_of
 from .launcher import default_python
 
 _BASE = ("requests", "pydantic", "click", "rich", "jinja2", "pyyaml", "pip")
@@ -91,16 +91,4 @@ def templates_dir(settings: Settings) -> Path:
 
 @functools.cache
 def _tag_of(python: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "_", _version_of(python))
-
-
-def _version_of(python: str) -> str:
-    if os.path.realpath(python) == default_python() and sys.implementation.name == "cpython":
-        return f"CPython-{sys.version.split()[0]}"
-    import subprocess
-
-    code = "import platform as p; print(p.python_implementation() + '-' + p.python_version())"
-    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SandboxError(f"PARACLE_PYTHON does not run: {python}: {done.stderr.strip()[:200]}")
-    return done.stdout.strip()
+    return re.sub(r"[^A-Za-z0-9.]+", "_", version_of(python))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make the virtual environment and install the package into it: setup.sh VENV [extra]
-# A no-op when it is there and pyproject.toml has not changed since.
+# A no-op when it is there and neither pyproject.toml nor the place has changed since.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1
@@ -35,13 +35,24 @@ make_venv() {
     exit 1
 }
 
-if [ "$stamp" -nt pyproject.toml ] && [ -x "$venv/bin/paracle" ]; then
+# The stamp says where that was: a virtual environment does not survive being moved.
+is_installed() {
+    [ "$stamp" -nt pyproject.toml ] && [ "$(cat "$stamp")" = "$PWD" ] &&
+        [ -x "$venv/bin/python" ] && [ -x "$venv/bin/paracle" ]
+}
+
+# One without pip was broken off while it was made.
+has_venv() {
+    [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+if is_installed; then
     exit 0
 fi
-if [ ! -x "$venv/bin/python" ]; then
+if ! has_venv; then
     echo "Making $venv ..."
     make_venv "$(find_python)"
 fi
 echo "Installing paracle-sandbox${extra:+[$extra]} into $venv ..."
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${extra:+[$extra]}"
-touch "$stamp"
+echo "$PWD" >"$stamp"

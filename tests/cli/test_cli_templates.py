@@ -130,6 +130,19 @@ def test_what_pip_said_is_shown_when_it_failed(cli: Cli) -> None:
     assert "standard library alone" in without.stderr
 
 
+def test_an_index_that_cannot_be_reached_is_asked_once(cli: Cli) -> None:
+    """By `make run`, which builds first and then runs a program that would."""
+    del cli.env["PIP_NO_INDEX"], cli.env["PIP_FIND_LINKS"]
+    cli.env["PIP_INDEX_URL"] = "http://127.0.0.1:9/simple"
+    done = cli.run("template", "build", "default", "--if-missing")
+    assert (done.code, "cannot be reached: [Errno 111]" in done.stderr) == (0, True), done
+    done = cli.run("sandbox", "execute", cli.program("print(1)"))
+    assert (done.code, done.stdout) == (0, "1\n"), done
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("Sandboxes run with the standard library alone: ")
+    assert "the package index cannot be reached" in first and "once" not in first
+
+
 def test_other_packages_of_the_interpreter_are_no_concern(cli: Cli) -> None:
     """pip compares what it installs with what is there, though no sandbox will see that."""
     venv = cli.home / "venv"

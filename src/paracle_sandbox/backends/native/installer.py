@@ -33,6 +33,9 @@ _ENVIRONMENT = ("env", "PIP_REQUIRE_VIRTUALENV=0")
 # From an index, or as a file of this machine.
 _COLLECTING = re.compile(r"Collecting ([A-Za-z0-9._-]+)|Processing (?:\S*/)?([A-Za-z0-9._]+)-\d")
 _DOWNLOADING = re.compile(r"\s+Downloading (?:\S*/)?(\S+?)-(\d\S*?)-\S+ \(([\d.]+ [MG]B)\)")
+_UNREACHED = re.compile(
+    r"WARNING: Retrying .* after connection broken by '(?:.*(\[Errno -?\d+\] [^'\"]+)|(\w+))"
+)
 _INSTALLING = re.compile(r"Installing collected packages: (.+)")
 
 
@@ -80,9 +83,13 @@ def step_of(line: str, packages: Sequence[str]) -> str:
 
 
 def _cause(said: Sequence[str]) -> str:
+    """pip ends with what it did not find; that it could not look is in its warnings."""
+    for line in reversed(said):
+        if match := _UNREACHED.match(line):
+            return f"the package index cannot be reached: {match[1] or match[2]}"
     errors = [line for line in said if line.startswith("ERROR:")]
     lines = errors or [line for line in said if line.strip()] or ["pip said nothing"]
-    return lines[-1].strip()[:200]
+    return lines[-1].removeprefix("ERROR:").strip()[:200]
 
 
 async def _pip(python: str) -> list[str] | None:

@@ -70,8 +70,6 @@ class Templates:
                     await self._build(name, _tell_nobody)
         except SandboxError as error:
             self._go_without(name, str(error))
-            with contextlib.suppress(OSError):
-                self._failed(name).write_text(str(error))
 
     def _failed_before(self, name: str) -> bool:
         """Lately. Whoever asks goes without."""
@@ -88,7 +86,7 @@ class Templates:
 
     def _go_without(self, name: str, reason: str) -> None:
         if name not in self._notes:
-            log.warning("%s Sandboxes run with the standard library alone.", reason)
+            log.warning("Sandboxes run with the standard library alone: %s", reason)
         self._notes[name] = reason
 
     def get(self, name: str) -> Template:
@@ -128,9 +126,11 @@ class Templates:
                 self.remove(name)
                 fresh.rename(self._path(name))
             self._failed(name).unlink(missing_ok=True)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
+        except SandboxError as error:
+            self._failed(name).write_text(str(error))
             raise
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)  # by now it has another name, if it is whole
 
     async def _install(self, name: str, target: Path, progress: Progress) -> None:
         from .installer import install

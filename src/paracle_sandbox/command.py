@@ -204,7 +204,7 @@ class Command:
             name = names.get(kind)
             if name is None:
                 pid = self._stream.event(payload).get("pid")
-                self.pid = pid if isinstance(pid, int) else None
+                self.pid = pid if type(pid) is int else None
                 continue
             self._output.add(name, payload)
             await self._deliver(name, payload)
@@ -271,7 +271,8 @@ class Command:
 
     def _checked_exit(self, result: dict[str, Any]) -> int:
         code = result.get("exit_code")
-        if not isinstance(code, int) or not -128 <= code <= 255:
+        # Not a bool either, which is an int to Python and none to JSON.
+        if type(code) is not int or not -128 <= code <= 255:
             raise self._stream.refuse("an exit code that is none")
         if result.get("survivors"):
             self._condemn("something in it could not be killed")

@@ -456,6 +456,7 @@ LIES: dict[str, Callable[[int], bytes]] = {
     "no exit code": lambda n: _result(n),
     "text for a code": lambda n: _result(n, exit_code="0"),
     "true for a code": lambda n: _result(n, exit_code=True),
+    "false for a code": lambda n: _result(n, exit_code=False),
     "float for a code": lambda n: frames.encode(frames.RESULT, n, b'{"exit_code": NaN}'),
     "null for a code": lambda n: _result(n, exit_code=None),
     "code out of range": lambda n: _result(n, exit_code=10**9),
@@ -606,7 +607,11 @@ FRAME = st.tuples(
     st.binary(max_size=40)
     | st.dictionaries(
         st.sampled_from(["exit_code", "pid", "code", "message", "killed", "size"]),
-        st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.text(max_size=5)
+        | st.lists(st.integers(), max_size=2),
         max_size=4,
     ).map(lambda value: json.dumps(value).encode()),
     st.none() | st.integers(0, 0xFFFFFFFF),

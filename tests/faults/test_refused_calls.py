@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from hoststate import HostState, clean_since
-from owners import mold, usable
+from owners import helpers, mold, usable
 from test_failpoints import STEPS
 
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.errors import SandboxCreationError
 from paracle_sandbox.executor import SandboxExecutor
 from paracle_sandbox.manager import SandboxManager
+from paracle_sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("strace"), reason="strace is missing: apt install strace"
@@ -87,6 +88,25 @@ async def test_a_spawner_that_is_refused_a_call_does_not_come_up(place, tmp_path
     await clean_since(before, place)
 
 
+@pytest.mark.parametrize("answer", ["error=EOPNOTSUPP", "retval=1"])
+async def test_health_does_not_claim_a_layer_that_the_kernel_does_not_give(place, tmp_path, answer):
+    """No Landlock, or one that is too old: sandboxes do without, whatever else says it is there."""
+    layers, missing = [], []
+    for python in ("", faulty_python(tmp_path, "landlock_create_ruleset", answer)):
+        backend = NativeBackend(place.settings(python=python))
+        found = {layer.name: layer for layer in (await backend.health()).layers}
+        layers.append(found["landlock"])
+        async with SandboxManager(backend=backend) as manager:
+            result = await SandboxExecutor(manager).execute_agent("print(1)")
+            missing.append("landlock" in result["posture"]["missing"])
+        await backend.close()
+    usual, refused = layers
+    if not usual.in_force:
+        pytest.skip("this kernel has no Landlock")
+    assert not refused.in_force and refused.detail and "5.19" in refused.remedy
+    assert missing == [False, True], "every result says so, too"
+
+
 async def test_under_strace_alone_user_code_runs(place, managing, tmp_path):
     printed: list[str] = []
     python = faulty_python(tmp_path, "kexec_load", "error=EPERM")
@@ -98,11 +118,11 @@ async def test_under_strace_alone_user_code_runs(place, managing, tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def refusing(pid: int, call: str, number: int, trace: Path):
+async def refusing(pid: int, call: str, number: int, trace: Path, *, children: bool = True):
     """The n-th such call of the process, and of each of its children, is refused."""
     strace = await asyncio.create_subprocess_exec(
-        "strace", "-f", "-p", str(pid), "-o", str(trace), "-e", f"trace={call}",
-        "-e", f"inject={call}:error=EPERM:when={number}",
+        "strace", *(["-f"] if children else []), "-p", str(pid), "-o", str(trace),
+        "-e", f"trace={call}", "-e", f"inject={call}:error=EPERM:when={number}",
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert strace.stderr is not None
@@ -139,6 +159,58 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
             return  # the mold's own: it makes no more sandboxes, and says so
         another = await manager.create()
         assert (await another.execute("echo well"))["stdout"] == "well\n"
+
+
+async def test_a_write_that_is_refused_ends_the_start(managing, tmp_path):
+    """To the files of its groups and limits, and to the maps of its user namespace: the first such
+    write is refused, then the second, of the spawner and of the child."""
+    async with managing() as manager:
+        neighbour = await manager.create()
+        for who, steps in (
+            (helpers()[1], {"record", "limits"}),
+            (mold(), {"cgroup attach", "identity"}),
+        ):
+            met = set()
+            for number in range(1, MOST_CALLS + 1):
+                trace = tmp_path / f"trace-{who}-{number}"
+                step = None
+                async with refusing(who, "write", number, trace, children=who == mold()):
+                    try:
+                        await manager.create()
+                    except SandboxCreationError as error:
+                        step = error.step
+                before, refused, _ = trace.read_text().partition("(INJECTED)")
+                if not refused:
+                    break
+                # The spawner's own, into the group that it is in, only makes the next one quick.
+                assert step in steps or '"0", 1)' in before.splitlines()[-1], before
+                met.add(step)
+            assert met >= steps and step is None
+            assert (await neighbour.execute("echo well"))["stdout"] == "well\n"
+
+
+async def test_what_cannot_be_looked_at_does_not_stay_in_view(managing, tmp_path):
+    """Of /proc all that is there is hidden; whether it is there has to be known for that."""
+    async with managing() as manager:
+        usual = mount_points(manager, await manager.create())
+        assert "/proc/cmdline" in usual
+        number = 0
+        while True:
+            number += 1
+            trace = tmp_path / f"trace-{number}"
+            sandbox = None
+            async with refusing(mold(), "%%stat", number, trace):
+                with contextlib.suppress(SandboxCreationError):
+                    sandbox = await manager.create()
+            assert sandbox is None or mount_points(manager, sandbox) == usual, trace.read_text()
+            if "INJECTED" not in trace.read_text():
+                break
+        assert sandbox is not None and number > 10, "nothing is shown"
+
+
+def mount_points(manager: SandboxManager, sandbox: Sandbox) -> list[str]:
+    lines = Path(f"/proc/{manager.backend.init_pid(sandbox.sandbox_id)}/mountinfo").read_text()
+    return [line.split()[4] for line in lines.splitlines()]
 
 
 async def attempt(manager: SandboxManager) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paracle_sandbox.backends.cgroup_usage import KeptLimits, read_limits
-from paracle_sandbox.backends.native.orders import missing_limits
+from paracle_sandbox.backends.native.orders import missing_layers
 from paracle_sandbox.backends.probe import limit_layers
 from paracle_sandbox.cli.execute import _show_end
 from paracle_sandbox.cli.program import Outcome
@@ -37,9 +37,9 @@ def test_the_command_line_says_it_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_what_a_spawner_could_not_have() -> None:
-    assert missing_limits({"cgroup_version": 1, "volume": True}) == []
-    assert missing_limits({"cgroup_version": 0, "volume": False}) == [
-        "memory limit", "cpu limit", "disk limit apart from memory",
+    assert missing_layers({"cgroup_version": 1, "volume": True, "landlock": True}) == []
+    assert missing_layers({"cgroup_version": 0, "volume": False, "landlock": False}) == [
+        "memory limit", "cpu limit", "disk limit apart from memory", "landlock",
     ]  # fmt: skip
 
 

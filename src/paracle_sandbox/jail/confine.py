@@ -242,13 +242,22 @@ def mount_dev() -> None:
 def mount_proc() -> None:
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     for name in _PROC_HIDDEN_FILES:
-        if os.path.exists("/proc/" + name):
+        if _is_there("/proc/" + name):
             kernel.mount("/dev/null", "/proc/" + name, "", kernel.MS_BIND)
     for name in _PROC_HIDDEN_DIRS:
-        if os.path.isdir("/proc/" + name):
+        if _is_there("/proc/" + name):
             kernel.bind(EMPTY, "/proc/" + name)
     for name in _PROC_READ_ONLY:
         kernel.bind("/proc/" + name, "/proc/" + name, READ_ONLY | kernel.ATTR_NOEXEC)
+
+
+def _is_there(path: str) -> bool:
+    """What os.path takes for missing when it cannot be looked at would go without its mask."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def set_rlimits() -> None:

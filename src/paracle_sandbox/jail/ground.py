@@ -26,7 +26,8 @@ class Ground:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._rootless: bool = options["rootless"]
-        self.filters = Filters(seccomp.program(), landlock.unavailable() is None)
+        self._no_landlock = landlock.unavailable()
+        self.filters = Filters(seccomp.program(), self._no_landlock is None)
         self.records = Records(options["state_dir"])
         self.instance = self.records.instance
         self._uids = None if self._rootless else UidBlock(options["uid_base"])
@@ -79,6 +80,8 @@ class Ground:
             "cgroup_note": self.cgroup_note,
             "volume": self.volume is not None,
             "volume_note": self.volume_note,
+            "landlock": self.filters.landlock,
+            "landlock_note": self._no_landlock or "",
         }
 
     def take_identity(self) -> Identity:

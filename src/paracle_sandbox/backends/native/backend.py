@@ -33,7 +33,7 @@ from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..cgroup_usage import read_number, read_usage
 from .interpreter import refuse_hidden
 from .launcher import default_python
-from .orders import create_request, missing_limits, spawner_options
+from .orders import create_request, missing_layers, spawner_options
 from .own_directory import require_own_directory
 from .records import Record, RecordStore, identified, kill_process
 from .spawner import Spawner
@@ -131,7 +131,7 @@ class NativeBackend(Backend):
     def lacking(self) -> list[str]:
         for spawner in self._spawners.values():
             if isinstance(spawner, Spawner):
-                return missing_limits(spawner.posture)
+                return missing_layers(spawner.posture)
         return []
 
     async def spawner(self, template: Template, first: SandboxConfig | None = None) -> Spawner:

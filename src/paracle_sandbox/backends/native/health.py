@@ -11,7 +11,6 @@ from ..base import Health, Layer
 from ..cgroup_usage import KeptLimits, read_limits
 from ..posture import NAMESPACES, Posture, read_posture
 from ..probe import PROBE, limit_layers, probing, run_probe, verdict
-from .orders import missing_limits
 
 if TYPE_CHECKING:
     from .backend import NativeBackend
@@ -40,7 +39,7 @@ async def _measure(backend: NativeBackend) -> AsyncIterator[Layer]:
     spawner = await backend.spawner(backend.templates.get("default"))
     denied = [word == "True" for word in answer]
     limits = _limits(spawner.posture, kept, config)
-    for layer in (*_isolation(posture, denied), *limits, _landlock(), _bridge()):
+    for layer in (*_isolation(posture, denied), *limits, _landlock(spawner.posture), _bridge()):
         yield layer
 
 
@@ -62,7 +61,7 @@ def _limits(
     if kept is not None:
         yield from limit_layers(kept, config, f"cgroup v{posture['cgroup_version']}", remedy)
     else:
-        for name in missing_limits(posture)[:2]:
+        for name in ("memory limit", "cpu limit"):
             yield Layer(name, False, str(posture["cgroup_note"]), remedy)
         yield Layer("process limit", True, "RLIMIT_NPROC")
     disk = "btrfs quota" if posture["volume"] else str(posture["volume_note"])
@@ -74,24 +73,11 @@ def _limits(
     )
 
 
-def _landlock() -> Layer:
-    try:
-        with open("/sys/kernel/security/lsm", encoding="ascii") as file:
-            there = "landlock" in file.read()
-    except OSError:
-        there = _landlock_answers()
-    remedy = "" if there else "Boot a kernel from 5.19 on with lsm=landlock."
-    return Layer("landlock", there, "", remedy)
-
-
-def _landlock_answers() -> bool:
-    import ctypes
-
-    create_ruleset, version_flag = 444, 1
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.argtypes = (ctypes.c_long,) + (ctypes.c_ulong,) * 3
-    libc.syscall.restype = ctypes.c_long
-    return int(libc.syscall(create_ruleset, 0, 0, version_flag)) >= 2
+def _landlock(posture: dict[str, Any]) -> Layer:
+    """As the spawner found it. Nothing outside shows it of a process; a sandbox that could not be
+    put under it would not have started."""
+    remedy = "" if posture["landlock"] else "Boot a kernel from 5.19 on with lsm=landlock."
+    return Layer("landlock", bool(posture["landlock"]), str(posture["landlock_note"]), remedy)
 
 
 def _bridge() -> Layer:

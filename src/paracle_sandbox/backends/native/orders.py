@@ -89,7 +89,9 @@ def resolv_conf() -> str:
     return "# no name server that a sandbox can reach\n"
 
 
-def missing_limits(posture: dict[str, Any]) -> list[str]:
+def missing_layers(posture: dict[str, Any]) -> list[str]:
     """What a spawner could not have on this machine, by the names that health has for it."""
-    groups = [] if posture["cgroup_version"] else ["memory limit", "cpu limit"]
-    return groups if posture["volume"] else [*groups, "disk limit apart from memory"]
+    found = [] if posture["cgroup_version"] else ["memory limit", "cpu limit"]
+    if not posture["volume"]:
+        found.append("disk limit apart from memory")
+    return found if posture["landlock"] else [*found, "landlock"]

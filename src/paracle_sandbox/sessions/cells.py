@@ -75,12 +75,18 @@ class Cell:
         elif kind == "end":
             self.ended = frame
         elif kind in ("display", "result") and len(self.shown) < MAX_SHOWN:
-            data = checked_bundle(frame.get("data"))
-            self.size += sum(map(len, data.values()))
-            if data:
-                self.shown.append(data)
-            if kind == "result":
-                self.text = data.get("text/plain")
+            self._show(kind, frame.get("data"))
+
+    def _show(self, kind: str, bundle: object) -> None:
+        if (size := _length(bundle)) > self.max_output - self.size:
+            self.size += size  # too much, whatever it is: reading it would take many times as much
+            return
+        data = checked_bundle(bundle)
+        self.size += sum(map(len, data.values()))
+        if data:
+            self.shown.append(data)
+        if kind == "result":
+            self.text = data.get("text/plain")
 
     def result(self) -> CellResult:
         ended = self.ended or {}
@@ -95,6 +101,13 @@ class Cell:
             "shown": self.shown,
             "error": None if error is None else _error(error),
         }
+
+
+def _length(bundle: object) -> int:
+    """Of what in it could be shown."""
+    if not isinstance(bundle, dict):
+        return 0
+    return sum(len(bundle[kind]) for kind in MEDIA_TYPES if isinstance(bundle.get(kind), str))
 
 
 def checked_bundle(data: object) -> dict[str, str]:

@@ -8,6 +8,10 @@ from typing import Any
 
 MAX_FRAME = 32 << 20
 _MAX_DIGITS = 9
+# Answers are a few texts, which may be long. Small things in great number would take thirty times
+# their size of memory, and seconds to read.
+_MAX_TEXTS = 1000
+_MAX_STRUCTURE = 64 << 10
 
 Piece = bytes | dict[str, Any]
 
@@ -19,26 +23,29 @@ class FrameReader:
 
     def __init__(self, mark: str) -> None:
         self._mark = b"\x1e" + mark.encode()
-        self._held = b""
+        # Not bytes: who sends a large answer byte by byte must not have all of it copied each time.
+        self._held = bytearray()
+        self._awaited = 0
 
     def feed(self, data: bytes) -> Iterator[Piece]:
         self._held += data
-        while self._held:
+        while self._held and len(self._held) >= self._awaited:
             start = self._held.find(self._mark)
             if start < 0:
-                keep = self._partial_mark()
-                printed = self._held[: len(self._held) - keep]
-                self._held = self._held[len(self._held) - keep :]
-                if printed:
+                if printed := self._take(len(self._held) - self._partial_mark()):
                     yield printed
                 return
             if start:
-                yield self._held[:start]
-                self._held = self._held[start:]
+                yield self._take(start)
             piece = self._take_frame()
             if piece is None:
                 return
             yield piece
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(memoryview(self._held)[:size])
+        del self._held[:size]
+        return taken
 
     def _partial_mark(self) -> int:
         """How many bytes at the end may be the beginning of a mark."""
@@ -49,22 +56,34 @@ class FrameReader:
         """The answer at the beginning of what is held; None when it is not all there yet."""
         start = len(self._mark)
         end = self._held.find(b"\n", start, start + _MAX_DIGITS + 1)
-        digits = self._held[start : end if end >= 0 else None]
+        digits = self._held[start : end if end >= 0 else start + _MAX_DIGITS + 1]
         if end < 0 and len(digits) <= _MAX_DIGITS and (not digits or digits.isdigit()):
             return None
         if end < 0 or not digits.isdigit() or int(digits) > MAX_FRAME:
             return self._give_up(start)
-        stop = end + 1 + int(digits)
-        if len(self._held) < stop:
+        self._awaited = end + 1 + int(digits)
+        if len(self._held) < self._awaited:
             return None
-        payload = self._held[end + 1 : stop]
+        payload = bytes(memoryview(self._held)[end + 1 : self._awaited])
+        if not _is_simple(payload):
+            return self._give_up(start)
         try:
             frame = json.loads(payload) if payload else {"type": "end"}
         except (ValueError, RecursionError):
             return self._give_up(start)
-        self._held = self._held[stop:]
+        self._give_up(self._awaited)
         return frame if isinstance(frame, dict) else b""
 
     def _give_up(self, size: int) -> bytes:
-        printed, self._held = self._held[:size], self._held[size:]
-        return printed
+        self._awaited = 0
+        return self._take(size)
+
+
+def _is_simple(payload: bytes) -> bool:
+    """Whether it has few texts, and little beside them, if it is JSON at all."""
+    if len(payload) <= _MAX_STRUCTURE:
+        return True
+    plain = payload.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') > 2 * _MAX_TEXTS:
+        return False
+    return sum(map(len, plain.split(b'"')[::2])) <= _MAX_STRUCTURE

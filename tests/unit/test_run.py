@@ -1,6 +1,8 @@
 """run(): one call, with or without an event loop, and nothing left behind."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -44,6 +46,35 @@ async def test_inside_a_running_loop() -> None:
     assert (await run_async("print(2)", backend=FakeBackend()))["result"]["stdout"] == "2\n"
     with pytest.raises(SandboxTimeoutError):
         run("while True: pass", timeout=0.3, backend=FakeBackend())
+
+
+INTERRUPTED = """
+import asyncio, signal, sys
+from paracle_sandbox import run
+from paracle_sandbox.testing.fake import FakeBackend
+
+backend = FakeBackend()
+
+def interrupt(text):
+    signal.raise_signal(signal.SIGINT)  # which Python handles in the main thread
+
+async def main():
+    code = "print(1, flush=True)\\nwhile True: pass"
+    run(code, timeout=20, on_stdout=interrupt, backend=backend)
+
+start = asyncio.run if sys.argv[1] == "script" else asyncio.new_event_loop().run_until_complete
+try:
+    start(main())
+except KeyboardInterrupt:
+    print("interrupted,", len(asyncio.run(backend.list_sandboxes())), "left")
+"""
+
+
+@pytest.mark.parametrize("kind", ["script", "notebook"])
+def test_an_interrupt_inside_a_running_loop_ends_the_program(kind: str) -> None:
+    argv = [sys.executable, "-c", INTERRUPTED, kind]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "interrupted, 0 left\n", done.stderr
 
 
 def test_from_many_threads_at_once() -> None:

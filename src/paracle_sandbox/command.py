@@ -21,7 +21,7 @@ from .channel.frames import DATA, STDERR
 from .channel.stream import Stream
 from .consumers import Consumers
 from .ending import Ending, Stop
-from .errors import ResourceLimitError, SandboxError
+from .errors import ResourceLimitError, SandboxError, SandboxExecutionError
 from .limits import Counts, complains_of_disk, memory_breach, output_breach
 from .output import Output
 from .results import CommandResult
@@ -37,6 +37,7 @@ _WATCH_SECONDS = 0.5
 _SHORT_SECONDS = 0.05
 _FASTEST_MB = 10_000
 _KILLED = -signal.SIGKILL
+_LOOP_ENDED = "The event loop that the command was started in has ended"
 
 
 class Place(Protocol):
@@ -100,7 +101,7 @@ class Command:
         Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError when it was
         stopped; a plain TimeoutError when it still runs after ``timeout``: it goes on then.
         """
-        await asyncio.wait((self._task,), timeout=timeout)
+        await self._ended(timeout)
         if not self._task.done():
             raise TimeoutError(f"The command still runs after {timeout:g} seconds")
         if self._error is not None:
@@ -114,7 +115,7 @@ class Command:
     async def kill(self) -> None:
         """End it and everything it has started. Returns when they are gone."""
         self._stop(Stop())
-        await asyncio.wait((self._task,))
+        await self._ended()
 
     async def send_signal(self, number: int) -> None:
         """Send a signal to its process group."""
@@ -161,6 +162,10 @@ class Command:
 
     # Its life.
 
+    async def _ended(self, timeout: float | None = None) -> None:
+        if not self._task.done():  # else it may belong to an event loop that has ended
+            await asyncio.wait((self._task,), timeout=timeout)
+
     def _forget_listing(self) -> None:
         """Nobody wants it: the guest must not wait for a reader."""
         if self.listing is not None:
@@ -176,27 +181,39 @@ class Command:
             self._stream.end()
 
     async def _run(self) -> None:
-        lost = None
         try:
-            self._exit_code = self._checked_exit(await self._read())
-        except SandboxError as error:
-            lost = error
-        for timer in self._timers:
-            timer.cancel()
-        for helper in self._helpers:
-            helper.cancel()
-        try:
+            lost = await self._come_to_end()
+            self._rest()
             self._error = (await self._ending(lost)).error()
             if isinstance(self._error, ResourceLimitError) and not self._killed:
                 # It ended by itself, at a limit that what it left running would stay at.
                 await self._place.kill_leftovers()
+        except asyncio.CancelledError:
+            self._error = SandboxExecutionError(_LOOP_ENDED, self._place.sandbox_id)
+            raise
         finally:
+            self._rest()
             if self._error is not None:
                 self._forget_listing()
             if self._exit_code is None:
                 self._exit_code = _KILLED
             self._output.close()
             self._terms.on_end()
+
+    async def _come_to_end(self) -> SandboxError | None:
+        """Returns why its end is not known."""
+        try:
+            self._exit_code = self._checked_exit(await self._read())
+        except SandboxError as error:
+            return error
+        return None
+
+    def _rest(self) -> None:
+        """Nothing more is to be watched or fed."""
+        for timer in self._timers:
+            timer.cancel()
+        for helper in self._helpers:
+            helper.cancel()
 
     async def _read(self) -> dict[str, Any]:
         names = {DATA: "stdout", STDERR: "stderr"}
@@ -222,6 +239,10 @@ class Command:
             return
         try:
             await (consumers.deliver(name, payload) if name else consumers.finish())
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            self._stop(Stop(error=error))  # the function's own
         except Exception as error:  # noqa: BLE001  a caller's own function may raise anything
             self._stop(Stop(error=error))
 
@@ -317,3 +338,8 @@ class Command:
             "timed_out": False,
             "truncated": self._output.truncated,
         }
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -173,7 +173,9 @@ class SandboxLife:
 
     def _live(self) -> Connection:
         if self._connection is None:
-            raise SandboxExecutionError("Sandbox not started", self._sandbox_id)
+            stopped = "The sandbox was stopped; make another"
+            message = stopped if self._started_at else "Sandbox not started"
+            raise SandboxExecutionError(message, self._sandbox_id)
         return self._connection
 
     def _touch(self, change: int = 0) -> None:

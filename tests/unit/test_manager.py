@@ -8,6 +8,7 @@ import pytest
 
 from paracle_sandbox import (
     BackendUnavailableError,
+    Command,
     DockerConnectionError,
     Sandbox,
     SandboxCleanupError,
@@ -15,6 +16,7 @@ from paracle_sandbox import (
     SandboxConflictError,
     SandboxCreationError,
     SandboxError,
+    SandboxExecutionError,
     SandboxLimitError,
     SandboxManager,
     SandboxNotFoundError,
@@ -428,6 +430,26 @@ def test_one_manager_serves_one_event_loop_after_the_other() -> None:
     asyncio.run(use(True))
     asyncio.run(use(False))
     asyncio.run(manager.close())
+    assert not manager.active_sandboxes
+
+
+def test_a_sandbox_whose_event_loop_has_ended_says_so() -> None:
+    """And does not wait for an answer that nobody would read."""
+    manager = SandboxManager(backend="fake", settings=Settings())
+
+    async def begin() -> tuple[Sandbox, Command]:
+        sandbox = await manager.create()
+        return sandbox, await sandbox.start_command("sleep 60")
+
+    async def go_on(sandbox: Sandbox, command: Command) -> None:
+        for late in (sandbox.execute("echo hi"), sandbox.read_file("x"), command.wait()):
+            with pytest.raises(SandboxExecutionError, match="event loop"):
+                await asyncio.wait_for(late, 10)
+        assert command.poll() is not None
+        assert not sandbox.is_running and not sandbox.in_use
+        await manager.close()
+
+    asyncio.run(go_on(*asyncio.run(begin())))
     assert not manager.active_sandboxes
 
 

@@ -60,7 +60,7 @@ def interrupt(text):
 
 async def main():
     code = "print(1, flush=True)\\nwhile True: pass"
-    run(code, timeout=20, on_stdout=interrupt, backend=backend)
+    run(code, on_stdout=interrupt, backend=backend)
 
 start = asyncio.run if sys.argv[1] == "script" else asyncio.new_event_loop().run_until_complete
 try:

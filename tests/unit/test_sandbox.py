@@ -128,6 +128,12 @@ async def test_a_guest_that_is_killed_does_not_hear_before_that_it_ends(kills: b
     assert heard == [not kills]
 
 
+async def test_a_stopped_one_says_that_it_was(sandbox: Sandbox) -> None:
+    await sandbox.stop()
+    with pytest.raises(SandboxExecutionError, match="was stopped"):
+        await sandbox.execute("true")
+
+
 async def test_stop_ends_what_runs(sandbox: Sandbox) -> None:
     running = asyncio.create_task(sandbox.execute("echo begun; sleep 60"))
     while not sandbox.in_use:
@@ -393,6 +399,17 @@ async def test_a_callback_that_raises_stops_the_command(sandbox: Sandbox) -> Non
 
     with pytest.raises(LookupError, match="not this"):
         await sandbox.execute("echo x; sleep 60", on_stdout=refuse)
+
+
+async def test_a_callback_that_cancels_stops_the_command(sandbox: Sandbox) -> None:
+    def give_up(text: str) -> None:
+        raise asyncio.CancelledError
+
+    command = await sandbox.start_command("echo hi; sleep 60", on_stdout=give_up)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(command.wait(), 10)
+    assert command.poll() == -9
+    assert not sandbox.in_use
 
 
 async def test_a_callback_that_hangs_does_not_outlast_the_deadline(sandbox: Sandbox) -> None:

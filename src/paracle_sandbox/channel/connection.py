@@ -38,6 +38,7 @@ _MUCH_UNSENT = 1 << 20
 _MAX_STREAM = 0xFFFFFFFF
 _TURNS_IN_A_ROW = 8
 _STOPPED = "The sandbox was stopped"
+_LOOP_ENDED = "The event loop that the sandbox was started in has ended; start one in this loop"
 
 
 class Connection:
@@ -164,6 +165,10 @@ class Connection:
             self.break_off(str(error))
         except OSError:
             pass
+        except asyncio.CancelledError:
+            # Unless we are closing, the event loop ends. Nobody would read an answer in the next.
+            self._end_streams(_LOOP_ENDED)
+            raise
         self._lose("The sandbox died")
 
     def _dispatch(self, kind: int, number: int, payload: bytes) -> None:

@@ -22,6 +22,7 @@ from .channel.stream import Stream
 from .consumers import Consumers
 from .ending import Ending, Stop
 from .errors import ResourceLimitError, SandboxError, SandboxExecutionError
+from .launch import checked_size
 from .limits import Counts, complains_of_disk, memory_breach, output_breach
 from .output import Output
 from .results import CommandResult
@@ -64,6 +65,7 @@ class Terms:
     timeout_seconds: float
     max_output: int
     before: Counts
+    takes_input: bool = False
     consumers: Consumers = field(default_factory=Consumers)
     on_end: Callable[[], None] = lambda: None
 
@@ -83,6 +85,7 @@ class Command:
         self._destroyed_because = ""
         self._exit_code: int | None = None
         self._killed = False
+        self._takes_input = terms.takes_input
         self._error: BaseException | None = None
         loop = asyncio.get_running_loop()
         self._started = loop.time()
@@ -118,21 +121,26 @@ class Command:
         await self._ended()
 
     async def send_signal(self, number: int) -> None:
-        """Send a signal to its process group."""
+        """Send a signal to its process group. Raises ValueError for what is none."""
+        if not 0 < number < signal.NSIG:
+            raise ValueError(f"not the number of a signal: {number}")
         self._stream.signal({"signal": int(number)})
 
     async def write_stdin(self, data: bytes | str) -> None:
-        """As fast as it reads. Raises BrokenPipeError when it has ended."""
+        """As fast as it reads. Raises BrokenPipeError when it has ended, or reads nothing."""
         raw = data.encode() if isinstance(data, str) else data
+        if not self._takes_input and not self._stream.ended:
+            raise BrokenPipeError("its input is closed: start it with stdin=True, close it last")
         if not await self._stream.write(raw):
             raise BrokenPipeError("the command has ended")
 
     async def close_stdin(self) -> None:
+        self._takes_input = False
         self._stream.end()
 
     async def resize(self, rows: int, columns: int) -> None:
         """Tell its terminal the new size."""
-        self._stream.signal({"resize": [rows, columns]})
+        self._stream.signal({"resize": [*checked_size(rows, columns)]})
 
     @property
     def stdout_bytes(self) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from .consumers import BytesCallback, Consumers, TextCallback
+from .paths import AnyPath
 
 # The kernel takes no longer argument; a longer script travels as a file.
 MAX_ARGUMENT = 100 << 10
@@ -30,9 +32,9 @@ class CommandOptions(TypedDict, total=False):
 
     env: Mapping[str, str] | None
     clear_env: bool
-    cwd: str | None
+    cwd: AnyPath | None
     stdin: Stdin | bool
-    pty: bool | tuple[int, int]
+    pty: bool | tuple[int, int] | None
     on_stdout: TextCallback | None
     on_stderr: TextCallback | None
     on_output_bytes: BytesCallback | None
@@ -41,13 +43,20 @@ class CommandOptions(TypedDict, total=False):
 
 
 _NAMES = CommandOptions.__optional_keys__
+_MAX_SIZE = 0xFFFF
 
 
 def check_options(options: CommandOptions) -> None:
-    """Raises TypeError for a misspelt option, as any call would."""
+    """Raises TypeError for a misspelt option, as any call would, and for what could not be meant:
+    here, where nothing has been started that would have to be ended."""
     if unknown := set(options) - _NAMES:
         raise TypeError(f"unknown option {sorted(unknown)[0]!r}; there are {sorted(_NAMES)}")
     check_stdin(options.get("stdin"))
+    _check_max_output(options.get("max_output"))
+    for name in ("on_stdout", "on_stderr", "on_output_bytes"):
+        callback = options.get(name)
+        if callback is not None and not callable(callback):
+            raise TypeError(f"{name} must be a function, not {type(callback).__name__}")
 
 
 def check_stdin(stdin: Stdin | bool) -> None:
@@ -56,16 +65,35 @@ def check_stdin(stdin: Stdin | bool) -> None:
         raise TypeError(f"stdin must be a str, bytes or True, not {type(stdin).__name__}")
 
 
+def checked_code(code: str) -> str:
+    if not isinstance(code, str):
+        raise TypeError(f"code must be a str, not {type(code).__name__}; a file has run_file()")
+    return code
+
+
+def checked_size(rows: int, columns: int) -> tuple[int, int]:
+    if not all(isinstance(n, int) and 0 < n <= _MAX_SIZE for n in (rows, columns)):
+        raise ValueError(f"a terminal size is two numbers from 1 to {_MAX_SIZE}")
+    return rows, columns
+
+
+def _check_max_output(size: int | None) -> None:
+    if not isinstance(size, int | None):
+        raise TypeError(f"max_output must be a number of bytes, not {type(size).__name__}")
+    if size is not None and size < 0:
+        raise ValueError(f"max_output must be a number of bytes, not {size}")
+
+
 def exec_request(argv: Sequence[str], options: CommandOptions) -> Request:
     """Raises ValueError for what no program can be started with."""
-    arguments = [_text(item, "argument") for item in argv]
+    arguments = _arguments(argv, "a command")
     if not arguments:
         raise ValueError("the command is empty")
     return {"op": "exec", "argv": arguments, **_surroundings(options)}
 
 
 def python_request(path: str, args: Sequence[str], options: CommandOptions) -> Request:
-    arguments = [_text(item, "argument") for item in args]
+    arguments = _arguments(args, "args")
     return {"op": "python", "path": path, "argv": arguments, **_surroundings(options)}
 
 
@@ -94,16 +122,33 @@ def checked_timeout(timeout: float) -> float:
 def _surroundings(options: CommandOptions) -> Request:
     request: Request = {"stdin": options.get("stdin") not in (None, False)}
     if (env := options.get("env")) is not None:
+        if not isinstance(env, Mapping):
+            raise TypeError(f"env must be a dict of strings, not {type(env).__name__}")
         request["env"] = {_name(name): _text(value, name) for name, value in env.items()}
     if options.get("clear_env"):
         request["clear_env"] = True
     if (cwd := options.get("cwd")) is not None:
-        request["cwd"] = _text(cwd, "cwd")
-    pty = options.get("pty", False)
-    if pty is not False:
-        rows, columns = _TERMINAL_SIZE if pty is True else pty
+        request["cwd"] = _text(os.fspath(cwd) if isinstance(cwd, os.PathLike) else cwd, "cwd")
+    if (pty := options.get("pty")) not in (None, False):
+        rows, columns = _terminal_size(pty)
         request["pty"] = {"rows": rows, "columns": columns}
     return request
+
+
+def _terminal_size(pty: Any) -> tuple[int, int]:
+    match pty:
+        case True:
+            return _TERMINAL_SIZE
+        case (rows, columns):
+            return checked_size(rows, columns)
+    raise TypeError(f"pty must be True or (rows, columns), not {pty!r}")
+
+
+def _arguments(items: Iterable[str], what: str) -> list[str]:
+    """One text is a sequence of texts too, and so never what was meant."""
+    if isinstance(items, str | bytes | bytearray) or not isinstance(items, Iterable):
+        raise TypeError(f"{what} must be a list of strings, not {type(items).__name__}")
+    return [_text(item, "argument") for item in items]
 
 
 def _name(name: str) -> str:

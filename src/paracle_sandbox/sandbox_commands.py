@@ -14,6 +14,7 @@ from .launch import (
     CommandOptions,
     Request,
     check_options,
+    checked_code,
     checked_timeout,
     consumers_of,
     exec_request,
@@ -43,8 +44,9 @@ class SandboxCommands(SandboxTransfers):
         """Start a program in the background: a str through ``sh -c``, a list as its argv."""
         check_options(options)
         script = None
+        argv: Sequence[str]
         if not isinstance(command, str):
-            argv = list(command)
+            argv = command
         elif len(command) <= MAX_ARGUMENT // 4:
             argv = ["sh", "-c", command]
         else:
@@ -63,6 +65,7 @@ class SandboxCommands(SandboxTransfers):
     ) -> Command:
         """Start Python code in the background; it imports from the working directory."""
         check_options(options)
+        checked_code(code)
         path = self._script_path("code.py")
         request = python_request(path, args, options)
         request["path0"] = self._config.working_dir
@@ -150,10 +153,12 @@ class SandboxCommands(SandboxTransfers):
                 request["few_processes"] = True
         seconds = self._config.timeout_seconds if timeout is None else timeout
         max_output = options.get("max_output")
+        stdin = stdin_of(options)
         terms = Terms(
             timeout_seconds=checked_timeout(seconds),
             max_output=self._config.max_output_mb * MIB if max_output is None else max_output,
             before=self._seen,
+            takes_input=stdin is None and ("pty" in request or request["stdin"]),
             consumers=consumers_of(options),
             on_end=lambda: self._touch(-1),
         )
@@ -169,7 +174,7 @@ class SandboxCommands(SandboxTransfers):
             # Asked for now, so that it comes with the result and not after another question.
             wanted = {"op": "list", "path": ".", "recursive": True}
             command.listing = connection.open(wanted, after=stream)
-        if (stdin := stdin_of(options)) is not None:
+        if stdin is not None:
             command.feed(stdin)
         return command
 

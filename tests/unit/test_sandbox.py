@@ -205,6 +205,42 @@ async def test_a_timeout_that_is_no_number_is_refused(sandbox: Sandbox) -> None:
     assert sandbox.in_use == 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_output": "1k"}, {"max_output": -1}, {"env": ["A=B"]}, {"env": "A=B"}, {"pty": "yes"},
+        {"pty": (24,)}, {"pty": (0, 80)}, {"pty": (70000, 80)}, {"cwd": 5}, {"stdin": "\ud800"},
+        {"on_stdout": "print"}, {"on_stderr": 5}, {"on_output_bytes": []},
+    ],
+)  # fmt: skip
+async def test_an_option_that_cannot_be_meant_starts_nothing(
+    sandbox: Sandbox, options: dict[str, Any]
+) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        await sandbox.execute("cat", **options)
+    assert not sandbox.in_use
+
+
+async def test_what_cannot_be_a_program_is_told_in_plain_words(sandbox: Sandbox) -> None:
+    wrong: Any
+    for wrong in (None, 5, b"true", Path("/bin/true")):
+        with pytest.raises(TypeError, match="a command must be a list of strings, not"):
+            await sandbox.execute(wrong)
+        with pytest.raises(TypeError, match="code must be a str, not"):
+            await sandbox.run_code(wrong)
+    for wrong in ("one text", None, b"x"):
+        with pytest.raises(TypeError, match="args must be a list of strings, not"):
+            await sandbox.run_code("pass", wrong)
+        with pytest.raises(TypeError, match="args must be a list of strings, not"):
+            await sandbox.run_file("x.py", wrong)
+
+
+async def test_a_directory_may_be_a_path_object(sandbox: Sandbox) -> None:
+    await sandbox.mkdir("sub")
+    result = await sandbox.execute("basename $PWD", cwd=PurePosixPath("sub"), pty=None)
+    assert result["stdout"] == "sub\n"
+
+
 async def test_more_stdin_than_anything_buffers(sandbox: Sandbox) -> None:
     result = await sandbox.execute("wc -c", stdin=bytes(10 * MIB))
     assert int(result["stdout"]) == 10 * MIB
@@ -324,6 +360,29 @@ async def test_a_background_command(sandbox: Sandbox) -> None:
     assert command.pid is not None and sandbox.in_use == 0
     with pytest.raises(BrokenPipeError):
         await command.write_stdin("three")
+
+
+async def test_input_that_nobody_would_read_is_refused(sandbox: Sandbox) -> None:
+    async with await sandbox.start_command("sleep 60") as command:
+        with pytest.raises(BrokenPipeError, match="stdin=True"):
+            await command.write_stdin("lost")
+    async with await sandbox.start_command("cat; sleep 60", stdin=True) as command:
+        await command.write_stdin("heard")
+        await command.close_stdin()
+        await command.close_stdin()
+        with pytest.raises(BrokenPipeError, match="close it last"):
+            await command.write_stdin("lost")
+
+
+async def test_signals_and_sizes_that_are_none_are_refused(sandbox: Sandbox) -> None:
+    async with await sandbox.start_command("sleep 60", pty=True) as command:
+        for number in (0, -1, 65, 10**9):
+            with pytest.raises(ValueError, match="not the number of a signal"):
+                await command.send_signal(number)
+        for size in ((0, 80), (24, 70000), (-1, -1)):
+            with pytest.raises(ValueError, match="a terminal size"):
+                await command.resize(*size)
+        assert command.poll() is None
 
 
 async def test_signals_and_kill(sandbox: Sandbox) -> None:

@@ -165,8 +165,9 @@ class LocalSandboxClient(BaseSandboxClient):
         return await self._manager.get_sandbox(self._sandbox_id)
 
     async def _settle(self) -> None:
-        """Wait for a sandbox that is being made, so that it can be replaced or removed."""
-        if self._making is not None:
+        """Wait for a sandbox that is being made, so that it can be replaced or removed. Of several
+        that wait, the first may make another."""
+        while self._making is not None:
             await asyncio.wait([self._making])
 
     async def _remove(self) -> None:

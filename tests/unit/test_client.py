@@ -65,6 +65,16 @@ async def test_create_again_replaces(client: LocalSandboxClient, manager: Sandbo
     assert manager.active_sandboxes[str(client.sandbox_id)].config.memory_mb == 1024
 
 
+async def test_creations_at_once_leave_one_sandbox(
+    client: LocalSandboxClient, manager: SandboxManager
+) -> None:
+    await asyncio.gather(*(client.create() for _ in range(3)))
+    assert set(manager.active_sandboxes) == {client.sandbox_id}
+    await asyncio.gather(client.create(), client.cleanup(), client.create())
+    assert set(manager.active_sandboxes) == {client.sandbox_id}
+    assert await client.run_command("echo hi") == "hi\n"
+
+
 async def test_files(client: LocalSandboxClient, tmp_path: Path) -> None:
     await client.write_file("deep/er/file.txt", "text é")
     assert await client.read_file("deep/er/file.txt") == "text é"

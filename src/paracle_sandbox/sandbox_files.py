@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import posixpath
+import stat
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -71,8 +72,7 @@ class SandboxFiles(SandboxLife):
 
     async def write_file(self, path: AnyPath, content: str | bytes) -> None:
         """Replace the file, or make it with its parents: whole, or not at all."""
-        raw = content.encode() if isinstance(content, str) else content
-        await self._write(self._checked(path), raw)
+        await self._write(self._checked(path), _raw(content))
 
     async def _write(self, path: str, content: bytes) -> None:
         async with self._operation() as connection:
@@ -148,7 +148,7 @@ class SandboxFiles(SandboxLife):
     async def copy_to(self, source: AnyPath, path: AnyPath) -> None:
         """Copy a file or directory of the host into the sandbox, as ``path``; into ``path``
         under its own name when that ends in a slash, and a file also when it is a directory."""
-        local, target = Path(source), path_text(path, self.sandbox_id)
+        local, target = _host_path(source), path_text(path, self.sandbox_id)
         if target.endswith("/"):
             target = posixpath.join(target, local.name)
         target = self._checked(target)
@@ -185,7 +185,7 @@ class SandboxFiles(SandboxLife):
     async def copy_from(
         self,
         path: AnyPath,
-        destination: str | os.PathLike[str],
+        destination: AnyPath,
         *,
         max_bytes: int | None = None,
         max_entries: int = MAX_ENTRIES,
@@ -197,7 +197,7 @@ class SandboxFiles(SandboxLife):
         """
         path = self._checked(path)
         limit = self.config.disk_mb * 2 * MIB if max_bytes is None else max_bytes
-        target = Path(destination)
+        target = _host_path(destination)
         if (await self.stat(path))["kind"] == "directory":
             tree = Unpacker(target, max_bytes=limit, max_entries=max_entries)
             await self._fetch({"op": "get_tree", "path": path}, tree, lambda _: tree.finish())
@@ -253,14 +253,33 @@ def _finish(sink: FileSink, result: dict[str, Any]) -> None:
     sink.finish(mode if isinstance(mode, int) else 0o644)
 
 
+def _raw(content: str | bytes) -> bytes:
+    if isinstance(content, str):
+        return content.encode()
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise TypeError(f"content must be a str or bytes, not {type(content).__name__}")
+    return bytes(content)
+
+
+def _host_path(path: AnyPath) -> Path:
+    """An empty one would be the current directory, with everything in it."""
+    if not os.fspath(path):
+        raise SandboxPathError("The path on this machine is empty")
+    return Path(path)
+
+
 def _open_file(path: Path) -> tuple[int, Generator[bytes, None, None]]:
     """The mode of a local file and its content, piece by piece."""
     try:
-        file = path.open("rb", buffering=0)
+        # A fifo would keep the thread that opens it until somebody writes, and so this process.
+        file = open(path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115
     except FileNotFoundError:
         raise SandboxFileNotFoundError(f"File not found: {path}") from None
     except OSError as error:
         raise SandboxFileError(f"Cannot copy {path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise SandboxFileError(f"Cannot copy {path}: not a regular file")
 
     def pieces() -> Generator[bytes, None, None]:
         with file:
@@ -268,6 +287,10 @@ def _open_file(path: Path) -> tuple[int, Generator[bytes, None, None]]:
                 yield piece
 
     return os.fstat(file.fileno()).st_mode & 0o777, pieces()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _joined(pieces: Iterator[bytes]) -> bytes:

@@ -756,6 +756,63 @@ async def test_a_path_is_named_once_when_something_is_wrong_with_it(sandbox: San
     assert str(caught.value).count("file") == 1
 
 
+async def test_of_two_paths_the_wrong_one_is_named(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    await sandbox.write_file("a.txt", "a")
+    await sandbox.execute("ln -s /etc out")
+    with pytest.raises(SandboxFileNotFoundError, match=r"target.*missing/b\.txt"):
+        await sandbox.move("a.txt", "missing/b.txt")
+    with pytest.raises(SandboxFileNotFoundError, match=r"missing\.txt"):
+        await sandbox.move("missing.txt", "a.txt")
+    with pytest.raises(SandboxPathError, match="out/b") as caught:
+        await sandbox.move("a.txt", "out/b")
+    assert caught.value.path == "out/b"
+    assert [record.getMessage().count("out/b") for record in caplog.records] == [1]
+    assert await sandbox.read_file("a.txt") == "a"
+
+
+async def test_nothing_exists_below_a_file(sandbox: Sandbox) -> None:
+    await sandbox.write_file("file", "x")
+    assert not await sandbox.exists("file/below")
+    assert not await sandbox.exists("file/below/that")
+    assert await sandbox.exists("file")
+
+
+@pytest.mark.parametrize("content", [None, 5, ["x"], {}])
+async def test_content_that_is_none_is_refused(sandbox: Sandbox, content: Any) -> None:
+    with pytest.raises(TypeError, match="content must be a str or bytes, not"):
+        await sandbox.write_file("file", content)
+    assert not await sandbox.exists("file")
+
+
+async def test_an_empty_path_of_the_host_is_not_the_current_directory(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private").write_text("p")
+    await sandbox.write_file("tree/file", "x")
+    with pytest.raises(SandboxPathError, match="empty"):
+        await sandbox.copy_to("", "tree")
+    for path in ("tree", "tree/file"):
+        with pytest.raises(SandboxPathError, match="empty"):
+            await sandbox.copy_from(path, "")
+    assert [entry["name"] for entry in await sandbox.list_files("tree")] == ["file"]
+    assert os.listdir() == ["private"]
+    await sandbox.copy_to(".", "tree")
+    assert await sandbox.read_file("tree/private") == "p"
+
+
+async def test_a_special_file_of_the_host_is_not_waited_for(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(SandboxFileError, match="not a regular file"):
+            await asyncio.wait_for(sandbox.copy_to(path, "x"), 10)
+    assert not await sandbox.exists("x")
+
+
 async def test_a_path_may_be_a_path_object(
     sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,6 +27,10 @@ def _path_escape(path: str, message: str, sandbox_id: str) -> SandboxError:
     return SandboxPathError(f"The path leaves the working directory: {path}", sandbox_id, path=path)
 
 
+def _no_directory(path: str, message: str, sandbox_id: str) -> SandboxError:
+    return SandboxFileNotFoundError(f"The directory of the target is not there: {path}", sandbox_id)
+
+
 def _no_space(path: str, message: str, sandbox_id: str) -> SandboxError:
     return ResourceLimitError(
         f"Disk limit exceeded: no space left for {path}", sandbox_id, resource_type="disk"
@@ -54,6 +58,8 @@ _BY_CODE: dict[str, Callable[[str, str, str], SandboxError]] = {
     "not_found": _not_found,
     "path_escape": _path_escape,
     "no_space": _no_space,
+    "target_not_found": _no_directory,
+    "target_path_escape": _path_escape,
 }
 
 
@@ -66,10 +72,12 @@ def failure(answer: Mapping[str, Any], op: Mapping[str, Any], sandbox_id: str) -
     if runs and answer.get("errno") == errno.EAGAIN:
         make = _no_process
     text = message[:_MESSAGE_LENGTH] if isinstance(message, str) else "the guest gave no reason"
-    return make(_subject(op), text, sandbox_id)
+    return make(_subject(op, str(code)), text, sandbox_id)
 
 
-def _subject(op: Mapping[str, Any]) -> str:
-    """The path an operation was about, as the host asked for it."""
-    names = ("cwd",) if op.get("op") in _RUNS else ("path", "source")
+def _subject(op: Mapping[str, Any], code: str) -> str:
+    """The path that an error is about, as the host asked for it."""
+    names: tuple[str, ...] = ("cwd",) if op.get("op") in _RUNS else ("path", "source")
+    if code.startswith("target_"):
+        names = ("target",)
     return next((str(op[name]) for name in names if op.get(name) is not None), "")

@@ -69,7 +69,13 @@ def describe(request: Message, wire: Wire, roots: Roots) -> Work:
     """The entry of a path; a link at its end is followed, as os.stat does."""
     yield from ()
     place = roots.locate(request.get("path"))
-    parent, name = resolve(roots, place)
+    try:
+        parent, name = resolve(roots, place)
+    except FileError as error:
+        if error.code != "not_directory":
+            raise
+        # Nothing is below a file: who asks whether something is there has the answer.
+        raise FileError("not_found", error.message, error.number) from None
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     finally:

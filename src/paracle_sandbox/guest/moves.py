@@ -6,13 +6,16 @@
 import errno
 import os
 import stat
+from typing import Tuple
 
 from ..channel.frames import CHUNK
 from .descent import Walk, remove_tree
 from .jobs import Message, Wire, Work
-from .paths import DIRECTORY, FileError, Roots, explain, resolve
+from .paths import DIRECTORY, FileError, Place, Roots, explain, resolve
 from .staging import Staging
 from .trees import CREATE, READ, pack, temporary_name, write_all
+
+_OF_TARGET = {"not_found": "target_not_found", "path_escape": "target_path_escape"}
 
 
 def move(request: Message, wire: Wire, roots: Roots) -> Work:
@@ -20,8 +23,8 @@ def move(request: Message, wire: Wire, roots: Roots) -> Work:
     target = roots.locate(request.get("target"))
     ends = []
     try:
-        for place in (source, target):
-            ends.append(resolve(roots, place, follow=False))
+        ends.append(resolve(roots, source, follow=False))
+        ends.append(_resolve_target(roots, target))
         (old, old_name), (new, new_name) = ends
         if b"." in (old_name, new_name):
             raise FileError("invalid", "The working directory itself cannot be moved or replaced")
@@ -34,6 +37,15 @@ def move(request: Message, wire: Wire, roots: Roots) -> Work:
     finally:
         for fd, _ in ends:
             os.close(fd)
+
+
+def _resolve_target(roots: Roots, target: Place) -> Tuple[int, bytes]:
+    try:
+        return resolve(roots, target, follow=False)
+    except FileError as error:
+        # The host names one of the two paths, and has to know which.
+        code = _OF_TARGET.get(error.code, error.code)
+        raise FileError(code, error.message, error.number) from None
 
 
 def _move(old: int, old_name: bytes, new: int, new_name: bytes) -> Work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator
 
 from .channel.frames import DATA
+from .channel.stream import Stream
 from .errors import SandboxFileError
 from .paths import AnyPath
 from .sandbox_files import SandboxFiles
@@ -20,12 +21,24 @@ class SandboxTransfers(SandboxFiles):
         request: dict[str, object] = {"op": "read", "path": self._checked(path), "offset": offset}
         if length is not None:
             request["length"] = length
-        async with self._operation() as connection:
+        connection = self._live()
+        self._touch(+1)
+        try:
             with connection.open(request) as stream:
-                async for kind, payload in stream:
-                    if kind != DATA:
-                        raise stream.refuse("file content that cannot be")
-                    yield payload
+                while piece := await self._next_piece(stream):
+                    yield piece
+        finally:
+            self._touch(-1)
+
+    async def _next_piece(self, stream: Stream) -> bytes:
+        """Or b"" at the end. Each has its own deadline: one around them all would count the time
+        that the reader takes, and end whatever the reader is doing then."""
+        async with self._operation():
+            async for kind, payload in stream:
+                if kind != DATA:
+                    raise stream.refuse("file content that cannot be")
+                return payload
+        return b""
 
     async def write_stream(
         self, path: AnyPath, pieces: AsyncIterable[bytes], *, max_bytes: int | None = None

@@ -646,6 +646,23 @@ async def test_a_large_file_round_trips(sandbox: Sandbox) -> None:
     assert await sandbox.read_bytes("big") == content
 
 
+async def test_a_reader_may_take_longer_than_an_operation(backend: FakeBackend) -> None:
+    short = SandboxConfig().model_copy(update={"timeout_seconds": 0.5})
+    async with Sandbox(backend, "short", short) as sandbox:
+        content = os.urandom(5 * MIB)
+        await sandbox.write_file("large", content)
+        pieces = sandbox.read_stream("large")
+        seen = await anext(pieces)
+        await asyncio.sleep(1)
+        assert sandbox.in_use == 1
+        async for piece in pieces:
+            seen += piece
+        assert seen == content
+        assert not sandbox.in_use
+        with pytest.raises(SandboxFileNotFoundError):
+            await anext(sandbox.read_stream("missing"))
+
+
 async def test_a_listing_that_comes_with_the_result(sandbox: Sandbox) -> None:
     command = await sandbox.start_command("sleep 0.2; mkdir d; touch d/f", then_listed=True)
     await command.wait()

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict
@@ -97,7 +97,7 @@ class SandboxExecutor:
 
     async def execute_batch(
         self,
-        jobs: Sequence[Mapping[str, Any]],
+        jobs: Iterable[Mapping[str, Any]],
         config: ConfigLike | None = None,
         max_concurrent: int | None = None,
     ) -> list[ExecutionResult]:
@@ -110,6 +110,7 @@ class SandboxExecutor:
         width = self.manager.max_concurrent
         if max_concurrent is not None:
             width = min(at_least_one("max_concurrent", max_concurrent), width)
+        jobs = list(jobs)
         results: list[ExecutionResult | None] = [None] * len(jobs)
         queue = iter(enumerate(jobs))
         async with asyncio.TaskGroup() as group:

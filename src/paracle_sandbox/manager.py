@@ -201,10 +201,10 @@ class SandboxManager:
             yield sandbox
         finally:
             self._operations[sandbox_id] -= 1
+            if not self._operations[sandbox_id]:
+                del self._operations[sandbox_id]
             if sandbox_id in self._sandboxes:
                 self._last_used[sandbox_id] = time.monotonic()
-            else:
-                del self._operations[sandbox_id]
 
     async def get_stats(self) -> ManagerStats:
         """How full the manager is, and what each sandbox uses."""

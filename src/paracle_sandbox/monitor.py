@@ -20,6 +20,7 @@ from typing import Any, Self, cast
 
 from .backends.base import Usage
 from .errors import SandboxError, SandboxNotFoundError
+from .idle import checked_seconds
 from .limits import MIB
 from .results import Averages, Monitoring, Stats
 from .sandbox import Sandbox
@@ -56,8 +57,8 @@ class SandboxMonitor:
         on_warning: Callback | None = None,
         on_limit_exceeded: Callback | None = None,
     ) -> None:
-        if interval_seconds <= 0:
-            raise ValueError(f"interval_seconds must be positive, not {interval_seconds}")
+        if not checked_seconds("interval_seconds", interval_seconds):
+            raise ValueError("interval_seconds must be more than 0 seconds")
         self.sandbox = sandbox
         self.interval_seconds = interval_seconds
         self._on_warning = on_warning

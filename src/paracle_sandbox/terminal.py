@@ -115,15 +115,16 @@ class Terminal:
         """Find the shell and make room for the state. A second call is a no-op."""
         if self._shell:
             return
-        await self._sandbox.mkdir(self.directory)
         script = 'for shell; do command -v "$shell" && exit; done'
         found = await self._sandbox.execute(["sh", "-c", script, "sh", *self._wanted])
-        self._shell = found["stdout"].strip()
-        if not self._shell.startswith("/"):
+        shell = found["stdout"].strip()
+        if not shell.startswith("/"):
             raise SandboxExecutionError(
                 f"The sandbox has no shell: looked for {', '.join(self._wanted)}",
                 self._sandbox.sandbox_id,
             )
+        await self._sandbox.mkdir(self.directory)
+        self._shell = shell
 
     async def run(
         self,
@@ -138,6 +139,8 @@ class Terminal:
         async with self._turn:
             if not self._shell:  # it may have been closed while this one waited
                 raise SandboxExecutionError("Terminal not initialised", self._sandbox.sandbox_id)
+            if not isinstance(command, str):
+                raise TypeError(f"a command must be a str, not {type(command).__name__}")
             text = command
             if not command or len(command) > MAX_ARGUMENT // 4:
                 text = ""

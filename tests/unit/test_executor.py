@@ -342,6 +342,12 @@ async def test_a_configuration_may_be_a_dict(
     assert (await executor.execute_agent("print(1)"))["success"]
 
 
+async def test_the_jobs_of_a_batch_may_come_from_anywhere(executor: SandboxExecutor) -> None:
+    jobs = ({"agent_code": f"print({number})", "monitor": False} for number in range(3))
+    results = await executor.execute_batch(jobs)
+    assert [result["result"]["stdout"] for result in results] == ["0\n", "1\n", "2\n"]
+
+
 @pytest.mark.parametrize(
     ("width", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), ("3", TypeError)]
 )

@@ -221,5 +221,8 @@ async def test_a_sandbox_that_goes_away_ends_it_quietly(
 
 
 async def test_the_interval_must_be_positive(sandbox: Sandbox) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        SandboxMonitor(sandbox, 0)
+    for none in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="interval_seconds must be"):
+            SandboxMonitor(sandbox, none)
+    with pytest.raises(TypeError, match="interval_seconds must be a number of seconds, not str"):
+        SandboxMonitor(sandbox, "1")  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -144,3 +145,17 @@ async def test_life(sandbox: Sandbox) -> None:
     await terminal.close()
     left = [entry["name"] for entry in await sandbox.list_files("/tmp")]
     assert not [name for name in left if name == terminal.directory.rsplit("/", 1)[1]]
+
+
+async def test_what_is_no_command_and_no_shell(sandbox: Sandbox, terminal: Terminal) -> None:
+    wrong: Any
+    for wrong in (None, 5, b"true", ["true"]):
+        with pytest.raises(TypeError, match="a command must be a str, not"):
+            await terminal.run(wrong)
+    before = await sandbox.list_files("/tmp")
+    other = Terminal(sandbox, shell="no-such-shell")
+    with pytest.raises(SandboxExecutionError, match="no-such-shell"):
+        await other.init()
+    assert [entry["name"] for entry in await sandbox.list_files("/tmp")] == [
+        entry["name"] for entry in before
+    ]

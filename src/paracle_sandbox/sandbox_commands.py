@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import posixpath
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Unpack
 
 from .command import Command, Terms
+from .errors import SandboxError
 from .launch import (
     MAX_ARGUMENT,
     MAX_SOURCE,
@@ -43,17 +46,13 @@ class SandboxCommands(SandboxTransfers):
     ) -> Command:
         """Start a program in the background: a str through ``sh -c``, a list as its argv."""
         check_options(options)
-        script = None
-        argv: Sequence[str]
         if not isinstance(command, str):
-            argv = command
-        elif len(command) <= MAX_ARGUMENT // 4:
-            argv = ["sh", "-c", command]
-        else:
-            script = self._script_path("script.sh")
-            argv = ["sh", script]
-            await self._write(script, command.encode())
-        return self._launch(exec_request(argv, options), timeout, options, script)
+            return self._launch(exec_request(command, options), timeout, options)
+        if len(command) <= MAX_ARGUMENT // 4:
+            return self._launch(exec_request(["sh", "-c", command], options), timeout, options)
+        path = self._script_path("script.sh")
+        request = exec_request(["sh", path], options)
+        return await self._launch_text(request, timeout, options, path, command)
 
     async def start_code(
         self,
@@ -69,10 +68,9 @@ class SandboxCommands(SandboxTransfers):
         path = self._script_path("code.py")
         request = python_request(path, args, options)
         request["path0"] = self._config.working_dir
-        if len(code) <= MAX_SOURCE // 4:
-            request["source"] = code
-        else:
-            await self._write(path, code.encode())
+        if len(code) > MAX_SOURCE // 4:
+            return await self._launch_text(request, timeout, options, path, code)
+        request["source"] = code
         return self._launch(request, timeout, options, path)
 
     async def start_file(
@@ -177,6 +175,24 @@ class SandboxCommands(SandboxTransfers):
         if stdin is not None:
             command.feed(stdin)
         return command
+
+    async def _launch_text(
+        self,
+        request: Request,
+        timeout: float | None,
+        options: CommandOptions,
+        path: str,
+        text: str,
+    ) -> Command:
+        """Of a program whose text is too long for the request, and is written first."""
+        try:
+            await self._write(path, text.encode())
+            return self._launch(request, timeout, options, path)
+        except BaseException:
+            # Nobody will run it, and so the guest would not remove it either.
+            with suppress(SandboxError):
+                await asyncio.shield(self.remove(posixpath.dirname(path), recursive=True))
+            raise
 
     def _script_path(self, name: str) -> str:
         """A place of its own for each run, so that concurrent ones do not clash."""

@@ -44,7 +44,24 @@ async def test_a_text_that_is_gone_and_a_request_that_is_refused():
         await sandbox.run_code("import os; os.unlink(__file__)")
         assert await sandbox.list_files("/tmp") == []
         with pytest.raises(SandboxError):
-            await sandbox.execute("# " + "x" * 300_000, pty=(0, 80))
+            await sandbox.execute("# " + "x" * 300_000, env={"A": "\ud800"})
+        assert await sandbox.list_files("/tmp") == []
+
+
+async def test_a_large_one_that_is_never_run_goes_too():
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        large = "#" * (1 << 20)
+        for turns in range(0, 60, 2):  # of the event loop, until the text is on its way
+            for attempt in (sandbox.execute(large), sandbox.run_code(large)):
+                task = asyncio.create_task(attempt)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        with pytest.raises(ValueError, match="timeout"):
+            await sandbox.execute(large, timeout=-1)
+        await sandbox.execute("true")
         assert await sandbox.list_files("/tmp") == []
 
 

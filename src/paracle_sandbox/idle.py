@@ -6,14 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 
-def checked_seconds(name: str, value: float) -> float:
-    if not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
-    if not value >= 0:
-        raise ValueError(f"{name} must be a number of seconds, not {value}")
-    return value
-
-
 class IdleTimer:
     """Calls ``look`` every ``interval`` seconds while it answers True.
 

@@ -111,6 +111,14 @@ def stdin_of(options: CommandOptions) -> bytes | None:
     return None if stdin is None or isinstance(stdin, bool) else bytes(stdin)
 
 
+def checked_seconds(name: str, value: float) -> float:
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    if not value >= 0:
+        raise ValueError(f"{name} must be a number of seconds, not {value}")
+    return value
+
+
 def checked_timeout(timeout: float) -> float:
     if not hasattr(timeout, "__float__"):
         raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")

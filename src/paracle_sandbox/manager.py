@@ -26,8 +26,9 @@ from .errors import (
     SandboxError,
     SandboxNotFoundError,
 )
-from .idle import IdleTimer, checked_seconds
+from .idle import IdleTimer
 from .ids import check_sandbox_id, new_sandbox_id
+from .launch import checked_seconds
 from .manager_stats import ManagerStats, stats_of
 from .sandbox import Sandbox
 from .sandbox_settings import ConfigLike, SandboxSettings, full_config

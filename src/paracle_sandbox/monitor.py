@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 
 from .backends.base import Usage
 from .errors import SandboxError, SandboxNotFoundError
-from .idle import checked_seconds
+from .launch import checked_seconds
 from .limits import MIB
 from .results import Averages, Monitoring, Stats
 from .sandbox import Sandbox

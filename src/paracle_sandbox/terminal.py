@@ -27,11 +27,15 @@ from .sandbox_commands import text_of
 # What the shell is started with: $1 is the directory of the state, $2 the command (or empty
 # when it is in the file "command"), $3 the prelude below. One line and one group, so that the
 # shell counts the command's lines from 1 and has parsed the rest before it meets its errors.
-_START = 'eval "$3"; set --; { eval "$_paracle_command"; { _paracle_save $?; } 2>/dev/null; }'
+_START = (
+    'eval "$3"; set --; { _paracle_last; eval "$_paracle_command"; '
+    "{ _paracle_save $?; } 2>/dev/null; }"
+)
 
 # Restores the state, and prepares to save it. It is replaced by renaming: a shell that dies
 # while saving leaves the old one whole. Saving first switches off every option that could
-# print, stop or refuse in the middle of it.
+# print, stop or refuse in the middle of it. The command begins with the exit status of the last
+# one in $?, unless that would end it at once.
 _PRELUDE = """
 _paracle_dir=$1 _paracle_command=$2
 [ -n "$2" ] || _paracle_command=$(cat "$1/command")
@@ -43,7 +47,14 @@ if [ -f "$1/state" ]; then
     [ -n "$OLDPWD" ] || unset OLDPWD
     unset _paracle_old
 fi
+_paracle_last() {
+    case $- in
+        *e*) return 0 ;;
+    esac
+    return "${_paracle_status:-0}"
+}
 _paracle_save() {
+    _paracle_status=${1:-$?}
     _paracle_flags=$-
     set +aefuxC
     [ -z "${_paracle_saved-}" ] || return "${1:-0}"

@@ -73,6 +73,15 @@ async def test_the_exit_code_is_the_shells_own(terminal: Terminal, command: str,
     assert await terminal.run_command("echo $kept") == "yes\n"
 
 
+async def test_the_last_exit_code_can_be_asked_for(terminal: Terminal) -> None:
+    for command, code in (("(exit 3)", 3), ("exit 4", 4), ("true", 0), ("echo 'open", 2)):
+        await terminal.run(command)
+        assert (await terminal.run("echo $?"))["stdout"] == f"{code}\n"
+        assert (await terminal.run("echo $?"))["stdout"] == "0\n"
+    await terminal.run("set -e; false")
+    assert (await terminal.run("echo on"))["stdout"] == "on\n"
+
+
 async def test_state_is_saved_by_exit_too(terminal: Terminal) -> None:
     await terminal.run("x=1; exit 5")
     assert await terminal.run_command("echo $x") == "1\n"

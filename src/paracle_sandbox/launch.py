@@ -86,14 +86,14 @@ def _check_max_output(size: int | None) -> None:
 
 def exec_request(argv: Sequence[str], options: CommandOptions) -> Request:
     """Raises ValueError for what no program can be started with."""
-    arguments = _arguments(argv, "a command")
+    arguments = _arguments(argv, "a command must be a str or")
     if not arguments:
         raise ValueError("the command is empty")
     return {"op": "exec", "argv": arguments, **_surroundings(options)}
 
 
 def python_request(path: str, args: Sequence[str], options: CommandOptions) -> Request:
-    arguments = _arguments(args, "args")
+    arguments = _arguments(args, "args must be")
     return {"op": "python", "path": path, "argv": arguments, **_surroundings(options)}
 
 
@@ -155,7 +155,7 @@ def _terminal_size(pty: Any) -> tuple[int, int]:
 def _arguments(items: Iterable[str], what: str) -> list[str]:
     """One text is a sequence of texts too, and so never what was meant."""
     if isinstance(items, str | bytes | bytearray) or not isinstance(items, Iterable):
-        raise TypeError(f"{what} must be a list of strings, not {type(items).__name__}")
+        raise TypeError(f"{what} a list of strings, not {type(items).__name__}")
     return [_text(item, "argument") for item in items]
 
 

@@ -224,7 +224,7 @@ async def test_an_option_that_cannot_be_meant_starts_nothing(
 async def test_what_cannot_be_a_program_is_told_in_plain_words(sandbox: Sandbox) -> None:
     wrong: Any
     for wrong in (None, 5, b"true", Path("/bin/true")):
-        with pytest.raises(TypeError, match="a command must be a list of strings, not"):
+        with pytest.raises(TypeError, match="a command must be a str or a list of strings, not"):
             await sandbox.execute(wrong)
         with pytest.raises(TypeError, match="code must be a str, not"):
             await sandbox.run_code(wrong)

@@ -212,6 +212,8 @@ class SandboxLife:
             raise
         except ResourceLimitError as error:
             error.limit = error.limit or self._config.disk_mb * MIB
+            # It was all in use when no more could be stored; what did not fit is gone by now.
+            error.usage = error.usage or error.limit
             self._seen = replace(self._seen, disk_full=True)
             raise
 

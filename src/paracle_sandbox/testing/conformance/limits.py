@@ -173,7 +173,8 @@ async def too_much_disk_from_the_host(case: Case) -> None:
     source = case.directory / "large"
     with source.open("wb") as file:
         file.truncate(400 * _MB)
-    await _limit_error(sandbox.copy_to(source, "large"), "disk")
+    error = await _limit_error(sandbox.copy_to(source, "large"), "disk")
+    equal((error.limit, error.usage), (256 * _MB, 256 * _MB))
     equal(await sandbox.exists("large"), False)
     await sandbox.write_file("small", "fits")
     equal(await sandbox.read_file("small"), "fits")

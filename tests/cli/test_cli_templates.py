@@ -212,6 +212,32 @@ def test_a_directory_that_cannot_be_written_leaves_the_standard_library(cli: Cli
     assert (done.code, "PARACLE_DATA_DIR" in done.stderr) == (3, True), done
 
 
+def test_whoever_ignores_the_end_of_children_can_build(cli: Cli) -> None:
+    program = (
+        "import signal, paracle_sandbox as p\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        f"print(p.run({_USES_IT!r})['result']['stdout'])"
+    )
+    assert python(cli, program) == "1.0\n\n"
+
+
+def test_inside_a_running_event_loop_it_is_built_too(cli: Cli) -> None:
+    program = (
+        "import asyncio, paracle_sandbox as p\n"
+        f"async def main(): return p.run({_USES_IT!r})\n"
+        "print(asyncio.run(main())['result']['stdout'])"
+    )
+    assert python(cli, program) == "1.0\n\n"
+
+
+def python(cli: Cli, program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=cli.env, cwd=cli.home, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done
+    return done.stdout.decode()
+
+
 def test_processes_that_come_together_build_once(cli: Cli) -> None:
     program = cli.program(_USES_IT)
     started = [cli.start("sandbox", "execute", program) for _ in range(3)]

@@ -56,11 +56,18 @@ async def install(
             said.append(line)
             if step := step_of(line, packages):
                 progress(step)
-        if await process.wait() == 0:
+        if _succeeded(await process.wait(), said):
             return
     error = _not_installed(name, _cause(said))
     error.add_note("\n".join(said[-_LOG_LINES:]))
     raise error
+
+
+def _succeeded(code: int, said: Sequence[str]) -> bool:
+    """Where the end of children is ignored nobody learns their codes, and its words have to do."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        return any(line.startswith("Successfully installed") for line in said)
+    return code == 0
 
 
 def _not_installed(name: str, cause: str) -> SandboxError:
@@ -104,8 +111,8 @@ async def _pip(python: str) -> list[str] | None:
 
 async def _answers(command: Sequence[str]) -> bool:
     async with _started(command) as process:
-        await process.communicate()
-        return process.returncode == 0
+        said, _ = await process.communicate()
+        return said.startswith(b"pip ")
 
 
 @contextlib.asynccontextmanager

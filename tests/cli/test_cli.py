@@ -281,6 +281,18 @@ def test_the_error_of_a_closed_stderr_goes_nowhere(cli: Cli) -> None:
     assert (done.returncode, done.stdout) == (2, b"")
 
 
+def test_a_stderr_that_nobody_reads_changes_no_exit_code(cli: Cli) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        for words, code in (["nothing.py"], 2), ([cli.program("import sys; sys.exit(5)")], 1):
+            process = cli.start("sandbox", "execute", *words, stderr=writer)
+            process.communicate(timeout=60)
+            assert process.returncode == code
+    finally:
+        os.close(writer)
+
+
 def test_inputs_may_be_empty(cli: Cli) -> None:
     (cli.home / "data.json").write_text("{}")
     program = cli.program("print(open('inputs.json').read())")

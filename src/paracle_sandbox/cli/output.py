@@ -6,6 +6,7 @@ a person goes through ``printable``. rich is only imported when a person is look
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -35,8 +36,9 @@ def say(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Beside the result, not part of it: to stderr."""
-    print(printable(text), file=sys.stderr)
+    """Beside the result, not part of it: to stderr, whether or not anybody reads that."""
+    with contextlib.suppress(BrokenPipeError):
+        print(printable(text), file=sys.stderr)
 
 
 def notes(rows: Sequence[Sequence[str]]) -> None:

@@ -59,6 +59,15 @@ def check_options(options: CommandOptions) -> None:
             raise TypeError(f"{name} must be a function, not {type(callback).__name__}")
 
 
+def refuse_open_stdin(options: CommandOptions) -> None:
+    """Of what is only waited for: nobody could write to it, nor close it."""
+    if options.get("stdin") is True:
+        raise ValueError(
+            "stdin=True keeps the input open for write_stdin(): use start_command() or "
+            "start_code(), or give the input itself"
+        )
+
+
 def check_stdin(stdin: Stdin | bool) -> None:
     """What is neither text nor bytes would never be written, and the program wait for it."""
     if not isinstance(stdin, Stdin | bool):

@@ -22,6 +22,7 @@ from .launch import (
     consumers_of,
     exec_request,
     python_request,
+    refuse_open_stdin,
     stdin_of,
 )
 from .limits import MIB
@@ -93,6 +94,7 @@ class SandboxCommands(SandboxTransfers):
         **options: Unpack[CommandOptions],
     ) -> CommandResult:
         """Run a program to its end; cancelled, it takes everything it started with it."""
+        refuse_open_stdin(options)
         return await _outcome(await self.start_command(command, timeout=timeout, **options))
 
     async def run_code(
@@ -103,6 +105,7 @@ class SandboxCommands(SandboxTransfers):
         **options: Unpack[CommandOptions],
     ) -> CommandResult:
         """Run Python code to its end."""
+        refuse_open_stdin(options)
         return await _outcome(await self.start_code(code, args, timeout=timeout, **options))
 
     async def run_file(
@@ -113,6 +116,7 @@ class SandboxCommands(SandboxTransfers):
         **options: Unpack[CommandOptions],
     ) -> CommandResult:
         """Run a Python file of the sandbox to its end."""
+        refuse_open_stdin(options)
         return await _outcome(await self.start_file(path, args, timeout=timeout, **options))
 
     async def run_command(
@@ -132,6 +136,7 @@ class SandboxCommands(SandboxTransfers):
     ) -> AsyncIterator[tuple[str, bytes]]:
         """("stdout" or "stderr", bytes) of a program as it prints; raises at the end when it
         was stopped. Leaving the loop early kills it."""
+        refuse_open_stdin(options)
         async with await self.start_command(command, timeout=timeout, **options) as running:
             async for chunk in running.output():
                 yield chunk

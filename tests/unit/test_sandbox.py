@@ -374,6 +374,17 @@ async def test_input_that_nobody_would_read_is_refused(sandbox: Sandbox) -> None
             await command.write_stdin("lost")
 
 
+async def test_input_that_nobody_could_write_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(ValueError, match="use start_command"):
+        await sandbox.execute("cat", stdin=True)
+    with pytest.raises(ValueError, match="or give the input itself"):
+        await sandbox.run_code("input()", stdin=True)
+    with pytest.raises(ValueError, match="write_stdin"):
+        async for _ in sandbox.stream("cat", stdin=True):
+            pass
+    assert sandbox.in_use == 0
+
+
 async def test_signals_and_sizes_that_are_none_are_refused(sandbox: Sandbox) -> None:
     async with await sandbox.start_command("sleep 60", pty=True) as command:
         for number in (0, -1, 65, 10**9):

@@ -1420,6 +1420,41 @@ PROGRAMS: list[Program] = [
         print([fd for fd in range(64) if not os.system(f'test -e /proc/{os.getpid()}/fd/{fd}')])
         """,
     ),
+    # -- what an interpreter that starts would have found
+    _program(
+        "shadows_what_is_imported",
+        """
+        import json, string
+        print(json.__doc__, string.__doc__)
+        """,
+        files={"json.py": b"'''mine'''\n", "string/__init__.py": b"'''mine, too'''\n"},
+    ),
+    _program(
+        "shadows_from_python_path",
+        "import typing; print(typing.__doc__)",
+        files={"lib/typing.py": b"'''mine'''\n"},
+        env={"PYTHONPATH": "lib"},
+    ),
+    _program(
+        "folders_and_files_that_shadow_nothing",
+        "import json, string; print(json.__name__, string.digits)",
+        files={"json/data.json": b"{}", "string.txt": b"text"},
+    ),
+    _program("breakpoint_off", "breakpoint(); print('on')", env={"PYTHONBREAKPOINT": "0"}),
+    _program(
+        "breakpoint_chosen",
+        "import os; os.environ['PYTHONBREAKPOINT'] = 'builtins.print'; breakpoint(1, 2)",
+    ),
+    Program("not_utf8_in_a_comment", b"# caf\xe9\nprint('never')\n"),
+    _program(
+        "user_site",
+        "import site; print(site.USER_BASE, site.USER_SITE)",
+        env={"HOME": "/some/where"},
+    ),
+    _program(
+        "no_guest_folders",
+        "import sys; print([p for p in sys.path_importer_cache if 'paracle_sandbox' in p])",
+    ),
     # -- left to a new interpreter
     _program("hash_seed", "print(hash('abc'))", env={"PYTHONHASHSEED": "0"}),
     _program("optimize", "assert False\nprint(__debug__)", env={"PYTHONOPTIMIZE": "1"}),

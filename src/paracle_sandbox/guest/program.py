@@ -5,12 +5,15 @@ signal mask are already the program's. It makes everything else as `python3 file
 runs the file as `__main__` on an empty stack (`program_stack`) and exits like the interpreter
 (`program_end`). Whatever it cannot do faithfully it leaves to a new interpreter, by exec: files
 that do not compile, are missing, or are directories or archives; settings that only an
-interpreter that starts can honour; packages that the user installed at home.
+interpreter that starts can honour; packages that the user installed at home; a module beside the
+program that has the name of one that is imported already.
 
 What stays different: strings hash with the parent's seed; modules that the parent imported are
-in `sys.modules` before the program imports them, and out of reach of the garbage collector
-(`gc.get_freeze_count()`); on Python 3.8 the deepest recursion is one call less; a library that sets
-`sys.unraisablehook` for good also gets the exception that ends the program.
+in `sys.modules` before the program imports them, out of reach of the garbage collector
+(`gc.get_freeze_count()`), and not taken apart in the end; `/proc/self/cmdline` and `environ` are the parent's; an
+audit hook is told of `sys.unraisablehook` when the program ends with an exception; `sys.exit` of a
+tuple is, until 3.11, that of what is in it; on Python 3.8 the deepest recursion is one call less; a
+library that sets `sys.unraisablehook` for good gets the exception that ends the program.
 """
 
 import gc
@@ -127,6 +130,8 @@ def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
     ready = is_ready(env, python)
     if not SUPPORTED or not (ready or _can_be_honoured(env)) or customized(env):
         return None
+    if state.is_shadowed(_folders(spec)):
+        return None
     source = _read(spec["path"])
     if source is None or b"unraisablehook" in source:  # that hook is how we catch exceptions
         return None
@@ -169,6 +174,13 @@ def customized(env: Dict[str, str]) -> bool:
     return any(os.path.exists(os.path.join(f, name)) for f in folders if f for name in _CUSTOMIZED)
 
 
+def _folders(spec: Dict[str, Any]) -> List[str]:
+    """Where imports look before they look at the standard library."""
+    extra = spec["env"].get("PYTHONPATH")
+    folders = [folder for folder in extra.split(os.pathsep) if folder] if extra else []
+    return [state.first_folder(spec), *folders]
+
+
 def _user_site(env: Dict[str, str]) -> str:
     base = env.get("PYTHONUSERBASE") or (env.get("HOME") or "") + "/.local"
     return base + _BELOW_USER_BASE
@@ -196,6 +208,8 @@ def _compile(source: bytes, filename: str) -> Optional[CodeType]:
     # word the error (it parses files a little differently) and repeats them.
     real, sys.stderr = sys.stderr, io.StringIO()
     try:
+        if not source.isascii():
+            source.decode()  # compile() does not look into comments; another encoding is rare
         code: CodeType = compile(source, filename, "exec", dont_inherit=True)
         warnings = sys.stderr.getvalue()
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):

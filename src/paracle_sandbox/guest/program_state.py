@@ -7,15 +7,17 @@ that stay are listed in `program`.
 
 import _signal  # type: ignore[import-not-found]
 import builtins
+import ctypes
 import faulthandler
 import gc
+import importlib.machinery
 import itertools
 import os
 import site
 import sys
 import time
 from types import ModuleType
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, FrozenSet, List, Optional
 
 from .program_stack import make_struct, struct_fields
 
@@ -27,6 +29,11 @@ _SPECIAL_SIGNALS = {
     _signal.SIGINT: _signal.default_int_handler,
 }
 SETTABLE_SIGNALS = tuple(_signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP})
+_MODULE_ENDINGS = tuple(importlib.machinery.all_suffixes())
+_ALWAYS_FOUND_FIRST = frozenset(sys.builtin_module_names)
+# To list a folder with more in it takes longer than to look for each name.
+_LARGE_FOLDER_BYTES = 16 << 10
+_imported: Dict[str, Any] = {}
 _HIDDEN_IF_LOADED = ("last_type", "last_value", "last_traceback", "last_exc", "tracebacklimit")
 
 
@@ -52,7 +59,16 @@ def reset_sys(env: Dict[str, str], python: str, utf8_mode: bool) -> None:
     _reset_prefix(python)
     sys.pycache_prefix = env.get("PYTHONPYCACHEPREFIX") or None
     sys.flags = _flags(env, utf8_mode)
+    _heed_environment()
     reset_hooks()
+
+
+def _heed_environment() -> None:
+    """Undo -E for what C looks up while a program runs, such as PYTHONBREAKPOINT."""
+    try:
+        ctypes.c_int.in_dll(ctypes.PyDLL(None), "Py_IgnoreEnvironmentFlag").value = 0
+    except ValueError:
+        pass  # this interpreter does not have it
 
 
 def reset_program(spec: Dict[str, Any], env: Dict[str, str]) -> None:
@@ -77,15 +93,53 @@ def _reset_prefix(python: str) -> None:
 
 
 def _search_path(spec: Dict[str, Any], env: Dict[str, str]) -> List[str]:
-    first = spec.get("path0")
-    if first is None:
-        first = os.path.dirname(os.path.realpath(spec["path"]))
+    first = first_folder(spec)
     rest = list(spec.get("sys_path") or sys.path)
     extra = env.get("PYTHONPATH")
     if extra:
         added = [os.path.abspath(entry) for entry in extra.split(os.pathsep)]
         rest = list(dict.fromkeys(added + rest))
     return [first, *rest]
+
+
+def first_folder(spec: Dict[str, Any]) -> str:
+    first: Optional[str] = spec.get("path0")
+    return os.path.dirname(os.path.realpath(spec["path"])) if first is None else first
+
+
+def is_shadowed(folders: List[str]) -> bool:
+    """Whether one of them has a module that a program would import in place of one that is
+    imported already."""
+    names = imported_names()
+    return any(_is_module(f, name) for f in folders for name in _entries(f, names))
+
+
+def imported_names() -> FrozenSet[str]:
+    """Of modules that a file can stand before. Asked for in the parent when it has imported some,
+    to save time in each fork."""
+    if _imported.get("count") != len(sys.modules):
+        names = frozenset(name.partition(".")[0] for name in sys.modules)
+        _imported.update(count=len(sys.modules), names=names - _ALWAYS_FOUND_FIRST)
+    found: FrozenSet[str] = _imported["names"]
+    return found
+
+
+def _entries(folder: str, names: FrozenSet[str]) -> List[str]:
+    """Those of the folder that may be modules with one of the names."""
+    try:
+        if os.stat(folder).st_size > _LARGE_FOLDER_BYTES:
+            files = [name + ending for name in names for ending in ("", *_MODULE_ENDINGS)]
+            return [name for name in files if os.path.lexists(os.path.join(folder, name))]
+        return [name for name in os.listdir(folder) if name.partition(".")[0] in names]
+    except OSError:
+        return []
+
+
+def _is_module(folder: str, name: str) -> bool:
+    stem = name.partition(".")[0]
+    if name == stem:
+        return os.path.exists(os.path.join(folder, name, "__init__.py"))
+    return name[len(stem) :] in _MODULE_ENDINGS
 
 
 def _flags(env: Dict[str, str], utf8_mode: bool) -> Any:
@@ -126,6 +180,8 @@ def reset_site(env: Dict[str, str]) -> None:
         site.sethelper()
     vars(builtins).pop("_", None)
     site.ENABLE_USER_SITE = not env.get("PYTHONNOUSERSITE")
+    site.USER_BASE = site.USER_SITE = None
+    site.getusersitepackages()  # sets both
     site.enablerlcompleter()
 
 
@@ -220,6 +276,8 @@ def forget_guest() -> None:
         del sys.modules[name]
     for finder in [finder for finder in sys.meta_path if _is_ours(finder)]:
         sys.meta_path.remove(finder)
+    for folder in [folder for folder in sys.path_importer_cache if _PACKAGE in folder]:
+        del sys.path_importer_cache[folder]
 
 
 _forgotten: List[bool] = []

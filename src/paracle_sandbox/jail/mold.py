@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from ..guest.kernel import fork
 from ..guest.main import file_operations
 from ..guest.program import make_ready
-from ..guest.program_state import forget_guest, reset_hooks
+from ..guest.program_state import forget_guest, imported_names, reset_hooks
 from . import kernel
 from .child import Child, Order, Start, run_child
 from .rehearsal import rehearse
@@ -128,6 +128,7 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
 def _import(modules: bytes, _fds: list[int], _start: Start) -> _Answer:
     missing = [name for name in json.loads(modules) if not _try_import(name)]
     reset_hooks()
+    imported_names()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as it was: see `launch`
     # Collected objects would be written to in every child, and their pages copied.
     gc.collect()

@@ -1420,6 +1420,174 @@ PROGRAMS: list[Program] = [
         print([fd for fd in range(64) if not os.system(f'test -e /proc/{os.getpid()}/fd/{fd}')])
         """,
     ),
+    # -- the end, with something of the program's still to be called
+    _program("excepthook_is_none", "import sys; sys.excepthook = None\n1/0"),
+    _program(
+        "excepthook_sees_no_stack",
+        """
+        import inspect, sys, traceback
+        def hook(*args):
+            traceback.print_stack()
+            print(len(inspect.stack()), sys._getframe().f_back, sys.exc_info())
+            sys.__excepthook__(*args)
+        sys.excepthook = hook
+        1/0
+        """,
+    ),
+    _program(
+        "exit_code_cannot_be_read",
+        """
+        class E(SystemExit):
+            @property
+            def code(self): raise RuntimeError('code')
+        raise E(3)
+        """,
+    ),
+    _program("exit_text_stderr_closed", "import sys; sys.stderr.close(); sys.exit('text')"),
+    _program("exit_text_stderr_none", "import sys; sys.stderr = None; sys.exit('text')"),
+    _program("exit_text_descriptor_closed", "import os, sys; os.close(2); sys.exit('text')"),
+    _program("error_descriptor_closed", "import os; os.close(2); print('x'); 1/0"),
+    _program(
+        "exit_text_own_stderr",
+        """
+        import logging, sys  # which flushes it, too
+        class Stream:
+            def write(self, text): print('write', repr(text))
+            def flush(self): print('flush')
+        sys.stderr = Stream()
+        sys.exit('text')
+        """,
+    ),
+    _program(
+        "own_stdout_cannot_be_flushed",
+        """
+        import sys
+        class Stream:
+            def write(self, text): pass
+            def flush(self): raise ValueError('no')
+        sys.stdout = Stream()
+        """,
+    ),
+    _program("stdout_deleted", "import sys; print('x'); del sys.stdout; 1/0"),
+    _program(
+        "file_name_after_exit",
+        """
+        import atexit, sys
+        atexit.register(lambda: print('__file__' in globals()))
+        sys.exit(3)
+        """,
+    ),
+    _program(
+        "coroutine_left",
+        """
+        async def f(): pass
+        left = f()
+        print('end')
+        """,
+    ),
+    _program(
+        "resources_left",
+        """
+        import socket, warnings
+        warnings.simplefilter('always')
+        file, one = open('/dev/null'), socket.socket()
+        print('end')
+        """,
+    ),
+    _program(
+        "open_in_del",
+        """
+        class A:
+            def __del__(self):
+                try: open('/dev/null')
+                except NameError as e: print(e)
+        a = A()
+        """,
+    ),
+    _program(
+        "kept_in_builtins",
+        """
+        import builtins
+        class A:
+            def __del__(self): print('del')
+        builtins.kept = A()
+        print('end')
+        """,
+    ),
+    *[
+        _program(
+            "file_kept_in_" + module,
+            f"""
+            import {module}, os
+            if os.fork() == 0:
+                {module}.kept = open('kept', 'w')
+                {module}.kept.write('data')
+                raise SystemExit
+            os.wait()
+            print(repr(open('kept').read()))
+            """,
+        )
+        for module in ("builtins", "sys", "os")
+    ],
+    _program(
+        "trace_left",
+        r"""
+        import atexit, sys
+        def trace(frame, event, arg):
+            if '/lib/python' not in frame.f_code.co_filename:
+                sys.__stderr__.write('%s %s\n' % (event, frame.f_code.co_name))
+            return trace
+        @atexit.register
+        def bye(): print('bye')
+        sys.settrace(trace)
+        """,
+    ),
+    _program(
+        "profile_left",
+        r"""
+        import atexit, sys
+        def profile(frame, event, arg):
+            if '/lib/python' not in frame.f_code.co_filename:
+                sys.__stderr__.write('%s %s\n' % (event, frame.f_code.co_name))
+        @atexit.register
+        def bye(): return 1
+        sys.setprofile(profile)
+        """,
+    ),
+    _program(
+        "gc_callbacks_left",
+        "import gc; gc.callbacks.append(lambda phase, info: print(phase)); print('end')",
+    ),
+    _program(
+        "builtins_replaced",
+        """
+        import builtins
+        builtins.vars = None
+        class A:
+            def __del__(self): print('del')
+        a = A()
+        1/0
+        """,
+    ),
+    _program(
+        "functions_replaced",
+        """
+        import gc, os, weakref
+        os._exit = os.write = os.kill = os.getpid = gc.collect = gc.isenabled = weakref.ref = None
+        class A:
+            def __del__(self): print('del')
+        a = A()
+        raise KeyboardInterrupt
+        """,
+    ),
+    _program(
+        "callback_of_exec",
+        """
+        import ctypes
+        ctypes.PYFUNCTYPE(None, ctypes.py_object)(exec)('1/0')
+        print('on')
+        """,
+    ),
     # -- what an interpreter that starts would have found
     _program(
         "shadows_what_is_imported",

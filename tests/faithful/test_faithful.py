@@ -203,6 +203,17 @@ def test_terminal(launcher: Launcher, tmp_path: Path) -> None:
         os.close(fd)
 
 
+@pytest.mark.parametrize("end", ["1/0", "raise SystemExit(3)"])
+def test_who_takes_the_hook_we_need_turns_no_failure_into_success(
+    end: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "taker.py").write_text("import sys; sys.unraisablehook = lambda args: None")
+    (tmp_path / "program.py").write_text(f"import taker\nprint('begun')\n{end}\n")
+    plain, ours = plain_and_ours(launcher, tmp_path, "program.py")
+    assert plain.code != 0 and ours.code != 0
+    assert ours.stdout == plain.stdout
+
+
 def test_forks_do_not_share_secrets(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import multiprocessing as m, random, tempfile, uuid\n"

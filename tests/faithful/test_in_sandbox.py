@@ -21,13 +21,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
 # Programs that see what may be made before there is a program.
 OF_SURROUNDINGS = {
-    "argv", "big_output", "breakpoint_chosen", "deep_recursion", "empty_stack",
-    "environment", "exception",
-    "flags_and_sys", "get_source", "globals_order",
+    "argv", "big_output", "breakpoint_chosen", "coroutine_left", "deep_recursion", "empty_stack",
+    "environment", "excepthook_sees_no_stack", "exception", "exit_text_descriptor_closed",
+    "file_kept_in_sys", "file_name_after_exit", "flags_and_sys", "get_source", "globals_order",
     "input", "keyboard_interrupt", "logging", "main_module", "no_guest_modules",
-    "open_descriptors", "positions_of_streams", "random",
+    "open_descriptors", "positions_of_streams", "random", "resources_left",
     "shadows_what_is_imported", "signals", "site_builtins", "stdin_binary", "stdin_read",
-    "stdout_closed", "streams", "subprocess", "tempfile", "thread_pool",
+    "stdout_closed", "streams", "subprocess", "tempfile", "thread_pool", "trace_left",
     "who_the_main_thread_is", "writes_bytecode",
 }  # fmt: skip
 

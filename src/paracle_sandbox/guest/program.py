@@ -10,10 +10,12 @@ program that has the name of one that is imported already.
 
 What stays different: strings hash with the parent's seed; modules that the parent imported are
 in `sys.modules` before the program imports them, out of reach of the garbage collector
-(`gc.get_freeze_count()`), and not taken apart in the end; `/proc/self/cmdline` and `environ` are the parent's; an
+(`gc.get_freeze_count()`), and not taken apart in the end: what a program hangs on one of them has
+its files written, but no `__del__` called; `/proc/self/cmdline` and `environ` are the parent's; an
 audit hook is told of `sys.unraisablehook` when the program ends with an exception; `sys.exit` of a
 tuple is, until 3.11, that of what is in it; on Python 3.8 the deepest recursion is one call less; a
-library that sets `sys.unraisablehook` for good gets the exception that ends the program.
+library that sets `sys.unraisablehook` for good gets the exception that ends the program (with 1).
+docs/guide.md tells users.
 """
 
 import gc
@@ -68,7 +70,7 @@ def become(receive: Callable[[], Dict[str, Any]]) -> NoReturn:
             os._exit(_NO_PROGRAM)
 
     ending = Ending()
-    run_on_empty_stack(codes, scopes, begin, ending.report, ending.exit)
+    run_on_empty_stack(codes, scopes, begin, ending.stages, ending.last_stages)
 
 
 def _begin(spec: Dict[str, Any], codes: List[CodeType], scopes: List[Dict[str, Any]]) -> None:

@@ -11,18 +11,32 @@ one, by the C API. Two things make that possible from Python:
 - An exception may not leave the chain for the same reason. Calls that can raise go through a
   ctypes callback, where C catches what they raise and hands it to `sys.unraisablehook`. That hook
   is ours while the program runs; it keeps what the program raised and passes on everything else.
+
+What a program has left to be called at its end (its hook for exceptions, exit callbacks,
+finalizers) must not find us below it either. So a stage of the end says what is to be called, and
+has returned when that happens. Nor does the program's trace function see a stage: it is taken off
+before, from C, and put back for the calls.
 """
 
 import _thread
-import atexit
+import builtins
 import ctypes
+import functools
 import os
 import struct
 import sys
 from collections import deque
 from itertools import chain, starmap
 from types import CodeType, MemberDescriptorType
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequence, Tuple
+
+# Our own, for what is defined below: a program may put something else in the place of any.
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]
+
+# What makes calls, when it is consumed.
+Calls = Iterable[Any]
+# Is told what the calls before it raised, and says which come next.
+Stage = Callable[[Optional[BaseException]], Sequence[Calls]]
 
 # Our own handle: prototypes set on ctypes.pythonapi would be visible to the program.
 _api = ctypes.PyDLL(None)
@@ -49,10 +63,11 @@ _struct_set = _function(
 )
 _keep_reference = _function("Py_IncRef", None, ctypes.py_object)
 flush_c_streams = ctypes.CDLL(None).fflush
+_getprofile = sys.getprofile
 
 # Made here, in the parent: a callback needs executable memory, which a sandbox may refuse.
-_exec = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.py_object)(exec)
-_run_exit_callbacks = ctypes.PYFUNCTYPE(None)(atexit._run_exitfuncs)
+_consume: "functools.partial[Any]" = functools.partial(deque, maxlen=0)
+_make = ctypes.PYFUNCTYPE(None, ctypes.py_object)(_consume)
 _guarded = ctypes.PYFUNCTYPE(None, ctypes.py_object)(lambda call: call())
 
 
@@ -83,27 +98,32 @@ def _supported() -> bool:
 SUPPORTED = _supported()
 
 
+class Taken(Exception):
+    """The program raised something, and whoever has `sys.unraisablehook` by now took it."""
+
+
 def run_on_empty_stack(
     codes: List[CodeType],
     scopes: List[Dict[str, Any]],
     begin: Callable[[], None],
-    report: Callable[[Optional[BaseException]], None],
-    end: Callable[[], None],
+    stages: Sequence[Stage],
+    last_stages: Sequence[Stage],
 ) -> NoReturn:
-    """begin(), the code in the scope, report(what it raised), atexit callbacks, end(), _exit(1).
+    """begin(), the code in the scope, then each stage and its calls, _exit(1).
 
     The code and scope come in lists of one, which are emptied: the frames of whoever calls are
-    never left, so a plain argument would keep the globals of the program alive. `end` is expected
-    to exit by itself.
+    never left, so a plain argument would keep the globals of the program alive. What is raised in
+    the ``last_stages`` is not caught any more. The very last is expected to exit by itself.
     """
     raised: List[Optional[BaseException]] = [None]
+    ended: List[None] = []
     states: List[int] = []
 
-    def pass_on() -> None:
+    def settle() -> None:
         codes.clear()
         scopes.clear()
-        exception, raised[0] = raised[0], None
-        report(exception)
+        if not ended and raised[0] is None:
+            raised[0] = Taken()
 
     release = _catch_into(raised)
     deque(
@@ -111,15 +131,58 @@ def run_on_empty_stack(
             map(_swap, _one(_next_state, states)),
             map(_swap, _one(_next_state, states)),
             map(_guarded, _one(_ready, states, begin)),
-            map(_exec, codes, scopes),
-            map(_guarded, [pass_on]),
-            starmap(_run_exit_callbacks, [()]),
-            map(_guarded, [release, end]),
+            map(_make, _one(_program, codes, scopes, ended)),
+            *_performed(stages, raised, settle),
+            *_performed(last_stages, raised, release),
             map(os._exit, [1]),
         ),
         maxlen=0,
     )
     raise AssertionError("unreachable")
+
+
+def _performed(
+    stages: Sequence[Stage], raised: List[Optional[BaseException]], first: Callable[[], None]
+) -> Iterable[Calls]:
+    """first(), and each stage with its calls after it."""
+    traces: List[Any] = []
+    profiles: List[Any] = []
+    calls: List[Calls] = []
+
+    def perform(stage: Stage) -> None:
+        calls.clear()
+        exception, raised[0] = raised[0], None
+        calls.extend(stage(exception))
+
+    yield _take_off(traces, profiles)
+    yield map(_guarded, [first])
+    for stage in stages:
+        yield _take_off(traces, profiles)
+        yield map(_guarded, [functools.partial(perform, stage)])
+        yield _put_back(traces, profiles)
+        yield map(_make, calls)
+
+
+def _take_off(traces: List[Any], profiles: List[Any]) -> Calls:
+    """Keeping one returns None, which is what is to be set."""
+    return chain(
+        map(sys.settrace, map(traces.append, filter(None, starmap(sys.gettrace, [()])))),
+        map(sys.setprofile, map(profiles.append, filter(None, starmap(_getprofile, [()])))),
+    )
+
+
+def _put_back(traces: List[Any], profiles: List[Any]) -> Calls:
+    return chain(
+        map(sys.settrace, traces),
+        map(sys.setprofile, profiles),
+        starmap(traces.clear, [()]),
+        starmap(profiles.clear, [()]),
+    )
+
+
+def _program(codes: List[CodeType], scopes: List[Dict[str, Any]], ended: List[None]) -> Calls:
+    arguments = zip(codes, scopes)  # noqa: B905 - Python 3.8 does not know strict
+    return chain(starmap(exec, arguments), map(ended.append, [None]))
 
 
 def _one(function: Callable[..., Any], *arguments: Any) -> Iterable[Any]:
@@ -141,9 +204,9 @@ def _ready(states: List[int], begin: Callable[[], None]) -> Callable[[], None]:
     if _MAIN_STATE is not None:
         ctypes.c_void_p.from_address(_MAIN_STATE).value = _current()
     if (3, 9) <= sys.version_info < (3, 12):
-        # There calls in C count as recursion: make up for the two that lead to the program.
-        _leave_recursion()
-        _leave_recursion()
+        # There calls in C count as recursion: make up for those that lead to the program.
+        for _ in range(4):
+            _leave_recursion()
     return begin
 
 
@@ -159,10 +222,9 @@ def _catch_into(raised: List[Optional[BaseException]]) -> Callable[[], None]:
     original = sys.unraisablehook
 
     def unraisablehook(unraisable: Any, /) -> None:
-        if _comes_from(exec, unraisable):
+        if _is_ours(unraisable):
             raised[0] = unraisable.exc_value
-        # Until 3.9 the last error of an exit callback, already shown, comes out again.
-        elif not _comes_from(atexit._run_exitfuncs, unraisable):
+        else:
             original(unraisable)
 
     def release() -> None:
@@ -174,11 +236,12 @@ def _catch_into(raised: List[Optional[BaseException]]) -> Callable[[], None]:
     return release
 
 
-def _comes_from(callback: Any, unraisable: Any) -> bool:
+def _is_ours(unraisable: Any) -> bool:
+    """Whether it comes from the calls that we make."""
     if unraisable.object is None:  # since 3.13 the object is part of the message
         message = unraisable.err_msg or ""
-        return bool(message.endswith("ctypes callback function " + repr(callback)))
-    return bool(unraisable.object == callback)
+        return bool(message.endswith("ctypes callback function " + repr(_consume)))
+    return unraisable.object is _consume
 
 
 def make_struct(kind: type, values: Dict[str, Any]) -> Any:

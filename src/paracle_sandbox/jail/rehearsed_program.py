@@ -97,13 +97,17 @@ def _props(exits: list[int]) -> Iterator[None]:
             (kernel._libc, "syscall", _done),
             (kernel._libc, "prctl", _done),
             (kernel._libc, "pthread_sigmask", _done),
+            (program_end, "_collect", _nothing),
             (program_end, "_leave", leave),
+            (program_end, "_has_descriptors", _nothing),
+            (program_end, "_run_exit_callbacks", _nothing),
+            (program_end, "_without", lambda _: ()),
             (program_stack, "_new", lambda _: _SOME_STATE),
             (program_stack, "_swap", _nothing),
             (program_stack, "_clear", _nothing),
             (program_stack, "_delete", _nothing),
             (program_stack, "_leave_recursion", _nothing),
-            (program_stack, "_run_exit_callbacks", _nothing),
+            (program_stack, "_getprofile", _nothing),  # the one that looks on is no program's
         ):
             if hasattr(place, name):
                 undo.callback(setattr, place, name, getattr(place, name))
@@ -127,9 +131,11 @@ def _refuse(*_: object) -> NoReturn:
 def _kept_sys() -> Iterator[None]:
     """What a program's start and end do to `sys` and the list of modules."""
     kept, path, modules = dict(vars(sys)), sys.path[:], dict(sys.modules)
+    callbacks = gc.callbacks[:]
     try:
         yield
     finally:
+        gc.callbacks[:] = callbacks
         vars(sys).clear()
         vars(sys).update(kept)
         sys.path[:] = path

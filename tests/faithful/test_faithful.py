@@ -214,6 +214,17 @@ def test_who_takes_the_hook_we_need_turns_no_failure_into_success(
     assert ours.stdout == plain.stdout
 
 
+def test_a_module_in_a_large_folder_is_found_first(launcher: Launcher, tmp_path: Path) -> None:
+    for number in range(1000):
+        (tmp_path / f"a_file_with_a_long_name_{number:08}").touch()
+    assert tmp_path.stat().st_size > 16 << 10, "it would have been listed"
+    (tmp_path / "json.py").write_text("'''mine'''")
+    (tmp_path / "program.py").write_text("import json; print(json.__doc__)")
+    plain, ours = plain_and_ours(launcher, tmp_path, "program.py")
+    assert ours == plain
+    assert ours.stdout == b"mine\n"
+
+
 def test_forks_do_not_share_secrets(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import multiprocessing as m, random, tempfile, uuid\n"

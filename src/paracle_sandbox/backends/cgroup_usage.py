@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ _CONTROLLERS = ("memory", "pids", "cpuacct", "cpu")
 # What cgroup v1 shows where there is no limit is a little below 2**63.
 _NO_LIMIT = 1 << 60
 _ROOT = "/sys/fs/cgroup"
+# What the link to a file that memfd_create made begins with.
+_MEMORY_FILE = "/memfd:"
 # The kernel hands these files out by the page, or the line if they are lists: less than half a page
 # is all there is.
 _WHOLE = _PAGE // 2
@@ -122,7 +125,8 @@ def _separate(groups: Mapping[str, str]) -> Usage:
 
 def _processes(init_pid: int) -> Usage:
     """Sum over the processes of the sandbox's pid namespace."""
-    ticks = resident = count = 0
+    ticks = memory = shared = count = 0
+    files: dict[tuple[int, int], int] = {}
     children = _children()
     waiting = [init_pid]
     if not Path(f"/proc/{init_pid}").exists():
@@ -136,8 +140,12 @@ def _processes(init_pid: int) -> Usage:
             ticks += int(fields[11]) + int(fields[12])
             if pid == init_pid:
                 ticks += int(fields[13]) + int(fields[14])
-            resident += _unshared_pages(pid)
-    memory = resident * _PAGE
+            own, in_common = _mapped(pid)
+            memory += own
+            shared += in_common
+            files.update(_memory_files(pid))
+    # What is shared may be mapped files of that kind, or not be files at all.
+    memory += max(shared, sum(files.values()))
     return Usage(
         cpu_seconds=ticks / _TICKS,
         memory_bytes=memory,
@@ -165,12 +173,35 @@ def _stat(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
+def _mapped(pid: int) -> tuple[int, int]:
+    """The bytes that a process has mapped, of its own and of memory that it shares: its part."""
+    try:
+        words = [line.split() for line in _content(f"/proc/{pid}/smaps_rollup").splitlines()]
+        parts = {word[0]: int(word[1]) << 10 for word in words if word[-1] == "kB"}
+        return parts["Pss_Anon:"], parts["Pss_Shmem:"]
+    except (OSError, KeyError):  # it is gone, or it is our guest, which lets nobody look
+        return _unshared_pages(pid) * _PAGE, 0
+
+
 def _unshared_pages(pid: int) -> int:
     try:
         fields = Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:
         return 0
     return max(0, int(fields[1]) - int(fields[2]))
+
+
+def _memory_files(pid: int) -> dict[tuple[int, int], int]:
+    """The bytes of each open file that is in memory only, whether it is mapped or not."""
+    found: dict[tuple[int, int], int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(path).startswith(_MEMORY_FILE):
+                    about = os.stat(path)
+                    found[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return found
 
 
 def _network(init_pid: int) -> tuple[int, int]:

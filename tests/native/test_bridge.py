@@ -595,6 +595,37 @@ def threads_and_descriptors() -> tuple[set[str], list[str]]:
     return named, sorted(kind for kind in opened if kind in ("net", "socket"))
 
 
+@pytest.mark.parametrize("how", ["start", "sweep"])
+def test_what_a_killed_owner_left_is_gone_with_the_next(how: str, tmp_path: Path) -> None:
+    """Its cable goes by itself; the table of rules is found by whoever comes next."""
+
+    async def own(world: World, made: Any) -> None:
+        await start(world.backend())
+        made.set()
+        await asyncio.sleep(60)
+
+    async def test(world: World) -> None:
+        made = get_context("fork").Event()
+        owner = Process(target=lambda: asyncio.run(own(world, made)))
+        owner.start()
+        try:
+            assert await asyncio.to_thread(made.wait, 30)
+        finally:
+            owner.kill()
+            owner.join()
+        await eventually(lambda: not links())
+        assert firewall.TABLE in tables(), "nothing is left: nothing is shown"
+        backend = world.backend()
+        if how == "sweep":
+            await backend.sweep()
+        else:
+            await start(backend, "none")
+        assert tables() == ""
+        await backend.close()
+
+    in_world(tmp_path, test)
+
+
 def test_detach_removes_the_link_of_a_living_namespace(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         with idle_process() as pid:

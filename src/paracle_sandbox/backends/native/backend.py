@@ -7,6 +7,7 @@ the channels, and reads records and cgroups.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -31,6 +32,7 @@ from ...settings import Settings, load_settings
 from ...volumes import refuse_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..cgroup_usage import read_number, read_usage
+from . import network_remains
 from .interpreter import refuse_hidden
 from .launcher import default_python
 from .orders import create_request, missing_layers, spawner_options
@@ -163,6 +165,8 @@ class NativeBackend(Backend):
         if not self._swept:
             self._swept = True
             self.records.sweep()
+            with contextlib.suppress(SandboxCleanupError):  # nobody's reason not to start
+                await network_remains.sweep()
         self.templates.hold(template)
         options = spawner_options(settings, template, first)
         return await Spawner.start(settings.python or default_python(), options)
@@ -198,7 +202,7 @@ class NativeBackend(Backend):
             return ""
         finally:
             owned.close()
-            await _take_network([owned])
+            await network_remains.take([owned.link])
         return str(answer.get("left", ""))
 
     def _unname(self, sandbox_id: str, owned: _Owned) -> str:
@@ -271,7 +275,9 @@ class NativeBackend(Backend):
         return [info for info, has_slot in infos if has_slot or not info.owner_alive]
 
     async def sweep(self) -> int:
-        return await asyncio.to_thread(self.records.sweep)
+        swept = await asyncio.to_thread(self.records.sweep)
+        await network_remains.sweep()
+        return swept
 
     async def close(self) -> None:
         known = list(self._spawners.values())
@@ -288,7 +294,7 @@ class NativeBackend(Backend):
         self._owned.clear()
         await asyncio.gather(*(spawner.close() for spawner in spawners))
         self.templates.release()
-        await _take_network(ended)
+        await network_remains.take(owned.link for owned in ended)
 
 
 class _Owned:
@@ -319,15 +325,6 @@ class _Owned:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-
-
-async def _take_network(ended: list[_Owned]) -> None:
-    """What would go with the namespaces, a little later, and the rules with the last of them."""
-    links = [owned.link for owned in ended if owned.link is not None]
-    if links:
-        from . import network
-
-        await network.detach(*links)
 
 
 def require_linux() -> None:

@@ -11,7 +11,7 @@ may have come to rely on it. A host that must not pass on packets of others says
 firewall.
 
 The cable goes with the namespace of the sandbox, also when the owner is killed. The table, which
-does nothing without cables, may then be left; the next sweep removes it.
+does nothing without cables, may then be left; the next start of a spawner, or sweep, removes it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ...errors import BackendUnavailableError, SandboxCleanupError, SandboxCreat
 from ..nft import NFT_MISSING, find_nft
 from . import cable, firewall
 from .cable import Link
+from .table_mark import TABLE_LOCK, clear_mark, set_mark
 
 _OURS = re.compile(cable.PREFIX + r"[0-9]+\Z")
-_TABLE_LOCK = "/run/paracle-sandbox-network.lock"
 _FORWARDING_LOCK = "/run/paracle-sandbox-forwarding.lock"
 _LOCK_SECONDS = 30.0
 
@@ -84,7 +84,9 @@ def _attach(init_pid: int) -> Link:
         )
     with cable.namespace_of(init_pid) as namespace:
         try:
-            with _lock(_TABLE_LOCK, fcntl.LOCK_SH):
+            with _lock(TABLE_LOCK, fcntl.LOCK_SH) as lock:
+                with cable.step("network lock"):
+                    set_mark(lock)
                 return _make_and_connect(namespace)
         except BaseException:
             with contextlib.suppress(SandboxCleanupError):  # why it failed matters more
@@ -117,22 +119,23 @@ def _sweep() -> None:
     if missing():
         return  # what could not be made is not there
     try:
-        with _lock(_TABLE_LOCK, fcntl.LOCK_EX):
+        with _lock(TABLE_LOCK, fcntl.LOCK_EX) as lock:
             if not any(_OURS.match(name) for _, name in socket.if_nameindex()):
                 firewall.remove()
+                clear_mark(lock)
     except SandboxCreationError as error:
         raise SandboxCleanupError(f"The firewall table was not removed: {error}") from error
 
 
 @contextlib.contextmanager
-def _lock(path: str, kind: int) -> Iterator[None]:
+def _lock(path: str, kind: int) -> Iterator[int]:
     """Between the processes of this machine. Root's own file: nobody else can hold it."""
     with cable.step("network lock"):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with cable.step("network lock"):
             _wait_for_lock(file, kind)
-        yield
+        yield file
     finally:
         os.close(file)
 

@@ -45,7 +45,7 @@ async def serving(connection: Connection, index: PackageIndex) -> AsyncIterator[
 
 async def _port(listener: Stream) -> int:
     async for kind, payload in listener:
-        port = listener.event(payload).get("port") if kind == EVENT else None
+        port = listener.news(payload).get("port") if kind == EVENT else None
         if not isinstance(port, int) or not 0 < port < 1 << 16:
             raise listener.refuse("a port that is none")
         return port
@@ -56,7 +56,7 @@ async def _take(
     connection: Connection, listener: Stream, index: PackageIndex, answers: set[asyncio.Task[None]]
 ) -> None:
     async for kind, payload in listener:
-        number = listener.event(payload).get("connection") if kind == EVENT else None
+        number = listener.news(payload).get("connection") if kind == EVENT else None
         if not isinstance(number, int):
             raise listener.refuse("a connection that is none")
         stream = connection.open({"op": "accept", "connection": number})

@@ -556,6 +556,22 @@ async def test_one_liar_does_not_disturb_another_sandbox(lying: Lying, sandbox: 
 
 
 @pytest.mark.case("M08")
+async def test_long_news_of_a_command_are_not_read(lying: Lying) -> None:
+    """They say its pid. A megabyte of lists takes the event loop, which is everybody's, half a
+    second to read, and a guest can send one after the other."""
+    news = b'{"pid":1,"more":[' + b"[]," * 100_000 + b"[]]}"
+
+    async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
+        if kind == frames.OPEN:
+            channel.say(frames.encode(frames.EVENT, stream, news))
+            channel.say(_result(stream, exit_code=0))
+
+    sandbox = await lying(script)
+    with pytest.raises(SandboxError, match="protocol"):
+        await sandbox.execute(["true"], timeout=10)
+
+
+@pytest.mark.case("M08")
 async def test_a_listing_of_lies(lying: Lying) -> None:
     entry = {"name": "x", "path": "/x", "kind": "file", "size": 1, "mode": 1, "modified": 1}
     lies: list[Any] = [

@@ -16,6 +16,7 @@ from paracle_sandbox import SandboxConfig, load_settings
 from paracle_sandbox.backends import ahead
 from paracle_sandbox.backends.native import launcher
 from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.errors import BackendUnavailableError
 from paracle_sandbox.jail import kernel, launch
 from paracle_sandbox.quick_config import quick_config
 from paracle_sandbox.sandbox import Sandbox
@@ -181,3 +182,13 @@ def test_why_it_cannot_come_up_is_told_whenever_the_owner_speaks(monkeypatch):
         told = json.loads(ours.recv(1 << 16))
     assert (told["event"], told["message"]) == ("failed", "[Errno 1] refused")
     assert told["step"] in ("pid namespace", "user namespace")
+
+
+@pytest.mark.parametrize("python", ["/nonexistent/python3", "/etc/passwd"])
+async def test_an_interpreter_that_cannot_be_started_is_named(python: str, tmp_path: Path) -> None:
+    places = {"state_dir": str(tmp_path / "state"), "data_dir": str(tmp_path / "data")}
+    backend = NativeBackend(replace(load_settings(), python=python, template_build=False, **places))
+    with pytest.raises(BackendUnavailableError, match="PARACLE_PYTHON") as caught:
+        await backend.create("some-sandbox", SandboxConfig(), {})
+    assert python in str(caught.value)
+    await backend.close()

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 
-from ...errors import SandboxCreationError, SandboxError
+from ...errors import BackendUnavailableError, SandboxCreationError
 from .launcher import default_python
 
 
@@ -29,7 +29,7 @@ def refuse_hidden(python: str, working_dir: str) -> None:
 
 @functools.cache
 def _about(python: str) -> tuple[str, str]:
-    """Its version, and the directory that its library is in. Raises SandboxError."""
+    """Its version, and the directory that its library is in. Raises BackendUnavailableError."""
     if os.path.realpath(python) == default_python() and sys.implementation.name == "cpython":
         return f"CPython-{sys.version.split()[0]}", sys.base_prefix
     import subprocess
@@ -43,8 +43,16 @@ def _about(python: str) -> tuple[str, str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise SandboxError(f"PARACLE_PYTHON does not run: {error}") from error
+        raise _does_not_run(python, error.strerror or str(error)) from error
     said = done.stdout.splitlines()
     if done.returncode != 0 or len(said) != 2:
-        raise SandboxError(f"PARACLE_PYTHON does not run: {python}: {done.stderr.strip()[:200]}")
+        raise _does_not_run(python, done.stderr.strip()[:200] or "it is no Python")
     return said[0], said[1]
+
+
+def _does_not_run(python: str, reason: str) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"PARACLE_PYTHON does not run: {python}: {reason}. Name a Python that this user can "
+        "execute, or none.",
+        step="start",
+    )

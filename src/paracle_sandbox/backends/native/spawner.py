@@ -38,7 +38,14 @@ class Spawner:
     @classmethod
     async def start(cls, python: str, options: dict[str, Any]) -> Spawner:
         """Raises BackendUnavailableError when it cannot come up; the message names the step."""
-        launched = launch(python, json.dumps(options).encode())
+        try:
+            launched = launch(python, json.dumps(options).encode())
+        except OSError as error:
+            raise BackendUnavailableError(
+                f"The native spawner could not be started with {python}: {error.strerror}. Set "
+                "PARACLE_PYTHON to a Python that this user can execute.",
+                step="start",
+            ) from error
         spawner = cls(launched.process, launched.control)
         try:
             spawner._attach()

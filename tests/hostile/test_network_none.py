@@ -30,11 +30,11 @@ for host, port in %r:
             try:
                 s.connect((host, port))
                 s.send(b"hello")
-                answers["%%s %%s" %% (host, kind)] = "OK"
+                answers["%%s %%s" %% (host, kind.name)] = "OK"
             except TimeoutError:
-                answers["%%s %%s" %% (host, kind)] = "TIMEOUT"
+                answers["%%s %%s" %% (host, kind.name)] = "TIMEOUT"
             except OSError as error:
-                answers["%%s %%s" %% (host, kind)] = errno.errorcode.get(error.errno, repr(error))
+                answers["%%s %%s" %% (host, kind.name)] = errno.errorcode.get(error.errno, repr(error))
 for family, protocol in ((socket.AF_INET, 1), (socket.AF_INET6, 58)):
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):
         try:

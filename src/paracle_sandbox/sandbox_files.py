@@ -27,7 +27,8 @@ MAX_READ = 256 * MIB
 MAX_LISTING = 64 * MIB
 # Disk work is done in threads, in pieces large enough to pay for the way there.
 _PIECE = 1 << 20
-_HUGE = 1e18
+# Sizes and times of files are 64 bits, and a program may set them to anything.
+_HUGE = float(1 << 64)
 _KINDS = {"file": "file", "directory": "directory", "symlink": "link", "link": "link"}
 
 

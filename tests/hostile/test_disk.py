@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pressure import MIB, Scene, needs_root
 
-from paracle_sandbox.errors import ResourceLimitError, SandboxError
+from paracle_sandbox.errors import ResourceLimitError, SandboxError, SandboxFileError
 
 pytestmark = needs_root
 
@@ -248,6 +248,38 @@ for name in {ODD_NAMES!r}:
         for name in ODD_NAMES:
             await sandbox.remove(os.fsdecode(name))
         assert await sandbox.list_files() == []
+
+
+ODD_FILE = """
+import os, sys
+open("odd", "w").close()
+for bits in range(63, 40, -1):  # as large as the file system has them
+    try:
+        os.truncate("odd", 2 ** bits - 1 if sys.argv[1] == "large" else 0)
+        break
+    except OSError:
+        pass
+if sys.argv[1] != "large":
+    os.utime("odd", (int(sys.argv[1]),) * 2)
+status = os.stat("odd")
+print(status.st_size, status.st_mtime)
+"""
+
+
+@pytest.mark.parametrize("odd", ["large", str(2**62), str(-(2**62))])
+@pytest.mark.case("D09")
+async def test_odd_sizes_and_times_are_told_and_break_nothing(odd, tmp_path):
+    async with Scene() as scene:
+        sandbox = await scene.sandbox()
+        size, modified = (await sandbox.run_code(ODD_FILE, [odd]))["stdout"].split()
+        for entry in (*await sandbox.list_files(), await sandbox.stat("odd")):
+            assert (entry["size"], entry["modified"]) == (int(size), float(modified))
+        if int(size):
+            for source in ("odd", "."):
+                with pytest.raises(SandboxFileError, match="larger"):
+                    await sandbox.copy_from(source, tmp_path / "copy", max_bytes=MIB)
+            assert list(tmp_path.iterdir()) == []
+        assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
 
 
 @pytest.mark.case("D10")

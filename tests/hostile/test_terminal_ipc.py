@@ -20,7 +20,7 @@ from syscall_probe import BAD_POINTER, PRELUDE, program, refused
 from paracle_sandbox.backends import posture
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.errors import SandboxError
+from paracle_sandbox.errors import SandboxError, SandboxExecutionError
 from paracle_sandbox.sandbox import Sandbox
 
 TERMINAL_IOCTLS = (
@@ -323,6 +323,42 @@ os.kill(1, 19)
         assert (await sandbox.execute("exit 7", timeout=5))["exit_code"] == 7
     except SandboxError:
         pass  # a definite class
+
+
+HOARD_TERMINALS = """
+import os, resource, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+hoard = []
+try:
+    while True:
+        hoard.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+except OSError:
+    print(len(hoard), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.case("K02", "M13")
+async def test_one_sandbox_does_not_use_up_the_terminals_of_all(make: Make) -> None:
+    """The kernel has so many for all containers of the machine, whoever asks first."""
+    sandbox, neighbour = await make(), await make()
+    before = _terminals()
+    told: asyncio.Queue[str] = asyncio.Queue()
+    hoarder = await sandbox.start_code(HOARD_TERMINALS, stdin=True, on_stdout=told.put_nowait)
+    held = int(await asyncio.wait_for(told.get(), 30))
+    assert 0 < held <= 64
+    assert _terminals() - before >= held, "the host does not see them: nothing is shown here"
+    assert (await neighbour.execute("tty", pty=True))["exit_code"] == 0
+    # Told as what it is, and not as a full disk.
+    with pytest.raises(SandboxExecutionError, match="no terminal is left"):
+        await sandbox.execute("tty", pty=True)
+    await hoarder.kill()
+    assert (await sandbox.execute("tty", pty=True))["exit_code"] == 0
+
+
+def _terminals() -> int:
+    return int(Path("/proc/sys/kernel/pty/nr").read_text())
 
 
 LIMITS = """

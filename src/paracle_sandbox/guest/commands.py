@@ -25,7 +25,7 @@ from .loop import READ, Loop
 from .oom import OomFirst
 from .seed import Seed
 from .start import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, refusal, start_program
-from .stdio import DEFAULT_PIPE_BYTES, Input, Output, set_size
+from .stdio import DEFAULT_PIPE_BYTES, Input, Output, open_terminal, set_size
 from .wire import Wire
 
 # How often, and for how long in all, a keeper is asked to go on and say what it started.
@@ -384,7 +384,7 @@ class Command:
 
     def _open_terminal(self, child_fds: List[int]) -> Tuple[int, int, int]:
         assert self._launch.terminal_size
-        master, slave = os.openpty()
+        master, slave = open_terminal()
         child_fds.append(slave)
         self._add_output(master, frames.DATA)
         self._input = Input(self._loop, os.dup(master), self._wire, terminal=True)

@@ -1,11 +1,12 @@
 """The guest's ends of a command's standard streams: pipes, or the master of a terminal."""
 
+import errno
 import fcntl
 import os
 import struct
 import termios
 from collections import deque
-from typing import Deque, Optional
+from typing import Deque, Optional, Tuple
 
 from ..channel import frames
 from .launch import Size
@@ -180,6 +181,16 @@ class Input:
         self._loop.unwatch(self._fd)
         if self._ended and not self._terminal:
             self.close()
+
+
+def open_terminal() -> Tuple[int, int]:
+    """Its master and its slave. Raises OSError."""
+    try:
+        return os.openpty()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # which would be taken for a full disk
+            raise
+        raise OSError(errno.EMFILE, "no terminal is left") from error
 
 
 def set_size(fd: int, size: Size) -> None:

@@ -35,6 +35,8 @@ _PROC_HIDDEN_FILES = ("kcore", "kallsyms", "keys", "key-users", "timer_list", "s
 _PROC_HIDDEN_DIRS = ("acpi", "scsi", "asound", "bus", "irq", "fs")
 _PROC_READ_ONLY = ("sys",)
 EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
+# The kernel has some 3000 (kernel.pty) for all containers of a machine together.
+_MAX_TERMINALS = 64
 
 _RLIMITS = {
     # Not 0, which does not keep the kernel from starting a core_pattern program on the host.
@@ -235,7 +237,8 @@ def bind_text(path: str, text: str, target: str) -> None:
 
 def mount_dev() -> None:
     flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
-    kernel.mount("devpts", "/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
+    options = f"newinstance,ptmxmode=0666,mode=620,max={_MAX_TERMINALS}"
+    kernel.mount("devpts", "/dev/pts", "devpts", flags, options)
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags | kernel.MS_NODEV, "mode=1777,size=256m")
 
 

@@ -31,6 +31,7 @@ DIFFERENT = {
     "test_a_guest_that_is_stopped_all_the_same_does_not_block_the_manager": _NOT_HERE,
     "test_kernel_objects_are_bounded_or_charged": _NOT_HERE,
     "test_large_pipes_meet_a_limit": _NOT_HERE,
+    "test_what_sockets_hold_is_bounded": _NOT_HERE,
     "test_swap_adds_nothing": _NOT_HERE,
     "test_a_parent_that_waits_uninterruptibly_is_killed": _NOT_HERE,
     "test_allocating_punching_and_syncing_stay_within_the_limit": _NOT_HERE,
@@ -85,6 +86,7 @@ DIFFERENT = {
     "test_nothing_is_typed_into_a_terminal": "a /dev/tty without a terminal answers EIO there",
     "test_there_is_no_controlling_terminal": "the same",
     "test_a_terminal_of_the_host_is_never_theirs": _HOST_PROC,
+    "test_one_sandbox_does_not_use_up_the_terminals_of_all": "terminals are gVisor's own",
     "test_ipc_is_not_shared": "System V IPC is gVisor's own, one per sandbox",
     "test_a_crash_does_not_start_the_hosts_core_handler": _HOST_PROC,
 }

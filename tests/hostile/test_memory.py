@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import time
 
@@ -196,6 +198,72 @@ async def test_kernel_objects_are_bounded_or_charged(kind):
         await scene.manager.destroy(sandbox.sandbox_id)
         # Its groups are freed in the background; a neighbour of ours on the machine may differ.
         await until(lambda: slab_bytes() - before < 64 * MIB, 15, "kernel memory comes back")
+
+
+SOCKET_HOGS = {
+    "TCP": """
+import socket, sys
+listening, hoard = socket.create_server(("127.0.0.1", 0)), []
+for _ in range(40):
+    sender = socket.create_connection(listening.getsockname())
+    hoard.append((sender, listening.accept()))
+    sender.setblocking(False)
+    try:
+        while True:
+            sender.send(bytes(1 << 20))
+    except BlockingIOError:
+        pass
+""",
+    "UDP": """
+import socket, sys
+sender, hoard = socket.socket(type=socket.SOCK_DGRAM), []
+for _ in range(40):
+    hoard.append(socket.socket(type=socket.SOCK_DGRAM))
+    hoard[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    hoard[-1].bind(("127.0.0.1", 0))
+    for _ in range(200):
+        sender.sendto(bytes(60000), hoard[-1].getsockname())
+""",
+}
+HOLD = """
+print("full", flush=True)
+sys.stdin.read()
+"""
+
+
+def held_by_sockets(kind: str) -> int:
+    """On the whole machine: the kernel keeps no other count of it than that of a group."""
+    with open("/proc/net/sockstat") as file:
+        line = next(line for line in file if line.startswith(kind + ":"))
+    return int(line.split("mem ")[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def hold_in_sockets(sandbox: Sandbox, kind: str) -> int:
+    """How much more the machine holds for sockets while a program hoards all that it can get."""
+    before, full = held_by_sockets(kind), asyncio.Event()
+    program = SOCKET_HOGS[kind] + HOLD
+    command = await sandbox.start_code(
+        program, stdin=True, on_stdout=lambda _: full.set(), timeout=60
+    )
+    await asyncio.wait_for(full.wait(), 60)
+    more = held_by_sockets(kind) - before
+    await command.kill()
+    return more
+
+
+@pytest.mark.parametrize("kind", SOCKET_HOGS)
+@pytest.mark.case("B06")
+async def test_what_sockets_hold_is_bounded(kind):
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(memory_mb=LIMIT_MB)
+        if "unified" not in scene.groups(sandbox):
+            assert await hold_in_sockets(sandbox, kind) <= 64 * MIB + SLACK
+        else:  # counted as memory, which may end the program
+            with contextlib.suppress(ResourceLimitError, TimeoutError):
+                assert await hold_in_sockets(sandbox, kind) <= LIMIT_MB * MIB + SLACK
+        # The probe does find what a sandbox with room for it holds.
+        roomy = await scene.sandbox(memory_mb=4096)
+        assert await hold_in_sockets(roomy, kind) > 64 * MIB + SLACK
 
 
 @pytest.mark.case("B07")

@@ -17,6 +17,11 @@ _CPU_PERIOD_US = 100_000
 _V1_NEEDED = ("memory", "pids", "cpu")
 _V1_WANTED = ("cpuacct",)
 _V2_NEEDED = frozenset(("memory", "pids", "cpu"))
+# Version 1 counts what TCP and UDP hold apart from memory, and only where it has a limit. (Version
+# 2 counts it as memory.)
+_V1_SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+_V1_SOCKETS_SHARE = 8
+_V1_SOCKETS_LEAST = 64 << 20  # with less, a hundred connections at a time take four times as long
 
 
 class CgroupsUnavailable(Exception):
@@ -51,6 +56,8 @@ class Cgroups:
         if version == 2:
             for path in (os.path.dirname(next(iter(self._fds))), *self._fds):
                 _enable_controllers(path)
+        else:  # no limit, but the kernel counts from now on: to begin with each slot takes longer
+            _write_if_there(self._fd("memory"), _V1_SOCKETS, "-1")
 
     @classmethod
     def find(cls, name: str) -> Cgroups:
@@ -103,6 +110,8 @@ class Cgroups:
             _write(fd, f"{slot}/pids.max", str(limits.max_processes))
             return
         self._limit_memory(slot, memory)
+        sockets = max(_V1_SOCKETS_LEAST, limits.memory_bytes // _V1_SOCKETS_SHARE)
+        _write_if_there(self._fd("memory"), f"{slot}/{_V1_SOCKETS}", str(sockets))
         _write(self._fd("cpu"), f"{slot}/cpu.cfs_period_us", str(_CPU_PERIOD_US))
         _write(self._fd("cpu"), f"{slot}/cpu.cfs_quota_us", str(quota))
         _write(self._fd("pids"), f"{slot}/pids.max", str(limits.max_processes))
@@ -261,6 +270,9 @@ def _write(directory: int, file: str, text: str) -> None:
 
 
 def _write_if_there(directory: int, file: str, text: str) -> None:
-    """For files of swap accounting, which a kernel may not have (then it has no swap limit)."""
-    with contextlib.suppress(FileNotFoundError):
+    """For files of swap or socket accounting, which a kernel may not have, or no more."""
+    try:
         _write(directory, file, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EOPNOTSUPP):
+            raise

@@ -91,6 +91,42 @@ async def test_two_busy_processes_share_half_a_core():
         assert shares[two.sandbox_id] > shares[half.sandbox_id] * 1.15
 
 
+CROWD = """
+import os, time
+theirs, ours = os.pipe()
+for _ in range(400):
+    if os.fork() == 0:
+        os.close(ours)
+        os.read(theirs, 1)  # all begin at once: those that are there would starve who makes more
+        while True:
+            pass
+os.close(ours)
+print("busy", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+async def seconds_to_remove_a_crowd(cpu_cores: float) -> float:
+    busy = asyncio.Event()
+    async with Scene() as scene:
+        sandbox = await scene.sandbox(cpu_cores=cpu_cores, max_processes=500, memory_mb=4096)
+        await sandbox.start_code(CROWD, on_stdout=lambda _: busy.set())
+        await asyncio.wait_for(busy.wait(), 100)
+        assert scene.witness.tasks(sandbox) > 400
+        started = time.monotonic()
+        await scene.manager.destroy(sandbox.sandbox_id)
+        took = time.monotonic() - started
+        assert scene.survivors() == set()
+    return took
+
+
+async def test_a_crowd_dies_as_fast_with_little_of_a_processor():
+    """To die takes processor time, too."""
+    with_much = await seconds_to_remove_a_crowd(2)
+    assert await seconds_to_remove_a_crowd(0.1) < 3 * with_much + 1
+
+
 async def test_processes():
     program = """
 import os, sys, time

@@ -55,7 +55,10 @@ def until(holds: Callable[[], bool]) -> None:
 def spawner_on(control: socket.socket) -> Spawner:
     """The real one, where nothing is on disk."""
     place = SimpleNamespace(
-        make_groups=lambda *_: None, leave=lambda slot: True, clear=lambda slot, shape: None
+        make_groups=lambda *_: None,
+        let_die=lambda slot: None,
+        leave=lambda slot: True,
+        clear=lambda slot, shape: None,
     )
     ground: Any = SimpleNamespace(
         place=place,

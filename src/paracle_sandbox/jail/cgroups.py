@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 TOP = "paracle-sandbox"
 _CPU_PERIOD_US = 100_000
+_MANY_CORES = 4096
 _V1_NEEDED = ("memory", "pids", "cpu")
 _V1_WANTED = ("cpuacct",)
 _V2_NEEDED = frozenset(("memory", "pids", "cpu"))
@@ -115,6 +116,15 @@ class Cgroups:
         _write(self._fd("cpu"), f"{slot}/cpu.cfs_period_us", str(_CPU_PERIOD_US))
         _write(self._fd("cpu"), f"{slot}/cpu.cfs_quota_us", str(quota))
         _write(self._fd("pids"), f"{slot}/pids.max", str(limits.max_processes))
+
+    def lift_cpu(self, slot: str) -> None:
+        """Whoever is killed dies on its own time: hundreds that share a tenth of a processor would
+        take half a minute. Not "no limit": to have the last of those go is dear."""
+        quota = str(_CPU_PERIOD_US * _MANY_CORES)
+        if self.version == 2:
+            _write(self._fd("unified"), f"{slot}/cpu.max", f"{quota} {_CPU_PERIOD_US}")
+        else:
+            _write(self._fd("cpu"), f"{slot}/cpu.cfs_quota_us", quota)
 
     def _limit_memory(self, slot: str, memory: str) -> None:
         """Version 1: memory may never exceed memory with swap. So whichever of the two goes

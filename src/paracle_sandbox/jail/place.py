@@ -77,6 +77,12 @@ class Place(NamedTuple):
             if self.volume and not shape.tmpfs_mb:
                 self.volume.limit(slot, disk_bytes)
 
+    def let_die(self, slot: str) -> None:
+        """Do not hold up what has been killed."""
+        if self.cgroups:
+            with contextlib.suppress(OSError):  # its groups were not made yet, or are gone
+                self.cgroups.lift_cpu(slot)
+
     def leave(self, slot: str) -> bool:
         """Remove the groups of a sandbox that has ended; False while they are busy."""
         return self.cgroups is None or self.cgroups.remove(slot)

@@ -303,6 +303,7 @@ class Spawner:
             self._networks.hold(child.pidfd, child.shape.network)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+            self._ground.place.let_die(child.slot)
 
     def _on_exit(self, child: Child) -> None:
         """PID 1 is gone, and with it everything in its pid namespace."""

@@ -51,6 +51,9 @@ class Place(Protocol):
     async def look(self, *, exact: bool = False) -> Usage | None:
         """What the sandbox uses now, at some cost ``exact``; None when nobody can say."""
 
+    def overlook(self) -> None:
+        """A command has ended, and nobody looked at what it used."""
+
     async def kill_leftovers(self) -> None:
         """End what commands that have ended left running."""
 
@@ -314,6 +317,8 @@ class Command:
         seconds = asyncio.get_running_loop().time() - self._started
         short = min(_SHORT_SECONDS, self._place.config.memory_mb / _FASTEST_MB)
         suspicious = lost is not None or self._exit_code != 0 or seconds > short
+        if not suspicious:
+            self._place.overlook()
         return Ending(
             sandbox_id=self._place.sandbox_id,
             config=self._place.config,

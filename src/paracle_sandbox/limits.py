@@ -3,7 +3,8 @@
 The kernel's counters say it, never an exit code: 137 may be a program's own choice. They count
 for the whole sandbox, so a command compares them with what was seen before it started; when
 memory runs out, every command that is running then is stopped and told. A full disk has no count,
-only a state that outlasts its cause: a command that found it full must have said so itself.
+only a state that outlasts its cause: a command that found it full must have said so itself. So must
+one that had no process to be had, if others ended before it that nobody looked after.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ MIB = 1 << 20
 MEMORY_ALARM = 0.95
 # What programs print when no more can be stored.
 _NO_ROOM = rb"(?i)no space left on device|disk quota exceeded|disk is full|ENOSPC|EDQUOT"
+# And when no process or thread can be had.
+_NO_PROCESS = (
+    rb"(?i)resource temporarily unavailable|can('t|not) fork|new thread|EAGAIN|pthread_create"
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Counts:
     oom_kills: int = 0
     pids_denied: int = 0
     disk_full: bool = False
+    stale: bool = False  # commands have ended since then
 
     def raised_to(self, usage: Usage) -> Counts:
         return Counts(
@@ -86,7 +92,8 @@ def verdict(
     breach = memory_breach(usage, before, config)
     if breach is not None or not failed:
         return breach
-    if usage.pids_denied > before.pids_denied:
+    denied = usage.pids_denied > before.pids_denied
+    if denied and (not before.stale or _complains(output, _NO_PROCESS)):
         return Breach(
             f"Process limit exceeded: the sandbox may have {config.max_processes} processes",
             "pids",
@@ -100,9 +107,13 @@ def verdict(
 
 def complains_of_disk(output: Output | None) -> bool:
     """Whether the last that a command printed says that nothing more can be stored."""
+    return _complains(output, _NO_ROOM)
+
+
+def _complains(output: Output | None, words: bytes) -> bool:
     if output is None:  # nobody kept it
         return False
-    return any(re.search(_NO_ROOM, output.last_words(name)) for name in ("stdout", "stderr"))
+    return any(re.search(words, output.last_words(name)) for name in ("stdout", "stderr"))
 
 
 def disk_breach(usage: Usage, config: SandboxConfig) -> Breach | None:

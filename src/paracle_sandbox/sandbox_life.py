@@ -237,6 +237,11 @@ class SandboxLife:
         self._saw(usage)
         return usage
 
+    def overlook(self) -> None:
+        """What a command that has ended met is not in what was seen."""
+        if not self._seen.stale:
+            self._seen = replace(self._seen, stale=True)
+
     def _saw(self, usage: Usage) -> None:
         self._seen = self._seen.raised_to(usage)
         self._last_usage = usage

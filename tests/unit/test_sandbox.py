@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -571,11 +572,26 @@ async def test_an_oom_killed_child_outweighs_a_success(
 async def test_other_limits_need_a_failure(
     backend: FakeBackend, sandbox: Sandbox, usage: Usage, kind: str
 ) -> None:
-    assert (await sandbox.execute("true"))["exit_code"] == 0
     backend.usage_of["box"] = usage
     with pytest.raises(ResourceLimitError) as caught:
         await sandbox.execute("false")
     assert caught.value.resource_type == kind
+    backend.usage_of["box"] = replace(usage, pids_denied=2 * usage.pids_denied)
+    assert (await sandbox.execute("sleep 0.1"))["exit_code"] == 0
+
+
+async def test_a_process_that_was_refused_before_is_nobodys_failure_unless_it_says_so(
+    backend: FakeBackend, sandbox: Sandbox
+) -> None:
+    """Of what is over in a moment nobody learns that it did with fewer processes than it wanted."""
+    assert (await sandbox.execute("true"))["exit_code"] == 0
+    backend.usage_of["box"] = Usage(pids_denied=3)
+    assert (await sandbox.execute("exit 7"))["exit_code"] == 7
+    for denied, words in ((4, "sh: 1: Cannot fork"), (5, "can't start new thread")):
+        assert (await sandbox.execute("true"))["exit_code"] == 0
+        backend.usage_of["box"] = Usage(pids_denied=denied)
+        with pytest.raises(ResourceLimitError, match="Process limit"):
+            await sandbox.execute(f'echo "{words}" >&2; exit 1')
 
 
 async def test_a_disk_that_was_full_before_is_nobodys_failure_unless_it_says_so(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 import time
 
 import pytest
@@ -218,6 +219,19 @@ async def test_killing_everything_visible_kills_only_the_own_command():
                     assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
             finally:
                 marker.kill()
+
+
+@pytest.mark.case("A06")
+def test_killing_everything_does_kill_what_is_visible():
+    """The same program where a marker can be seen: in a pid namespace that is thrown away."""
+    program = "import os, subprocess\nsubprocess.Popen(['sleep', '60'])\n" + KILL_ALL
+    program += "print(os.waitstatus_to_exitcode(os.wait()[1]) * -1)\n"
+    apart = ["unshare", "-pf", "--kill-child"]
+    done = subprocess.run(
+        [*apart, sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert done.stdout == "9\n9\n"
 
 
 SCAN = """

@@ -199,9 +199,12 @@ class SandboxFiles(SandboxLife):
         path = self._checked(path)
         limit = self.config.disk_mb * 2 * MIB if max_bytes is None else max_bytes
         target = _host_path(destination)
-        if (await self.stat(path))["kind"] == "directory":
+        found = await self.stat(path)
+        if found["kind"] == "directory":
             tree = Unpacker(target, max_bytes=limit, max_entries=max_entries)
             await self._fetch({"op": "get_tree", "path": path}, tree, lambda _: tree.finish())
+        elif found["size"] > limit:  # a hole costs the program nothing, and us all of it
+            raise SandboxFileError(f"{path} is larger than {limit} bytes", self.sandbox_id)
         else:
             if await asyncio.to_thread(target.is_dir):
                 target /= posixpath.basename(path)

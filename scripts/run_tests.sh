@@ -10,11 +10,12 @@ declare -A lanes=(
     [docker]="tests/docker tests/images tests/deploy
               tests/conformance/test_docker.py tests/conformance/test_gvisor.py
               tests/conformance/test_podman.py tests/conformance/test_remote_docker.py"
-    [incus]="tests/incus"
+    # Then what attacks native sandboxes: else the lane of all others would be twice as long.
+    [incus]="tests/incus tests/hostile"
     # A machine that is emulated; then, because the lane of Incus is the longest, its contract.
     [vm]="tests/vm tests/conformance/test_incus.py"
-    # Services, which mostly wait for their clients.
-    [service]="tests/service tests/mcp_server"
+    # Services, which mostly wait for their clients; then commands, which mostly start Python.
+    [service]="tests/service tests/mcp_server tests/agents tests/cli"
 )
 # More than half of the time of their lanes: what other tests show on native, on more engines, and
 # a second time in the machine that is emulated.

@@ -1102,7 +1102,7 @@ PROGRAMS: list[Program] = [
         import _thread, threading, time
         threading.Timer(.05, _thread.interrupt_main).start()
         try:
-            time.sleep(5)
+            time.sleep(1)
         except KeyboardInterrupt: print('interrupted')
         """,
     ),

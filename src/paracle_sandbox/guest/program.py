@@ -55,8 +55,9 @@ def become(receive: Callable[[], Dict[str, Any]]) -> NoReturn:
     """Make everything ready for a program, receive it, run it, and end the process with it.
 
     What is received: "path" of the file, "argv" after it, "env" in full, "python" (for
-    sys.executable and exec), and optionally "path0" (sys.path[0] in place of the file's directory)
-    and "sys_path" (the rest of sys.path in place of this process's own).
+    sys.executable and exec), and optionally "path0" (sys.path[0] in place of the file's directory),
+    "sys_path" (the rest of sys.path in place of this process's own) and "shadowed" (what that
+    function says, if it is known).
     """
     # Never let go, as this frame never ends: a stream that is collected writes out its buffer.
     _streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
@@ -120,7 +121,9 @@ def rehearse(spec: Dict[str, Any]) -> None:
     We are a fork: the first write to each page copies it, which is most of what preparing costs.
     """
     path = sys.path[:]
-    _prepare({**spec, "path": os.devnull, "argv": [], "path0": "/", "rehearsal": True})
+    _prepare(
+        {**spec, "path": os.devnull, "argv": [], "path0": "/", "shadowed": False, "rehearsal": True}
+    )
     sys.path[:] = path
     state.forget_guest()
     gc.collect()
@@ -132,7 +135,7 @@ def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
     ready = is_ready(env, python)
     if not SUPPORTED or not (ready or _can_be_honoured(env)) or customized(env):
         return None
-    if state.is_shadowed(_folders(spec)):
+    if spec["shadowed"] if "shadowed" in spec else shadowed(spec):
         return None
     source = _read(spec["path"])
     if source is None or b"unraisablehook" in source:  # that hook is how we catch exceptions
@@ -176,11 +179,12 @@ def customized(env: Dict[str, str]) -> bool:
     return any(os.path.exists(os.path.join(f, name)) for f in folders if f for name in _CUSTOMIZED)
 
 
-def _folders(spec: Dict[str, Any]) -> List[str]:
-    """Where imports look before they look at the standard library."""
+def shadowed(spec: Dict[str, Any]) -> bool:
+    """Whether a module stands before one that is imported already, where imports look before they
+    look at the standard library. To be asked in the directory of the program."""
     extra = spec["env"].get("PYTHONPATH")
     folders = [folder for folder in extra.split(os.pathsep) if folder] if extra else []
-    return [state.first_folder(spec), *folders]
+    return state.is_shadowed([state.first_folder(spec), *folders])
 
 
 def _user_site(env: Dict[str, str]) -> str:

@@ -18,6 +18,7 @@ import io
 import os
 import sys
 import weakref
+from importlib.machinery import SourceFileLoader
 from itertools import repeat, starmap
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -48,6 +49,8 @@ _DROPPED_FROM_SYS = (
 # Those that the interpreter, or `site`, adds when it has started: at its end they are not there.
 _LATE_BUILTINS = ("open", "exit", "quit", "copyright", "credits", "license", "help", "_")
 _BUILTINS = frozenset(vars(builtins)).difference(_LATE_BUILTINS)
+# What has no end to speak of; the last is what `__main__` has from the start.
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None), ModuleType, SourceFileLoader))
 # Those with something to write, each before what it writes to.
 _WRITERS = (io.TextIOWrapper, io.BufferedRandom, io.BufferedWriter)
 
@@ -61,6 +64,7 @@ class Ending:
         self._exits = False
         self._flushed = True
         self._exception: Optional[BaseException] = None
+        self._plain = False
         self._modules: List["weakref.ref[ModuleType]"] = []
         self._kept: List[Any] = []
         self.stages = (self._report, self._hooked, self._joined)
@@ -130,13 +134,15 @@ class Ending:
                 self._modules.append(_reference(sys.modules[name]))
         # What ends with one may have taken out another.
         drop = map(sys.modules.pop, names, repeat(None))
-        return (*_without(_LATE_BUILTINS), drop, starmap(_collect, [()]))
+        self._plain = names == ["__main__"] and _is_plain(vars(sys.modules["__main__"]))
+        late = () if self._plain else _without(_LATE_BUILTINS)
+        return (*late, drop, starmap(_collect, [()]))
 
     def _empty(self, _: Optional[BaseException]) -> Sequence[Calls]:
         """What somebody still has of these modules, and what they left with others."""
         modules = [reference() for reference in reversed(self._modules)]
         calls = [_emptied(vars(module)) for module in modules if module is not None]
-        return (*calls, *_without(_added_builtins()))
+        return tuple(calls) if self._plain else (*calls, *_without(_added_builtins()))
 
     def exit(self, _: Optional[BaseException]) -> Sequence[Calls]:
         """Does not return."""
@@ -284,6 +290,16 @@ def _own_modules() -> List[str]:
             if name == "__main__":
                 break
     return names
+
+
+def _is_plain(scope: Dict[str, Any]) -> bool:
+    """Whether a program made nothing whose end runs code of its own, which could miss a built-in
+    name: no class, function or generator, nor anything that holds one."""
+    return all(type(value) in _PLAIN or _is_empty(value) for value in scope.values())
+
+
+def _is_empty(value: Any) -> bool:
+    return type(value) is dict and not value
 
 
 def _added_builtins() -> List[str]:

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .kernel import close_from, fork, unblock_signals
 from .launch import Launch
 from .oom import OomFirst
+from .program import shadowed
 from .seed import Seed, grow, settle
 
 # Which step failed; the letters are also what a keeper tells the guest.
@@ -51,6 +52,8 @@ def start_program(launch: Launch, stdio: Stdio, seed: Optional[Seed], oom: OomFi
         os.chdir(launch.cwd)
         tag = BAD_PROGRAM
         if launch.program:
+            # Here, in the directory of the program: what it would look at itself, it would copy.
+            launch.program["shadowed"] = shadowed(launch.program)
             if seed and seed.start(launch.program, launch.cwd, bool(launch.terminal), stdio):
                 return seed.pid
             with oom:

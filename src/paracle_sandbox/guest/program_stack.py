@@ -118,6 +118,8 @@ def run_on_empty_stack(
     raised: List[Optional[BaseException]] = [None]
     ended: List[None] = []
     states: List[int] = []
+    traces: List[Any] = []
+    profiles: List[Any] = []
 
     def settle() -> None:
         codes.clear()
@@ -132,8 +134,9 @@ def run_on_empty_stack(
             map(_swap, _one(_next_state, states)),
             map(_guarded, _one(_ready, states, begin)),
             map(_make, _one(_program, codes, scopes, ended)),
-            *_performed(stages, raised, settle),
-            *_performed(last_stages, raised, release),
+            _take_off(traces, profiles),
+            *_performed(stages, raised, settle, traces, profiles),
+            *_performed(last_stages, raised, release, traces, profiles),
             map(os._exit, [1]),
         ),
         maxlen=0,
@@ -142,24 +145,29 @@ def run_on_empty_stack(
 
 
 def _performed(
-    stages: Sequence[Stage], raised: List[Optional[BaseException]], first: Callable[[], None]
+    stages: Sequence[Stage],
+    raised: List[Optional[BaseException]],
+    first: Callable[[], None],
+    traces: List[Any],
+    profiles: List[Any],
 ) -> Iterable[Calls]:
-    """first(), and each stage with its calls after it."""
-    traces: List[Any] = []
-    profiles: List[Any] = []
+    """first(), and each stage with its calls after it.
+
+    Few objects, because they are made for each program: what is for tracers is made if there is
+    one."""
     calls: List[Calls] = []
 
     def perform(stage: Stage) -> None:
         calls.clear()
         exception, raised[0] = raised[0], None
         calls.extend(stage(exception))
+        if traces or profiles:
+            calls.insert(0, _put_back(traces, profiles))
+            calls.append(_take_off(traces, profiles))
 
-    yield _take_off(traces, profiles)
     yield map(_guarded, [first])
     for stage in stages:
-        yield _take_off(traces, profiles)
         yield map(_guarded, [functools.partial(perform, stage)])
-        yield _put_back(traces, profiles)
         yield map(_make, calls)
 
 
@@ -172,12 +180,11 @@ def _take_off(traces: List[Any], profiles: List[Any]) -> Calls:
 
 
 def _put_back(traces: List[Any], profiles: List[Any]) -> Calls:
-    return chain(
-        map(sys.settrace, traces),
-        map(sys.setprofile, profiles),
-        starmap(traces.clear, [()]),
-        starmap(profiles.clear, [()]),
-    )
+    """And forget them: they may take themselves off."""
+    put = chain(map(sys.settrace, traces[:]), map(sys.setprofile, profiles[:]))
+    traces.clear()
+    profiles.clear()
+    return put
 
 
 def _program(codes: List[CodeType], scopes: List[Dict[str, Any]], ended: List[None]) -> Calls:

@@ -52,8 +52,10 @@ async def test_a_flood_ends_at_the_limit_and_costs_the_host_little(flood):
         assert error.resource_type == "output"
         assert error.limit == cap and error.usage > error.limit
         assert len(error.stdout) + len(error.stderr) == cap
-        # The bytes and their text, and what an engine's own connection holds; not the flood.
-        assert peak.growth < 3 * cap, f"{peak.growth >> 20} MiB"
+        # The bytes and their text, with a window under way; not the flood. An engine's own
+        # connection holds some of it, too.
+        room = 12 * MIB if scene.backend.name == "native" else cap
+        assert peak.growth < 2 * cap + room, f"{peak.growth >> 20} MiB"
         assert scene.programs(sandbox) == []
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
 

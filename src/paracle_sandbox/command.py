@@ -148,11 +148,15 @@ class Command:
     @property
     def stdout_bytes(self) -> bytes:
         """The exact bytes so far, up to the output limit."""
-        return self._output.bytes_of("stdout")
+        return self._output.printed("stdout").raw()
 
     @property
     def stderr_bytes(self) -> bytes:
-        return self._output.bytes_of("stderr")
+        return self._output.printed("stderr").raw()
+
+    def only_text(self) -> None:
+        """Its bytes are asked for by nobody: they need not be kept beside their text."""
+        self._output.only_text()
 
     def output(self) -> AsyncIterator[tuple[str, bytes]]:
         """("stdout" or "stderr", bytes) as they come. A slow reader stalls the command; one
@@ -346,8 +350,8 @@ class Command:
         assert self._exit_code is not None
         return {
             "exit_code": self._exit_code,
-            "stdout": self._output.text_of("stdout"),
-            "stderr": self._output.text_of("stderr"),
+            "stdout": self._output.printed("stdout").text(),
+            "stderr": self._output.printed("stderr").text(),
             "timed_out": False,
             "truncated": self._output.truncated,
         }

@@ -73,7 +73,7 @@ class Ending:
         return verdict(self.usage, self.before, self.config, failed, self.output)
 
     def _limit_error(self, breach: Breach) -> ResourceLimitError:
-        stdout, stderr = self.output.text_of("stdout"), self.output.text_of("stderr")
+        stdout, stderr = self.output.printed("stdout"), self.output.printed("stderr")
         return breach.error(self.sandbox_id, stdout, stderr)
 
     def _timeout(self) -> SandboxTimeoutError:
@@ -84,8 +84,8 @@ class Ending:
             message,
             self.sandbox_id,
             self.timeout_seconds,
-            stdout=self.output.text_of("stdout"),
-            stderr=self.output.text_of("stderr"),
+            stdout=self.output.printed("stdout"),
+            stderr=self.output.printed("stderr"),
         )
 
     def _lost_error(self) -> SandboxError | None:
@@ -97,6 +97,6 @@ class Ending:
         return SandboxExecutionError(
             message,
             self.sandbox_id,
-            stdout=self.output.text_of("stdout"),
-            stderr=self.output.text_of("stderr"),
+            stdout=self.output.printed("stdout"),
+            stderr=self.output.printed("stderr"),
         )

@@ -21,6 +21,11 @@ A program that fails on its own is not an error: it is a result with ``success: 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .printed import Printed
+
 
 class SandboxError(RuntimeError):
     """Base of every error of this package."""
@@ -56,11 +61,38 @@ class StoppedError(SandboxError):
     """A program was stopped, or lost its place: carries what it had printed until then."""
 
     def __init__(
-        self, message: str, sandbox_id: str | None = None, *, stdout: str = "", stderr: str = ""
+        self,
+        message: str,
+        sandbox_id: str | None = None,
+        *,
+        stdout: str | Printed = "",
+        stderr: str | Printed = "",
     ) -> None:
         super().__init__(message, sandbox_id)
-        self.stdout = stdout
-        self.stderr = stderr
+        self._stdout = stdout
+        self._stderr = stderr
+
+    # A flood need not be made text for who only wants to know what happened.
+
+    @property
+    def stdout(self) -> str:
+        if not isinstance(self._stdout, str):
+            self._stdout = self._stdout.text()
+        return self._stdout
+
+    @stdout.setter
+    def stdout(self, text: str) -> None:
+        self._stdout = text
+
+    @property
+    def stderr(self) -> str:
+        if not isinstance(self._stderr, str):
+            self._stderr = self._stderr.text()
+        return self._stderr
+
+    @stderr.setter
+    def stderr(self, text: str) -> None:
+        self._stderr = text
 
 
 class SandboxExecutionError(StoppedError):
@@ -71,9 +103,9 @@ class SandboxExecutionError(StoppedError):
         message: str,
         sandbox_id: str | None = None,
         exit_code: int | None = None,
-        stderr: str = "",
+        stderr: str | Printed = "",
         *,
-        stdout: str = "",
+        stdout: str | Printed = "",
     ) -> None:
         super().__init__(message, sandbox_id, stdout=stdout, stderr=stderr)
         self.exit_code = exit_code
@@ -90,8 +122,8 @@ class ResourceLimitError(StoppedError):
         limit: float | None = None,
         usage: float | None = None,
         *,
-        stdout: str = "",
-        stderr: str = "",
+        stdout: str | Printed = "",
+        stderr: str | Printed = "",
     ) -> None:
         super().__init__(message, sandbox_id, stdout=stdout, stderr=stderr)
         self.resource_type = resource_type
@@ -108,8 +140,8 @@ class SandboxTimeoutError(StoppedError, TimeoutError):
         sandbox_id: str | None = None,
         timeout_seconds: float | None = None,
         *,
-        stdout: str = "",
-        stderr: str = "",
+        stdout: str | Printed = "",
+        stderr: str | Printed = "",
     ) -> None:
         super().__init__(message, sandbox_id, stdout=stdout, stderr=stderr)
         self.timeout_seconds = timeout_seconds

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from .backends.base import Usage
 from .errors import ResourceLimitError
 from .output import Output
+from .printed import Printed
 
 if TYPE_CHECKING:
     from .config import SandboxConfig
@@ -57,7 +58,9 @@ class Breach:
     limit: float
     usage: float
 
-    def error(self, sandbox_id: str, stdout: str = "", stderr: str = "") -> ResourceLimitError:
+    def error(
+        self, sandbox_id: str, stdout: str | Printed = "", stderr: str | Printed = ""
+    ) -> ResourceLimitError:
         return ResourceLimitError(
             self.message,
             sandbox_id,

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 
+from .printed import Printed
+
 # A follower that is this far behind stalls the command.
 _FOLLOWER_BYTES = 1 << 20
 _FOLLOWER_CHUNKS = 1024
@@ -22,7 +24,7 @@ class Output:
         self.limit = limit
         self.size = 0
         self.closed = False
-        self._collected = {"stdout": bytearray(), "stderr": bytearray()}
+        self._collected = {"stdout": Printed(), "stderr": Printed()}
         self._last = {"stdout": bytearray(), "stderr": bytearray()}
         self._followers: list[_Follower] = []
         self._released = False
@@ -35,11 +37,14 @@ class Output:
     def followed(self) -> bool:
         return bool(self._followers)
 
-    def bytes_of(self, name: str) -> bytes:
-        return bytes(self._collected[name])
+    def printed(self, name: str) -> Printed:
+        """What was collected of a stream."""
+        return self._collected[name]
 
-    def text_of(self, name: str) -> str:
-        return self._collected[name].decode("utf-8", "replace")
+    def only_text(self) -> None:
+        """Nobody will ask for the bytes."""
+        for printed in self._collected.values():
+            printed.only_text = True
 
     def last_words(self, name: str) -> bytes:
         """The end of what was printed, whatever was collected of it."""
@@ -49,7 +54,7 @@ class Output:
         room = self.limit - self.size
         self.size += len(chunk)
         if room > 0:
-            self._collected[name] += chunk if len(chunk) <= room else chunk[:room]
+            self._collected[name].add(chunk if len(chunk) <= room else chunk[:room])
         last = self._last[name]
         last += chunk[-_LAST_WORDS:]
         if len(last) > 2 * _LAST_WORDS:  # now and then: each time would copy all of it
@@ -78,7 +83,8 @@ class Output:
 
     async def follow(self) -> AsyncIterator[Chunk]:
         """Everything from the beginning, as far as it was collected, then as it comes."""
-        follower = _Follower((name, bytes(text)) for name, text in self._collected.items() if text)
+        backlog = ((name, printed.raw()) for name, printed in self._collected.items() if printed)
+        follower = _Follower(backlog)
         self._followers.append(follower)
         try:
             while True:

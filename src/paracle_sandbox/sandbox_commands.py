@@ -205,6 +205,7 @@ class SandboxCommands(SandboxTransfers):
 
 
 async def _outcome(command: Command) -> CommandResult:
+    command.only_text()
     try:
         return await command.wait()
     except asyncio.CancelledError:

@@ -15,7 +15,7 @@ from paracle_sandbox import errors
 
 # A module may import those of its own layer and of the layers below. New modules go here.
 LAYERS = {
-    0: "errors results config quick_config",
+    0: "errors printed results config quick_config",
     1: "setting_rows older_keys settings audit audit_log sandbox_settings ids owner volumes",
     2: "backends channel images",
     3: "sandbox sandbox_commands sandbox_files sandbox_life command output consumers ending"

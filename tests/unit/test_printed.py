@@ -1,0 +1,90 @@
+"""What a program printed, as bytes and as text, in small and in large."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from paracle_sandbox.errors import (
+    ResourceLimitError,
+    SandboxExecutionError,
+    SandboxTimeoutError,
+    StoppedError,
+)
+from paracle_sandbox.printed import Printed
+
+MIB = 1 << 20
+# Of each length, so that they are cut at any place; newlines of every kind.
+TEXT = "a\r\n\u00e4\u20ac\U0001f600\r\n\x00".encode()
+LARGE = TEXT * (3 * MIB // len(TEXT))
+
+
+def printed(data: bytes, piece: int, *, only_text: bool = False) -> Printed:
+    made = Printed()
+    made.only_text = only_text
+    for start in range(0, len(data), piece):
+        made.add(data[start : start + piece])
+    return made
+
+
+@pytest.mark.parametrize("data", [b"", TEXT, LARGE, random.Random(1).randbytes(3 * MIB)])
+@pytest.mark.parametrize("piece", [997, 65_536, 2 * MIB - 1])
+@pytest.mark.parametrize("only_text", [False, True])
+def test_bytes_and_text_are_exact_however_they_came(data: bytes, piece: int, only_text: bool):
+    made = printed(data, piece, only_text=only_text)
+    assert bool(made) == bool(data)
+    assert made.raw() == data
+    assert made.text() == data.decode("utf-8", "replace")
+    assert made.text() == data.decode("utf-8", "replace")
+
+
+def test_bytes_stay_beside_their_text_for_who_may_ask_for_them():
+    made = printed(LARGE, 65_536)
+    assert made.text() == LARGE.decode()
+    assert made.raw() == LARGE
+
+
+def test_text_takes_the_place_of_bytes_that_nobody_asks_for():
+    size = 32 * MIB
+    made = printed(b"y\n" * (size // 2), 65_536, only_text=True)
+    assert len(made.raw()) == size  # which are no part of what is counted below
+    tracemalloc.start()
+    text = made.text()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert text == "y\n" * (size // 2)
+    assert peak < 1.5 * size  # the text, with room to grow that is not used
+    assert made.raw() == b""
+    assert made.text() is text
+
+
+def test_readers_in_many_threads_get_the_same_text():
+    made = printed(LARGE, 65_536, only_text=True)
+    with ThreadPoolExecutor(8) as threads:
+        texts = list(threads.map(lambda _: made.text(), range(8)))
+    assert all(text == LARGE.decode() for text in texts)
+
+
+@pytest.mark.parametrize(
+    "kind", [StoppedError, SandboxExecutionError, ResourceLimitError, SandboxTimeoutError]
+)
+@pytest.mark.parametrize("data", [TEXT, LARGE])
+def test_errors_can_be_sent_to_another_process_with_what_was_printed(kind, data):
+    error = kind(
+        "stopped", "box", stdout=printed(data, 65_536), stderr=printed(b"\xff", 1, only_text=True)
+    )
+    for twin in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(twin) is kind and str(twin) == "stopped" and twin.sandbox_id == "box"
+        assert (twin.stdout, twin.stderr) == (data.decode(), "\ufffd")
+    assert (error.stdout, error.stderr) == (data.decode(), "\ufffd")
+
+
+def test_what_an_error_carries_can_be_replaced():
+    error = StoppedError("stopped", stdout=printed(TEXT, 1), stderr="why")
+    error.stdout, error.stderr = "other", "reason"
+    assert (error.stdout, error.stderr) == ("other", "reason")

@@ -131,6 +131,16 @@ class Wire:
                 raise self.ended()
             self.held += data
 
+    def lives(self) -> bool:
+        """One that was killed may not be gone yet: it is asked."""
+        if self.process.poll() is not None:
+            return False
+        try:
+            self.ask("Browser.getVersion")
+        except Problem:
+            return False
+        return True
+
     def ended(self) -> Problem:
         self.log.seek(0)
         said = self.log.read()[-500:].decode("utf-8", "replace")
@@ -168,7 +178,7 @@ class Browser:
         self, action: str, show: Callable[[Any], None], screenshot: bool, **arguments: Any
     ) -> Dict[str, Any]:
         """Do it, and say how things are then; ``show`` gets the picture."""
-        if self.wire is None or self.wire.process.poll() is not None:
+        if self.wire is None or not self.wire.lives():
             self.start()
         more = getattr(self, "do_" + action)(**arguments) or {}
         self.settle()

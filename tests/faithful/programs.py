@@ -1554,6 +1554,32 @@ PROGRAMS: list[Program] = [
         sys.setprofile(profile)
         """,
     ),
+    *[
+        _program(
+            f"{kind}_set_late_by_{what}",
+            rf"""
+            import atexit, sys
+            def watch(frame, event, arg):
+                if '/lib/python' not in frame.f_code.co_filename:
+                    sys.__stderr__.write('%s %s\n' % (event, frame.f_code.co_name))
+                return watch
+            class Late:
+                set = sys.set{kind}
+                watch = staticmethod(watch)
+                def __del__(self): self.set(self.watch)
+            class Last:
+                write = sys.__stderr__.write
+                def __del__(self): self.write('last\n')
+            {set_up}
+            """,
+        )
+        for kind in ("trace", "profile")
+        for what, set_up in (
+            ("callback", f"atexit.register(sys.set{kind}, watch); late = Last()"),
+            ("hook", f"sys.excepthook = lambda *_: sys.set{kind}(watch); 1 / 0"),
+            ("finalizer", "late = Late(); last = Last()"),
+        )
+    ],
     _program(
         "gc_callbacks_left",
         "import gc; gc.callbacks.append(lambda phase, info: print(phase)); print('end')",

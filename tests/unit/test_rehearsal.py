@@ -60,7 +60,7 @@ forget_guest()
 before, inside, functions = process(), interpreter(), [dict(vars(place)) for place in places]
 for shape in (Shape(), Shape(tmpfs_mb=64, read_only=False, working_dir="/home/me")):
     # The last of the steps, and what comes first and last of a program, outside and inside.
-    last = keep_only.__code__, Command._verdict.__code__, Ending.exit.__code__
+    last = keep_only.__code__, Command._verdict.__code__, Ending.leave.__code__
     last += Channel.receive.__code__, Output._move.__code__
     kept = rehearse(Order("slot", shape, Identity(1, 1, False), 1 << 28, setup), start)
     for code in last:

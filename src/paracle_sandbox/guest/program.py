@@ -71,7 +71,7 @@ def become(receive: Callable[[], Dict[str, Any]]) -> NoReturn:
             os._exit(_NO_PROGRAM)
 
     ending = Ending()
-    run_on_empty_stack(codes, scopes, begin, ending.stages, ending.last_stages)
+    run_on_empty_stack(codes, scopes, begin, ending.stages, ending.last_stages, ending.leave)
 
 
 def _begin(spec: Dict[str, Any], codes: List[CodeType], scopes: List[Dict[str, Any]]) -> None:

@@ -34,7 +34,7 @@ _collect, _gc_is_enabled, _tracked = gc.collect, gc.isenabled, gc.get_objects
 _kill, _getpid, _write, _dup, _close = os.kill, os.getpid, os.write, os.dup, os.close
 _threads = _thread._count
 _reference = weakref.ref
-_run_exit_callbacks = atexit._run_exitfuncs
+_exit_callbacks, _run_exit_callbacks = atexit._ncallbacks, atexit._run_exitfuncs
 
 _FLUSH_FAILED = 120
 _MISSING = object()
@@ -68,7 +68,7 @@ class Ending:
         self._modules: List["weakref.ref[ModuleType]"] = []
         self._kept: List[Any] = []
         self.stages = (self._report, self._hooked, self._joined)
-        self.last_stages = (self._flush, self._clear, self._empty, self.exit)
+        self.last_stages = (self._flush, self._clear, self._empty)
 
     def _report(self, exception: Optional[BaseException]) -> Sequence[Calls]:
         """Show what the program raised, through sys.excepthook, as the user may have set it."""
@@ -114,7 +114,7 @@ class Ending:
         if error is not None:
             threading = sys.modules.get("threading")
             _ignore(error, threading, error.__traceback__, "on threading shutdown")
-        return (starmap(_run_exit_callbacks, [()]),)
+        return (starmap(_run_exit_callbacks, [()]),) if _exit_callbacks() else ()
 
     def _flush(self, _: Optional[BaseException]) -> Sequence[Calls]:
         # Until 3.9 the last error of an exit callback, already shown, comes out again.
@@ -144,7 +144,7 @@ class Ending:
         calls = [_emptied(vars(module)) for module in modules if module is not None]
         return tuple(calls) if self._plain else (*calls, *_without(_added_builtins()))
 
-    def exit(self, _: Optional[BaseException]) -> Sequence[Calls]:
+    def leave(self) -> None:
         """Does not return."""
         _flush_leftovers()
         # What `__del__` printed is written if possible; failing to changes nothing any more.
@@ -157,7 +157,6 @@ class Ending:
         status = self._status & 0xFF if self._flushed else _FLUSH_FAILED
         tell_end(status)
         _leave(status)
-        return ()
 
     def _exit_with(self, request: SystemExit) -> None:
         self._exits = True

@@ -22,6 +22,7 @@ import _thread
 import builtins
 import ctypes
 import functools
+import gc
 import os
 import struct
 import sys
@@ -108,12 +109,13 @@ def run_on_empty_stack(
     begin: Callable[[], None],
     stages: Sequence[Stage],
     last_stages: Sequence[Stage],
+    leave: Callable[[], None],
 ) -> NoReturn:
-    """begin(), the code in the scope, then each stage and its calls, _exit(1).
+    """begin(), the code in the scope, then each stage and its calls, leave(), _exit(1).
 
     The code and scope come in lists of one, which are emptied: the frames of whoever calls are
     never left, so a plain argument would keep the globals of the program alive. What is raised in
-    the ``last_stages`` is not caught any more. The very last is expected to exit by itself.
+    the ``last_stages`` is not caught any more. ``leave`` is expected to exit by itself.
     """
     raised: List[Optional[BaseException]] = [None]
     ended: List[None] = []
@@ -137,6 +139,8 @@ def run_on_empty_stack(
             _take_off(traces, profiles),
             *_performed(stages, raised, settle, traces, profiles),
             *_performed(last_stages, raised, release, traces, profiles),
+            _let_go(traces, profiles),
+            map(_guarded, [leave]),
             map(os._exit, [1]),
         ),
         maxlen=0,
@@ -154,15 +158,16 @@ def _performed(
     """first(), and each stage with its calls after it.
 
     Few objects, because they are made for each program: what is for tracers is made if there is
-    one."""
+    one, or may be when the calls have been made."""
     calls: List[Calls] = []
 
     def perform(stage: Stage) -> None:
         calls.clear()
         exception, raised[0] = raised[0], None
-        calls.extend(stage(exception))
         if traces or profiles:
-            calls.insert(0, _put_back(traces, profiles))
+            calls.append(_put_back(traces, profiles))
+        calls.extend(stage(exception))
+        if calls:
             calls.append(_take_off(traces, profiles))
 
     yield map(_guarded, [first])
@@ -185,6 +190,12 @@ def _put_back(traces: List[Any], profiles: List[Any]) -> Calls:
     traces.clear()
     profiles.clear()
     return put
+
+
+def _let_go(traces: List[Any], profiles: List[Any]) -> Calls:
+    """Nothing is traced any more, and what only a tracer held goes."""
+    forgotten = map(list.clear, filter(None, [traces, profiles]))
+    return starmap(gc.collect, map({None: ()}.__getitem__, forgotten))
 
 
 def _program(codes: List[CodeType], scopes: List[Dict[str, Any]], ended: List[None]) -> Calls:

@@ -1572,6 +1572,7 @@ PROGRAMS: list[Program] = [
                 def __del__(self): self.write('last\n')
             {set_up}
             """,
+            needs=(3, 9),
         )
         for kind in ("trace", "profile")
         for what, set_up in (

@@ -201,15 +201,17 @@ class SandboxFiles(SandboxLife):
         target = _host_path(destination)
         found = await self.stat(path)
         if found["kind"] == "directory":
-            tree = Unpacker(target, max_bytes=limit, max_entries=max_entries)
-            await self._fetch({"op": "get_tree", "path": path}, tree, lambda _: tree.finish())
+            with self._backend.drafts.noted(target, target.parent) as draft:
+                tree = Unpacker(target, max_bytes=limit, max_entries=max_entries, draft=draft)
+                await self._fetch({"op": "get_tree", "path": path}, tree, lambda _: tree.finish())
         elif found["size"] > limit:  # a hole costs the program nothing, and us all of it
             raise SandboxFileError(f"{path} is larger than {limit} bytes", self.sandbox_id)
         else:
             if await asyncio.to_thread(target.is_dir):
                 target /= posixpath.basename(path)
-            sink = FileSink(target, limit)
-            await self._fetch({"op": "read", "path": path}, sink, lambda r: _finish(sink, r))
+            with self._backend.drafts.noted(target.parent) as draft:
+                sink = FileSink(target, limit, draft)
+                await self._fetch({"op": "read", "path": path}, sink, lambda r: _finish(sink, r))
 
     async def _fetch(
         self, request: dict[str, Any], sink: _Sink, finish: Callable[[dict[str, Any]], object]

@@ -272,7 +272,7 @@ def _loops(place: Place) -> set[str]:
 def _files(place: Place) -> set[str]:
     """Records, roots, locks and temporary files; not the directories that hold them, and not what
     is remembered of images, which belongs to no sandbox."""
-    kept = {place.state / name for name in ("instances", "stores")}
+    kept = {place.state / name for name in ("instances", "stores", "drafts")}
     kept |= {place.state, place.data, place.temp}
     roots = (place.state, place.data, place.temp)
     found = {path for root in roots if root.exists() for path in root.rglob("*")}

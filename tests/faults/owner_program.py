@@ -78,7 +78,17 @@ async def polite(count: int) -> None:
     say(outcomes=await asyncio.gather(*clients))
 
 
-TASKS = {"loops": loops, "create": create, "polite": polite}
+async def copies(_: int) -> None:
+    """A copy that takes a while, to where COPY_TO says; of a file, or of a directory."""
+    destination = os.environ["COPY_TO"]
+    async with SandboxManager(1, backend=NativeBackend()) as manager:
+        sandbox = await manager.create()
+        await sandbox.execute("mkdir tree && truncate -s 900M tree/file")
+        say(ready=True)
+        await sandbox.copy_from(os.environ["COPY_FROM"], destination)
+
+
+TASKS = {"loops": loops, "create": create, "polite": polite, "copies": copies}
 
 if __name__ == "__main__":
     asyncio.run(TASKS[sys.argv[1]](int(sys.argv[2]) if len(sys.argv) > 2 else 1))

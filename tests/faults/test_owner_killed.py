@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -76,3 +77,31 @@ async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
     await clean_since(before, place, but_records=True)
     await usable(place)
     await clean_since(before, place)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "drafts_in"),
+    [("tree/file", "copy", "."), ("tree", "copy", "."), ("tree", "there", "there")],
+    ids=["file", "tree", "tree-into-another"],
+)
+async def test_a_copy_that_was_killed_is_removed_by_the_next_start(
+    place, owner, tmp_path, source, target, drafts_in
+):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").write_text("old")
+    planted = tmp_path / drafts_in / ".paracle-0123456789abcdef"  # of somebody else
+    planted.mkdir()
+    where = {"COPY_FROM": source, "COPY_TO": str(tmp_path / target)}
+    async with owner("copies", **where) as process:
+        await process.hear("ready")
+        async with asyncio.timeout(30):
+            while len(drafts := [*(tmp_path / drafts_in).glob(".paracle-*")]) < 2:
+                await asyncio.sleep(0.005)
+        process.process.kill()
+        await process.process.wait()
+    assert all(draft.exists() for draft in drafts), "it was not killed in the middle of the copy"
+    await usable(place)
+    assert [*(tmp_path / drafts_in).glob(".paracle-*")] == [planted]
+    assert not (tmp_path / "copy").exists()
+    assert (tmp_path / "there" / "file").read_text() == "old"
+    assert [*(place.state / "drafts").iterdir()] == []

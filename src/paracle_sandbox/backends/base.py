@@ -6,10 +6,13 @@ terminals) is the guest's work, and is the same everywhere.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from ..channel.drafts import Drafts
 
 if TYPE_CHECKING:
     from ..config import SandboxConfig
@@ -99,6 +102,9 @@ class Backend(ABC):
     # Whether destroy() kills the guest at once. Then it need not hear before that it has to end; it
     # does after, also if destroy() failed.
     kills_guests = False
+    # What is being copied to this machine's disk; sweep() removes those of dead processes.
+    drafts = Drafts()
+    _swept = False
 
     @abstractmethod
     async def health(self) -> Health:
@@ -142,7 +148,18 @@ class Backend(ABC):
     async def sweep(self) -> int:
         """Remove what dead processes left, and nothing of a living one. Returns how many
         sandboxes that were."""
+        await asyncio.to_thread(self.drafts.sweep)
         return 0
+
+    async def sweep_once(self) -> None:
+        """For the first of a process; the next one tries again if that failed."""
+        if not self._swept:
+            self._swept = True
+            try:
+                await self.sweep()
+            except BaseException:
+                self._swept = False
+                raise
 
     async def close(self) -> None:  # noqa: B027  many hold nothing
         """Let go of what this process holds (helpers, pools); its sandboxes go with it."""

@@ -75,8 +75,11 @@ class Unpacker:
     the content then, file by file: each file is the old or the new one, and others stay.
     """
 
-    def __init__(self, destination: Path, *, max_bytes: int, max_entries: int) -> None:
+    def __init__(
+        self, destination: Path, *, max_bytes: int, max_entries: int, draft: bytes | None = None
+    ) -> None:
         self._destination = destination
+        self._draft = draft
         self._max_bytes = max_bytes
         self._max_entries = max_entries
         self._staging: Staging | None = None
@@ -114,6 +117,7 @@ class Unpacker:
         return Staging(
             parent,
             name,
+            draft=self._draft,
             links=False,
             mode_mask=MODE_MASK,
             max_bytes=self._max_bytes,
@@ -127,13 +131,13 @@ class FileSink:
     A link at the destination is replaced, not followed; a directory there is an error.
     """
 
-    def __init__(self, destination: Path, max_bytes: int) -> None:
+    def __init__(self, destination: Path, max_bytes: int, draft: bytes | None = None) -> None:
         self._destination = destination
         self._left = max_bytes
         self._parent = -1
         self._fd = -1
         self._name = b""
-        self._temporary = b""
+        self._temporary = draft or temporary_name()
         self._size = 0
         self._over = False
 
@@ -176,7 +180,6 @@ class FileSink:
 
     def _open(self) -> None:
         self._parent, self._name = _open_parent(self._destination)
-        self._temporary = temporary_name()
         self._fd = os.open(self._temporary, CREATE, 0o600, dir_fd=self._parent)
 
     def _close(self) -> None:

@@ -13,13 +13,15 @@ from .trees import TreeWriter, temporary_name
 
 
 class Staging:
-    """Takes over the descriptor `parent`; `name` in it is the target directory."""
+    """Takes over the descriptor `parent`; `name` in it is the target directory, `draft` what the
+    hidden one is called."""
 
     def __init__(
         self,
         parent: int,
         name: bytes,
         *,
+        draft: Optional[bytes] = None,
         links: bool,
         mode_mask: int,
         max_bytes: Optional[int] = None,
@@ -29,7 +31,7 @@ class Staging:
         self._name = name
         self._target = -1
         self._stage = -1
-        self._stage_name = temporary_name()
+        self._stage_name = draft or temporary_name()
         try:
             self._open()
         except OSError:

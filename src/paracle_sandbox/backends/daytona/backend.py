@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ...channel.boot import boot_message
+from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     BackendUnavailableError,
@@ -51,6 +52,7 @@ class DaytonaBackend(Backend):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.drafts = Drafts(settings.state_dir)
         self._client: Any = None
         # What connect() needs to know of those made here.
         self._configs: dict[str, SandboxConfig] = {}

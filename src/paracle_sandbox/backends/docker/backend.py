@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...channel.boot import boot_message
+from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     SandboxCleanupError,
@@ -86,6 +87,7 @@ class DockerBackend(Backend):
         self.runtime = runtime or self.settings.docker_runtime
         self.engine = Engine(self.settings)
         self.session = secrets.token_hex(8)
+        self.drafts = Drafts(self.settings.state_dir)
         self._images = Images(self.engine, self.settings.state_dir)
         self._files = ImageFiles(self.engine, self.settings.state_dir, self.name, self.session)
         self._watch = Watch(self.engine, self.session)
@@ -96,7 +98,6 @@ class DockerBackend(Backend):
         self.stock = Stock(self.settings.docker_warm, self._make_ready, self.destroy)
         self.store = WorkspaceStore(lambda: self.engine.endpoint.shares_our_files, self.settings)
         self._bridged = False
-        self._swept = False
 
     @property
     def client(self) -> Docker:
@@ -127,7 +128,7 @@ class DockerBackend(Backend):
     ) -> None:
         check_sandbox_id(sandbox_id)
         volumes = volumes_for(self.engine, config, self.settings)
-        await self._sweep_once()
+        await self.sweep_once()
         making = asyncio.ensure_future(self._make(sandbox_id, config, labels, volumes))
         try:
             await asyncio.shield(making)
@@ -361,7 +362,7 @@ class DockerBackend(Backend):
         return [container for container in found if container.get("State") != "removing"]
 
     async def sweep(self) -> int:
-        swept = 0
+        swept = await super().sweep()
         for container in await self._containers():
             owner = owner_of(container)
             if owner is None or owner.is_alive:
@@ -372,15 +373,6 @@ class DockerBackend(Backend):
             except EngineRefused as refused:
                 logger.warning("container %s was not swept: %s", container["Id"], refused.message)
         return swept
-
-    async def _sweep_once(self) -> None:
-        if not self._swept:
-            self._swept = True
-            try:
-                await self.sweep()
-            except BaseException:
-                self._swept = False
-                raise
 
     async def close(self) -> None:
         self._living.clear()  # nothing is made ready any more

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...channel.boot import boot_message
+from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     SandboxCleanupError,
@@ -70,6 +71,7 @@ class IncusBackend(Backend):
         self.remotes = Remotes(self.settings)
         self.server = Server(self.remotes.get(self.settings.incus_remote))
         self.session = secrets.token_hex(8)
+        self.drafts = Drafts(self.settings.state_dir)
         self.instances = Instances(self.server)
         self.maker = Maker(self.instances)
         self.homes = Homes(self.server, self.settings)
@@ -78,7 +80,6 @@ class IncusBackend(Backend):
         self._meter = Meter(self.instances, self.homes, beside)
         self._owned: dict[str, Owned] = {}
         self._creating: set[str] = set()
-        self._swept = False
 
     async def health(self) -> Health:
         from .health import examine
@@ -113,7 +114,7 @@ class IncusBackend(Backend):
     ) -> None:
         try:
             await self._check_machine()
-            await self._sweep_once()
+            await self.sweep_once()
             source = await image_source(self.server, self.remotes, config.base_image)
             place = await self._place(config, sandbox_keys(sandbox_id, config, labels))
             await self._make_in(place, sandbox_id, config, source)
@@ -246,7 +247,7 @@ class IncusBackend(Backend):
         return [info for info in infos if info is not None]
 
     async def sweep(self) -> int:
-        swept = 0
+        swept = await super().sweep()
         for instance in await self.instances.all():
             owner = owner_of(instance, self.name)
             if owner is None or owner.is_alive:
@@ -258,15 +259,6 @@ class IncusBackend(Backend):
                 logger.warning("instance %s was not swept: %s", instance["name"], refused.message)
         await self.homes.sweep()
         return swept
-
-    async def _sweep_once(self) -> None:
-        if not self._swept:
-            self._swept = True
-            try:
-                await self.sweep()
-            except BaseException:
-                self._swept = False
-                raise
 
     async def close(self) -> None:
         await self.stock.close()

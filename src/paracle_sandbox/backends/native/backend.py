@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...channel.drafts import Drafts
 from ...channel.socket_channel import SocketChannel
 from ...errors import (
     BackendUnavailableError,
@@ -60,10 +61,10 @@ class NativeBackend(Backend):
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or load_settings()
         self.records = RecordStore(Path(self.settings.state_dir))
+        self.drafts = Drafts(self.settings.state_dir)
         self.templates = Templates(self.settings)
         self._spawners: dict[str, asyncio.Task[Spawner] | Spawner] = {}
         self._owned: dict[str, _Owned] = {}
-        self._swept = False
 
     async def health(self) -> Health:
         from .health import examine
@@ -165,6 +166,7 @@ class NativeBackend(Backend):
         if not self._swept:
             self._swept = True
             self.records.sweep()
+            self.drafts.sweep()
             with contextlib.suppress(SandboxCleanupError):  # nobody's reason not to start
                 await network_remains.sweep()
         self.templates.hold(template)
@@ -275,7 +277,7 @@ class NativeBackend(Backend):
         return [info for info, has_slot in infos if has_slot or not info.owner_alive]
 
     async def sweep(self) -> int:
-        swept = await asyncio.to_thread(self.records.sweep)
+        swept = await super().sweep() + await asyncio.to_thread(self.records.sweep)
         await network_remains.sweep()
         return swept
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
+from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     BackendUnavailableError,
@@ -43,6 +44,7 @@ class RemoteBackend(Backend):
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or load_settings()
+        self.drafts = Drafts(self._settings.state_dir)
         self._http: httpx2.AsyncClient | None = None
 
     # The seam

@@ -1,0 +1,110 @@
+"""Notes of what is being copied to the host's disk, for what a killed process leaves of it.
+
+A copy arrives under a hidden name and is moved to its place when it is whole. Whoever is killed
+meanwhile leaves the draft, wherever it is. So its place is noted in the state directory before, and
+whoever sweeps up after dead processes finds it there.
+
+A note is a link that leads nowhere: it is there whole or not at all. It reads
+"owner of the copy:path of the draft".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..guest.descent import remove_tree
+from ..guest.trees import temporary_name
+from ..owner import Owner
+
+_DRAFT = re.compile(rb"\.paracle-[0-9a-f]{16}")
+_PARENT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Drafts:
+    """Those of one state directory; None notes nothing."""
+
+    def __init__(self, state_dir: str | None = None) -> None:
+        self._notes = state_dir and os.path.join(state_dir, "drafts")
+
+    @contextlib.contextmanager
+    def noted(self, *folders: Path) -> Iterator[bytes]:
+        """The name for a draft that will be in one of the folders. Where a note is refused, it is
+        done without."""
+        name = temporary_name()
+        notes = [made for folder in folders if (made := self._note(folder, name))]
+        try:
+            yield name
+        finally:
+            for note in notes:
+                with contextlib.suppress(OSError):
+                    os.unlink(note)
+
+    def _note(self, folder: Path, name: bytes) -> str | None:
+        if self._notes is None:
+            return None
+        path = os.path.join(os.path.abspath(folder), os.fsdecode(name))
+        note = os.path.join(self._notes, os.urandom(8).hex())
+        with contextlib.suppress(OSError):
+            os.makedirs(self._notes, 0o700, exist_ok=True)
+            os.symlink(f"{Owner.of(os.getpid())}:{path}", note)
+            return note
+        return None
+
+    def sweep(self) -> None:
+        """Remove the drafts of processes that are dead."""
+        for note, text in self._all():
+            owner, _, path = text.partition(":")
+            known = Owner.parse(owner)
+            if known is not None and known.is_alive:
+                continue
+            with contextlib.suppress(OSError):
+                _remove(path)
+                os.unlink(note)
+
+    def _all(self) -> list[tuple[str, str]]:
+        if self._notes is None:
+            return []
+        found = []
+        with contextlib.suppress(OSError):
+            if not _is_our_own(os.lstat(self._notes)):
+                return []
+            for name in os.listdir(self._notes):
+                note = os.path.join(self._notes, name)
+                with contextlib.suppress(OSError):
+                    found.append((note, os.readlink(note)))
+        return found
+
+
+def _is_our_own(status: os.stat_result) -> bool:
+    """Or others could have drafts of ours removed."""
+    mine = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return mine and stat.S_ISDIR(status.st_mode)
+
+
+def _remove(path: str) -> None:
+    """What is there under the name of a draft, if it is ours. Gone is success."""
+    folder, name = os.path.split(os.fsencode(path))
+    if not _DRAFT.fullmatch(name):
+        return
+    try:
+        parent = os.open(folder, _PARENT)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        found = os.lstat(name, dir_fd=parent)
+        if found.st_uid != os.geteuid():
+            return
+        if stat.S_ISDIR(found.st_mode):
+            for _ in remove_tree(parent, name):
+                pass
+        else:
+            os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    finally:
+        os.close(parent)

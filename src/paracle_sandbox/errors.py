@@ -76,9 +76,10 @@ class StoppedError(SandboxError):
 
     @property
     def stdout(self) -> str:
-        if not isinstance(self._stdout, str):
-            self._stdout = self._stdout.text()
-        return self._stdout
+        held = self._stdout
+        if not isinstance(held, str):
+            self._stdout = held = held.text()
+        return held
 
     @stdout.setter
     def stdout(self, text: str) -> None:
@@ -86,9 +87,10 @@ class StoppedError(SandboxError):
 
     @property
     def stderr(self) -> str:
-        if not isinstance(self._stderr, str):
-            self._stderr = self._stderr.text()
-        return self._stderr
+        held = self._stderr
+        if not isinstance(held, str):
+            self._stderr = held = held.text()
+        return held
 
     @stderr.setter
     def stderr(self, text: str) -> None:

@@ -53,7 +53,18 @@ class Owner:
             return self.machine != here.machine or self.machine == _UNKNOWN
         if self.namespace != here.namespace:
             return True
-        return self.start == here.start
+        return self.start == here.start if here.start else _exists(self.pid)
+
+
+def _exists(pid: int) -> bool:
+    """What cannot be looked at may be hidden from us."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _text(path: str) -> str:

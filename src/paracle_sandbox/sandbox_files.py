@@ -198,7 +198,7 @@ class SandboxFiles(SandboxLife):
         """
         path = self._checked(path)
         limit = self.config.disk_mb * 2 * MIB if max_bytes is None else max_bytes
-        target = _host_path(destination)
+        target = _resolved(_host_path(destination))
         found = await self.stat(path)
         if found["kind"] == "directory":
             with self._backend.drafts.noted(target, target.parent) as draft:
@@ -272,6 +272,16 @@ def _host_path(path: AnyPath) -> Path:
     if not os.fspath(path):
         raise SandboxPathError("The path on this machine is empty")
     return Path(path)
+
+
+def _resolved(path: Path) -> Path:
+    """Absolute, whatever becomes of the current directory; a link at its end stays one."""
+    try:
+        if path.name in ("", ".."):
+            return Path(os.path.realpath(path))
+        return Path(os.path.realpath(path.parent), path.name)
+    except OSError as error:
+        raise SandboxFileError(f"Cannot copy to {path}: {error.strerror}") from error
 
 
 def _open_file(path: Path) -> tuple[int, Generator[bytes, None, None]]:

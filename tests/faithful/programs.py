@@ -1576,11 +1576,45 @@ PROGRAMS: list[Program] = [
         )
         for kind in ("trace", "profile")
         for what, set_up in (
-            ("callback", f"atexit.register(sys.set{kind}, watch); late = Last()"),
+            ("callback", f"atexit.register(sys.set{kind}, watch)"),
             ("hook", f"sys.excepthook = lambda *_: sys.set{kind}(watch); 1 / 0"),
             ("finalizer", "late = Late(); last = Last()"),
         )
     ],
+    *[
+        _program(f"without_{name}", f"import sys\ndel sys.{name}\nprint(1)")
+        for name in ("gettrace", "settrace", "getprofile", "setprofile")
+    ],
+    _program(
+        "tracers_replaced",
+        """
+        import sys
+        def say(*_): print('asked')
+        sys.gettrace = sys.settrace = sys.getprofile = sys.setprofile = say
+        """,
+    ),
+    _program(
+        "c_profile_left",
+        """
+        import cProfile
+        profile = cProfile.Profile()
+        profile.enable()
+        print(sum(range(10)))
+        """,
+    ),
+    _program(
+        "false_trace_left",
+        r"""
+        import sys
+        class Trace:
+            def __bool__(self): return False
+            def __call__(self, frame, event, arg):
+                if '/lib/python' not in frame.f_code.co_filename:
+                    sys.__stderr__.write('%s %s\n' % (event, frame.f_code.co_name))
+                return self
+        sys.settrace(Trace())
+        """,
+    ),
     _program(
         "gc_callbacks_left",
         "import gc; gc.callbacks.append(lambda phase, info: print(phase)); print('end')",

@@ -81,17 +81,25 @@ async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
 
 @pytest.mark.parametrize(
     ("source", "target", "drafts_in"),
-    [("tree/file", "copy", "."), ("tree", "copy", "."), ("tree", "there", "there")],
-    ids=["file", "tree", "tree-into-another"],
+    [
+        ("tree/file", "copy", "."),
+        ("tree", "copy", "."),
+        ("tree", "there", "there"),
+        ("tree/file", "link/../copy", "."),
+    ],
+    ids=["file", "tree", "tree-into-another", "file-past-a-link"],
 )
 async def test_a_copy_that_was_killed_is_removed_by_the_next_start(
     place, owner, tmp_path, source, target, drafts_in
 ):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("old")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "there")
     planted = tmp_path / drafts_in / ".paracle-0123456789abcdef"  # of somebody else
     planted.mkdir()
-    where = {"COPY_FROM": source, "COPY_TO": str(tmp_path / target)}
+    base = tmp_path / "elsewhere" if target.startswith("link") else tmp_path
+    where = {"COPY_FROM": source, "COPY_TO": f"{base}/{target}"}
     async with owner("copies", **where) as process:
         await process.hear("ready")
         async with asyncio.timeout(30):

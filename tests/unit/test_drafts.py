@@ -50,6 +50,34 @@ def test_there_is_a_note_as_long_as_there_may_be_a_draft(state: Path, tmp_path: 
     assert not [*(state / "drafts").iterdir()]
 
 
+def test_a_note_is_kept_as_long_as_there_is_a_draft(state: Path, tmp_path: Path):
+    with Drafts(str(state)).noted(tmp_path) as name:
+        (tmp_path / name.decode()).touch()
+    assert len([*(state / "drafts").iterdir()]) == 1
+    (tmp_path / name.decode()).unlink()
+
+
+def test_the_state_directory_that_is_made_is_ours_alone(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        with Drafts(str(tmp_path / "made")).noted(tmp_path):
+            pass
+    finally:
+        os.umask(before)
+    for made in ("made", "made/drafts"):
+        assert (tmp_path / made).stat().st_mode & 0o777 == 0o700
+
+
+def test_whom_we_cannot_look_at_is_alive(monkeypatch: pytest.MonkeyPatch):
+    me = Owner.of(os.getpid())
+    monkeypatch.setattr("paracle_sandbox.owner.start_time", lambda _: None)  # as with hidepid
+    assert me.is_alive and not dead_pid_is_alive(me)
+
+
+def dead_pid_is_alive(me: Owner) -> bool:
+    return replace(me, pid=1 << 24).is_alive  # more than there can be
+
+
 @pytest.mark.parametrize("state_dir", [None, "/dev/null/state", "/proc/none"])
 def test_a_copy_goes_on_where_nothing_can_be_noted(state_dir: str | None, tmp_path: Path):
     drafts = Drafts(state_dir)
@@ -76,10 +104,17 @@ def test_a_file_is_removed_and_a_link_is_not_followed(state: Path, tmp_path: Pat
     assert not (tmp_path / NAME).is_symlink() and (tmp_path / "canary").is_dir()
 
 
-@pytest.mark.parametrize("who", ["alive", "elsewhere"])
-def test_those_of_the_living_stay(state: Path, tmp_path: Path, who: str):
-    me = Owner.of(os.getpid())
-    made = note(state, me if who == "alive" else replace(me, machine="other"), draft(tmp_path))
+@pytest.mark.parametrize(
+    "who",
+    [
+        Owner.of(os.getpid()),
+        replace(Owner.of(os.getpid()), machine="other"),
+        "v2/of/a/later/version/of/us",
+    ],
+    ids=["alive", "elsewhere", "unknown"],
+)
+def test_those_of_the_living_stay(state: Path, tmp_path: Path, who: object):
+    made = note(state, who, draft(tmp_path))
     Drafts(str(state)).sweep()
     assert (tmp_path / NAME).exists() and made.is_symlink()
 

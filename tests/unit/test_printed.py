@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import pickle
 import random
@@ -68,6 +69,41 @@ def test_readers_in_many_threads_get_the_same_text():
     with ThreadPoolExecutor(8) as threads:
         texts = list(threads.map(lambda _: made.text(), range(8)))
     assert all(text == LARGE.decode() for text in texts)
+
+
+@pytest.mark.parametrize("after", [1, 7, 20, 40])
+def test_who_was_interrupted_can_read_it_again(monkeypatch: pytest.MonkeyPatch, after: int):
+    made = printed(LARGE, 65_536, only_text=True)
+    calls = 0
+    original = codecs.getincrementaldecoder("utf-8")
+
+    class Interrupted(original):  # type: ignore[misc, valid-type]
+        def decode(self, data: bytes, final: bool = False) -> str:
+            nonlocal calls
+            calls += 1
+            if calls == after:
+                raise KeyboardInterrupt
+            return super().decode(data, final)
+
+    monkeypatch.setattr(codecs, "getincrementaldecoder", lambda _: Interrupted)
+    try:
+        made.text()
+    except KeyboardInterrupt:
+        pass
+    assert calls == after
+    assert made.text() == LARGE.decode()
+
+
+def test_bytes_are_read_whole_while_more_come():
+    made = Printed()
+    chunk = bytes(range(256)) * 1024
+    with ThreadPoolExecutor(1) as thread:
+        adding = thread.submit(lambda: [made.add(chunk) for _ in range(64)])
+        while not adding.done():
+            data = made.raw()
+            assert len(data) % len(chunk) == 0 and len(data) <= 64 * len(chunk)
+            assert data == chunk * (len(data) // len(chunk))
+    assert made.raw() == chunk * 64
 
 
 @pytest.mark.parametrize(

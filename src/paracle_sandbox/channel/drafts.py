@@ -29,46 +29,48 @@ class Drafts:
     """Those of one state directory; None notes nothing."""
 
     def __init__(self, state_dir: str | None = None) -> None:
-        self._notes = state_dir and os.path.join(state_dir, "drafts")
+        self._state = state_dir
+        self._notes = os.path.join(state_dir or "", "drafts")
 
     @contextlib.contextmanager
     def noted(self, *folders: Path) -> Iterator[bytes]:
-        """The name for a draft that will be in one of the folders. Where a note is refused, it is
-        done without."""
+        """The name for a draft that will be in one of the folders, which are absolute. Where a
+        note is refused, it is done without."""
         name = temporary_name()
-        notes = [made for folder in folders if (made := self._note(folder, name))]
+        drafts = [os.path.join(folder, os.fsdecode(name)) for folder in folders]
+        notes = [self._note(draft) for draft in drafts]
         try:
             yield name
         finally:
-            for note in notes:
-                with contextlib.suppress(OSError):
-                    os.unlink(note)
+            for draft, note in zip(drafts, notes, strict=True):
+                if note and not os.path.lexists(draft):  # else somebody has to try again
+                    with contextlib.suppress(OSError):
+                        os.unlink(note)
 
-    def _note(self, folder: Path, name: bytes) -> str | None:
-        if self._notes is None:
+    def _note(self, draft: str) -> str | None:
+        if self._state is None:
             return None
-        path = os.path.join(os.path.abspath(folder), os.fsdecode(name))
         note = os.path.join(self._notes, os.urandom(8).hex())
         with contextlib.suppress(OSError):
-            os.makedirs(self._notes, 0o700, exist_ok=True)
-            os.symlink(f"{Owner.of(os.getpid())}:{path}", note)
-            return note
+            for directory in (self._state, self._notes):
+                os.makedirs(directory, 0o700, exist_ok=True)
+            if _is_our_own(os.lstat(self._notes)):
+                os.symlink(f"{Owner.of(os.getpid())}:{draft}", note)
+                return note
         return None
 
     def sweep(self) -> None:
-        """Remove the drafts of processes that are dead."""
+        """Remove the drafts of processes that are dead, as far as that can be told."""
         for note, text in self._all():
-            owner, _, path = text.partition(":")
+            owner, _, draft = text.partition(":")
             known = Owner.parse(owner)
-            if known is not None and known.is_alive:
+            if known is None or known.is_alive:
                 continue
             with contextlib.suppress(OSError):
-                _remove(path)
+                _remove(draft)
                 os.unlink(note)
 
     def _all(self) -> list[tuple[str, str]]:
-        if self._notes is None:
-            return []
         found = []
         with contextlib.suppress(OSError):
             if not _is_our_own(os.lstat(self._notes)):

@@ -86,6 +86,7 @@ async def _run(sandbox: Sandbox, program: Program) -> CommandResult:
         stdin=program.stdin is not None,
         on_output_bytes=program.on_output,
     )
+    command.only_text()
     async with AsyncExitStack() as stack:
         stack.push_async_exit(command)
         if program.stdin is not None:

@@ -22,7 +22,6 @@ import _thread
 import builtins
 import ctypes
 import functools
-import gc
 import os
 import struct
 import sys
@@ -64,7 +63,9 @@ _struct_set = _function(
 )
 _keep_reference = _function("Py_IncRef", None, ctypes.py_object)
 flush_c_streams = ctypes.CDLL(None).fflush
-_getprofile = sys.getprofile
+# A program may put something else in the place of these, too.
+_gettrace, _settrace = sys.gettrace, sys.settrace
+_getprofile, _setprofile = sys.getprofile, sys.setprofile
 
 # Made here, in the parent: a callback needs executable memory, which a sandbox may refuse.
 _consume: "functools.partial[Any]" = functools.partial(deque, maxlen=0)
@@ -139,7 +140,6 @@ def run_on_empty_stack(
             _take_off(traces, profiles),
             *_performed(stages, raised, settle, traces, profiles),
             *_performed(last_stages, raised, release, traces, profiles),
-            _let_go(traces, profiles),
             map(_guarded, [leave]),
             map(os._exit, [1]),
         ),
@@ -177,27 +177,20 @@ def _performed(
 
 
 def _take_off(traces: List[Any], profiles: List[Any]) -> Calls:
-    """Keeping one returns None, which is what is to be set."""
+    """Keeping one returns None, which is what is to be set. What cannot be called is a profiler
+    in C, which could not be put back."""
     return chain(
-        map(sys.settrace, map(traces.append, filter(None, starmap(sys.gettrace, [()])))),
-        map(sys.setprofile, map(profiles.append, filter(None, starmap(_getprofile, [()])))),
+        map(_settrace, map(traces.append, filter(callable, starmap(_gettrace, [()])))),
+        map(_setprofile, map(profiles.append, filter(callable, starmap(_getprofile, [()])))),
     )
 
 
 def _put_back(traces: List[Any], profiles: List[Any]) -> Calls:
     """And forget them: they may take themselves off."""
-    put = chain(map(sys.settrace, traces[:]), map(sys.setprofile, profiles[:]))
+    put = chain(map(_settrace, traces[:]), map(_setprofile, profiles[:]))
     traces.clear()
     profiles.clear()
     return put
-
-
-def _let_go(traces: List[Any], profiles: List[Any]) -> Calls:
-    """Nothing is traced any more, and what only a tracer held goes: since 3.10 by a collection."""
-    if sys.version_info < (3, 10):
-        return ()
-    forgotten = map(list.clear, filter(None, [traces, profiles]))
-    return starmap(gc.collect, map({None: ()}.__getitem__, forgotten))
 
 
 def _program(codes: List[CodeType], scopes: List[Dict[str, Any]], ended: List[None]) -> Calls:

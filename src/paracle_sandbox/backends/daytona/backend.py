@@ -74,6 +74,7 @@ class DaytonaBackend(Backend):
         self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
     ) -> None:
         client = self.client
+        await self.sweep_once()
         import daytona
 
         image = requests.image_of(config, self._settings.daytona_image)

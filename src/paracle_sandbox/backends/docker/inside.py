@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from ...channel.boot import BOOTSTRAP, boot_message
+from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import SandboxCreationError, SandboxError, SandboxNotFoundError
 from ...settings import Settings
@@ -38,6 +39,7 @@ class InsideBackend(Backend):
             raise SandboxCreationError(f"Not a container: {container[:80]!r}")
         self._container = container
         self._engine = Engine(settings)
+        self.drafts = Drafts(settings.state_dir)
         self._channels: dict[str, AttachChannel] = {}
 
     async def health(self) -> Health:

@@ -71,6 +71,7 @@ class RemoteBackend(Backend):
         self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
     ) -> None:
         check_sandbox_id(sandbox_id)
+        await self.sweep_once()
         body = {
             "sandbox_id": sandbox_id,
             "config": config.model_dump(mode="json"),

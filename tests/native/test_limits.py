@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
 from pressure import MIB, SLACK_SECONDS, Scene, needs_root
 
 from paracle_sandbox.errors import ResourceLimitError, SandboxTimeoutError
+from paracle_sandbox.sandbox import Sandbox
 
 pytestmark = needs_root
 
@@ -73,22 +74,27 @@ async def test_memory(size, processes, where):
         assert (await tight.execute("echo well"))["stdout"] == "well\n"
 
 
-async def test_two_busy_processes_share_half_a_core():
+async def share_of_two_busy_processes(scene: Scene, sandbox: Sandbox) -> float:
+    """Of a core."""
     busy = "import os\nos.fork()\nwhile True: pass\n"
-    seconds = 3.5
+    async with scene.neighbour():
+        started, before = time.monotonic(), scene.cpu_seconds(sandbox)
+        with pytest.raises(SandboxTimeoutError):
+            await sandbox.run_code(busy, timeout=3.5)
+        used = scene.cpu_seconds(sandbox) - before
+    return used / (time.monotonic() - started)
+
+
+async def test_two_busy_processes_share_half_a_core():
     async with Scene() as scene:
         half, two = await scene.sandbox(cpu_cores=0.5), await scene.sandbox(cpu_cores=2)
-        shares = {}
-        for sandbox in (half, two):
-            async with scene.neighbour():
-                started, before = time.monotonic(), scene.cpu_seconds(sandbox)
-                with pytest.raises(SandboxTimeoutError):
-                    await sandbox.run_code(busy, timeout=seconds)
-                used = scene.cpu_seconds(sandbox) - before
-            shares[sandbox.sandbox_id] = used / (time.monotonic() - started)
-        # However busy the machine is with others, it has some, and more with a larger quota.
-        assert 0.1 < shares[half.sandbox_id] < 0.55
-        assert shares[two.sandbox_id] > shares[half.sandbox_id] * 1.15
+        # A machine that is busy with others may have less for either, but not each time.
+        for _ in range(6):
+            share = await share_of_two_busy_processes(scene, half)
+            assert 0 < share < 0.55
+            if await share_of_two_busy_processes(scene, two) > max(0.4, share) * 1.15:
+                return
+        raise AssertionError("a larger quota is worth no more: nothing is shown here")
 
 
 CROWD = """

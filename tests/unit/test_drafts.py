@@ -131,6 +131,15 @@ def test_only_drafts_are_removed_whatever_a_note_says(state: Path, tmp_path: Pat
     assert not made.is_symlink()
 
 
+def test_without_a_state_directory_the_current_one_is_left_alone(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = note(state, dead(), draft(tmp_path))
+    monkeypatch.chdir(state)
+    Drafts().sweep()
+    assert made.is_symlink() and (tmp_path / NAME).exists()
+
+
 def test_notes_that_others_may_write_are_not_believed(state: Path, tmp_path: Path):
     note(state, dead(), draft(tmp_path))
     (state / "drafts").chmod(0o777)

@@ -71,6 +71,8 @@ class Drafts:
                 os.unlink(note)
 
     def _all(self) -> list[tuple[str, str]]:
+        if self._state is None:
+            return []
         found = []
         with contextlib.suppress(OSError):
             if not _is_our_own(os.lstat(self._notes)):

@@ -148,8 +148,12 @@ class Backend(ABC):
     async def sweep(self) -> int:
         """Remove what dead processes left, and nothing of a living one. Returns how many
         sandboxes that were."""
-        await asyncio.to_thread(self.drafts.sweep)
+        await self.sweep_drafts()
         return 0
+
+    async def sweep_drafts(self) -> None:
+        if self.drafts.noted_any:  # to start a thread takes longer than to look
+            await asyncio.to_thread(self.drafts.sweep)
 
     async def sweep_once(self) -> None:
         """For the first of a process; the next one tries again if that failed."""

@@ -59,6 +59,10 @@ class Drafts:
                 return note
         return None
 
+    @property
+    def noted_any(self) -> bool:
+        return bool(self._all())
+
     def sweep(self) -> None:
         """Remove the drafts of processes that are dead, as far as that can be told."""
         for note, text in self._all():

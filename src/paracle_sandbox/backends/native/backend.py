@@ -166,7 +166,7 @@ class NativeBackend(Backend):
         if not self._swept:
             self._swept = True
             self.records.sweep()
-            await asyncio.to_thread(self.drafts.sweep)
+            await self.sweep_drafts()
             with contextlib.suppress(SandboxCleanupError):  # nobody's reason not to start
                 await network_remains.sweep()
         self.templates.hold(template)

@@ -128,9 +128,9 @@ async def seconds_to_remove_a_crowd(cpu_cores: float) -> float:
 
 
 async def test_a_crowd_dies_as_fast_with_little_of_a_processor():
-    """To die takes processor time, too."""
+    """To die takes processor time, too: half a minute of a tenth of a processor."""
     with_much = await seconds_to_remove_a_crowd(2)
-    assert await seconds_to_remove_a_crowd(0.1) < 3 * with_much + 1
+    assert await seconds_to_remove_a_crowd(0.1) < 3 * with_much + 8
 
 
 async def test_processes():

@@ -8,6 +8,7 @@ what is not known to be dead is never touched.
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +63,15 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:
-        return True
+    except PermissionError:
+        pass
     return True
+
+
+def is_ours_alone(directory: os.stat_result) -> bool:
+    """Whether only we can have put there what is in it. Not so for a link."""
+    mine = directory.st_uid == os.geteuid() and not directory.st_mode & 0o022
+    return mine and stat.S_ISDIR(directory.st_mode)
 
 
 def _text(path: str) -> str:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from paracle_sandbox.backends.base import Backend
+from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.remote.backend import RemoteBackend
 from paracle_sandbox.channel.drafts import Drafts
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.errors import SandboxError
 from paracle_sandbox.owner import Owner
+from paracle_sandbox.settings import Settings
 
 NAME = ".paracle-0123456789abcdef"
 
@@ -71,11 +78,8 @@ def test_the_state_directory_that_is_made_is_ours_alone(tmp_path: Path):
 def test_whom_we_cannot_look_at_is_alive(monkeypatch: pytest.MonkeyPatch):
     me = Owner.of(os.getpid())
     monkeypatch.setattr("paracle_sandbox.owner.start_time", lambda _: None)  # as with hidepid
-    assert me.is_alive and not dead_pid_is_alive(me)
-
-
-def dead_pid_is_alive(me: Owner) -> bool:
-    return replace(me, pid=1 << 24).is_alive  # more than there can be
+    assert me.is_alive
+    assert not replace(me, pid=1 << 24).is_alive  # more than there can be
 
 
 @pytest.mark.parametrize("state_dir", [None, "/dev/null/state", "/proc/none"])
@@ -117,6 +121,25 @@ def test_those_of_the_living_stay(state: Path, tmp_path: Path, who: object):
     made = note(state, who, draft(tmp_path))
     Drafts(str(state)).sweep()
     assert (tmp_path / NAME).exists() and made.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        lambda state: RemoteBackend(Settings(api_url="http://127.0.0.1:1", state_dir=state)),
+        lambda state: DockerBackend(Settings(docker_host="unix:///none", state_dir=state)),
+    ],
+    ids=["remote", "docker"],
+)
+async def test_backends_sweep_when_they_are_first_used(
+    state: Path, tmp_path: Path, backend: Callable[[str], Backend]
+):
+    note(state, dead(), draft(tmp_path))
+    place = backend(str(state))
+    with pytest.raises(SandboxError):  # nobody is there; it has been swept before
+        await place.create("x", SandboxConfig(), {})
+    await place.close()
+    assert not (tmp_path / NAME).exists()
 
 
 @pytest.mark.parametrize("name", ["precious", ".paracle-term-012345", NAME + "0", ".."])

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from ..guest.descent import remove_tree
 from ..guest.trees import temporary_name
-from ..owner import Owner
+from ..owner import Owner, is_ours_alone
 
-_DRAFT = re.compile(rb"\.paracle-[0-9a-f]{16}")
+# What `temporary_name` makes: files that are being written have such names until they are whole.
+DRAFT_NAME = re.compile(r"\.paracle-[0-9a-f]{16}\Z")
 _PARENT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -29,8 +30,7 @@ class Drafts:
     """Those of one state directory; None notes nothing."""
 
     def __init__(self, state_dir: str | None = None) -> None:
-        self._state = state_dir
-        self._notes = os.path.join(state_dir or "", "drafts")
+        self._notes = os.path.join(state_dir, "drafts") if state_dir else None
 
     @contextlib.contextmanager
     def noted(self, *folders: Path) -> Iterator[bytes]:
@@ -48,13 +48,13 @@ class Drafts:
                         os.unlink(note)
 
     def _note(self, draft: str) -> str | None:
-        if self._state is None:
+        if self._notes is None:
             return None
         note = os.path.join(self._notes, os.urandom(8).hex())
         with contextlib.suppress(OSError):
-            for directory in (self._state, self._notes):
+            for directory in (os.path.dirname(self._notes), self._notes):
                 os.makedirs(directory, 0o700, exist_ok=True)
-            if _is_our_own(os.lstat(self._notes)):
+            if is_ours_alone(os.lstat(self._notes)):
                 os.symlink(f"{Owner.of(os.getpid())}:{draft}", note)
                 return note
         return None
@@ -75,12 +75,12 @@ class Drafts:
                 os.unlink(note)
 
     def _all(self) -> list[tuple[str, str]]:
-        if self._state is None:
+        if self._notes is None:
             return []
         found = []
         with contextlib.suppress(OSError):
-            if not _is_our_own(os.lstat(self._notes)):
-                return []
+            if not is_ours_alone(os.lstat(self._notes)):
+                return []  # others could have drafts of ours removed
             for name in os.listdir(self._notes):
                 note = os.path.join(self._notes, name)
                 with contextlib.suppress(OSError):
@@ -88,16 +88,10 @@ class Drafts:
         return found
 
 
-def _is_our_own(status: os.stat_result) -> bool:
-    """Or others could have drafts of ours removed."""
-    mine = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-    return mine and stat.S_ISDIR(status.st_mode)
-
-
 def _remove(path: str) -> None:
     """What is there under the name of a draft, if it is ours. Gone is success."""
-    folder, name = os.path.split(os.fsencode(path))
-    if not _DRAFT.fullmatch(name):
+    folder, name = os.path.split(path)
+    if not DRAFT_NAME.match(name):
         return
     try:
         parent = os.open(folder, _PARENT)
@@ -108,7 +102,7 @@ def _remove(path: str) -> None:
         if found.st_uid != os.geteuid():
             return
         if stat.S_ISDIR(found.st_mode):
-            for _ in remove_tree(parent, name):
+            for _ in remove_tree(parent, os.fsencode(name)):
                 pass
         else:
             os.unlink(name, dir_fd=parent)

@@ -13,11 +13,11 @@ import asyncio
 import logging
 import os
 import posixpath
-import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..channel.drafts import DRAFT_NAME
 from ..command import Command
 from ..errors import SandboxError, SandboxFileError
 from ..results import FileInfo
@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 # With more changed files than this, one stream of everything is faster than one for each.
 _MANY = 100
-# Files that are being written, inside or out here, have such names until they are whole.
-_TEMPORARY = re.compile(r"\.paracle-[0-9a-f]{16}\Z")
 
 Mark = tuple[str, int, int, float]
 
@@ -181,17 +179,17 @@ def _is_below(path: str) -> bool:
     parts = path.split("/")
     if path == "." or path.startswith("/") or ".." in parts or "\0" in path:
         return False
-    return not any(_TEMPORARY.match(part) for part in parts)
+    return not any(DRAFT_NAME.match(part) for part in parts)
 
 
 def _prepare(directory: Path) -> bool:
     """Make it, remove what a killed service left half written; whether anything is kept."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for base, folders, names in os.walk(directory):
-        for name in filter(_TEMPORARY.match, [*folders, *names]):
+        for name in filter(DRAFT_NAME.match, [*folders, *names]):
             shutil.rmtree(os.path.join(base, name), ignore_errors=True)
             Path(base, name).unlink(missing_ok=True)
-        folders[:] = [name for name in folders if not _TEMPORARY.match(name)]
+        folders[:] = [name for name in folders if not DRAFT_NAME.match(name)]
     return any(directory.iterdir())
 
 

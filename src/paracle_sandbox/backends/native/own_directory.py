@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 
 from ...errors import BackendUnavailableError
+from ...owner import is_ours_alone
 
 
 def require_own_directory(path: str) -> None:
@@ -17,7 +17,7 @@ def require_own_directory(path: str) -> None:
         raise BackendUnavailableError(
             f"The state directory cannot be used: {error}. Set PARACLE_STATE_DIR to another."
         ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    if not is_ours_alone(found):
         raise BackendUnavailableError(
             f"The state directory {path} is not this user's alone. Remove it, or set "
             "PARACLE_STATE_DIR to another."

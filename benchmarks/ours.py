@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 import resource
@@ -16,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from paracle_sandbox import Sandbox, SandboxConfig
+from paracle_sandbox import Sandbox, SandboxConfig, run
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.settings import Settings, load_settings
@@ -65,6 +66,14 @@ async def fresh_times(name: str, stock: int | None, count: int, pause: float) ->
         return await timed(name, lambda: fresh_hello(native), count, pause)
 
 
+async def run_times(name: str, count: int, pause: float) -> Times:
+    """Of later calls: the first one starts what is kept for them."""
+    hello = functools.partial(run, _HELLO, backend="native")
+    await asyncio.to_thread(hello)
+    await asyncio.sleep(_STOCK_SETTLES_SECONDS)
+    return await timed(name, lambda: asyncio.to_thread(hello), count, pause)
+
+
 async def live_times(count: int, pause: float) -> tuple[Times, Times]:
     """Python hello and shell true in a sandbox that is there."""
     async with backend() as native:
@@ -87,7 +96,7 @@ async def bursts(
 ) -> tuple[float, float]:
     """So many, per second, when all of them are there, and as many of the bare ones: of the rounds,
     each with both, the one whose ratio is the median. What others do to the machine meets both.
-    In turns with new molds: where things come to lie in the memory of one makes a difference."""
+    In turns with new zygotes: where things come to lie in the memory of one makes a difference."""
     found: list[tuple[float, float]] = []
     for _ in range(_MOLDS):
         # None has to be made meanwhile: that begins when few are left.
@@ -106,7 +115,7 @@ async def bursts(
 async def pandas_times(count: int) -> Times | None:
     """Create + import pandas + destroy, in the ml template; None where it is not built."""
     async with backend() as native:
-        if native.templates.get("ml").path is None:
+        if not native.templates.get("ml").is_built:
             return None
         image = {"base_image": "paracle/sandbox:ml"}
         await fresh_hello(native, **image)
@@ -146,7 +155,7 @@ async def many_idle(count: int) -> tuple[float, float, float]:
 
 def _pss(init_pid: int) -> int:
     """Of every process of the sandbox, in bytes."""
-    from paracle_sandbox.backends.posture import processes
+    from paracle_sandbox.backends.machine.process_isolation import processes
 
     total = 0
     for pid in processes(init_pid):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 from paracle_sandbox import SandboxManager, Settings
 
@@ -36,7 +37,7 @@ def main() -> None:
         try:
             said = [service.stdout.readline() for _ in range(4)]
             url = re.search(r"http://\S+", said[0])[0]
-            key = re.search(r"prc_\S+", said[1])[0]
+            key = Path(re.search(r"/.*first-key", said[1])[0]).read_text().strip()
 
             answer = call(url, key, "/sandbox/ann/execute", {"code": "print(6 * 7)"})
             print(answer["output"].strip(), f"in {answer['execution_time'] * 1000:.0f} ms")

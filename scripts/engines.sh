@@ -49,6 +49,12 @@ usable() {
     done
 }
 
+# Usable, and as `start` would have it. One that was started before it had all that it needs is not.
+as_wanted() {
+    usable "$@" || return
+    [[ " $* " != *" incus "* ]] || incus_is_as_wanted
+}
+
 # One caller at a time; the lock is not inherited by what is started.
 start() {
     [ "$(id -u)" = 0 ] || fail "starting an engine needs root"
@@ -85,7 +91,7 @@ have_podman_run() {
 
 have_incus_run() {
     install_incus
-    if ! incus_answers; then
+    if ! incus_answers || ! incus_is_as_wanted; then
         stop_incus
         (cd "$run" && start_incus) || { stop_incus; exit 1; }
     fi
@@ -111,7 +117,7 @@ run_with_engines() {
         exec 8>"$users"
         flock -s 8
     fi
-    if ! usable "${all_engines[@]}"; then
+    if ! as_wanted "${all_engines[@]}"; then
         PARACLE_ENGINES_REASON=$(
             (start "${all_engines[@]}" 2>&1 && touch "$run/started-by-run") | tail -n 3
         )

@@ -22,7 +22,7 @@ incus_() {
 
 have_incus() {
     local program
-    for program in "$INCUSD" incus dnsmasq mkfs.btrfs; do
+    for program in "$INCUSD" incus dnsmasq mkfs.btrfs nft; do
         command -v "$program" >/dev/null || return
     done
 }
@@ -51,7 +51,7 @@ install_incus() {
     fi
     "${apt[@]}" update >&2 && DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y \
         --no-install-recommends -t "$release-backports" incus-base incus-client dnsmasq-base \
-        btrfs-progs >&2
+        btrfs-progs nftables >&2
     [ -z "$ours" ] || rm -f "$ours"
     rm -rf "$work"
     have_incus || fail "cannot install incus-base from $release-backports"
@@ -61,6 +61,12 @@ incus_answers() {
     [ -S "$incus_data/unix.socket" ] && incus_seconds=10 incus_ query /1.0 >/dev/null 2>&1
 }
 
+# What it is to be like. It looks for nft once, when it starts; with another firewall than that it
+# cannot filter a card on every kernel.
+incus_is_as_wanted() {
+    incus_seconds=10 incus_ query /1.0 2>/dev/null | grep -q '"firewall": *"nftables"'
+}
+
 start_incus() {
     mkdir -p "$run/incus-client" "$incus_data"
     ln -sfn "$incus_data" "$run/incus"
@@ -68,6 +74,7 @@ start_incus() {
         </dev/null >>"$run/incusd.log" 2>&1 9>&- 8>&- &
     echo $! >"$run/incusd.pid"
     await incusd incus_answers
+    incus_is_as_wanted || fail "incus has not taken nftables for its firewall"
     incus_ admin init --preseed >&2 <<YAML || fail "incus does not take its first configuration"
 storage_pools: [{name: default, driver: dir}]
 profiles: [{name: default, devices: {root: {type: disk, path: /, pool: default}}}]

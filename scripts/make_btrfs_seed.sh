@@ -1,9 +1,9 @@
 #!/bin/sh
-# Makes src/paracle_sandbox/jail/seed.btrfs, the empty file system that every volume starts from.
+# Makes jail/limits/seed.btrfs, the empty file system that every volume starts from.
 # Needs btrfs-progs and python3; only whoever changes the seed runs this.
 set -eu
 
-target="$(dirname "$0")/../src/paracle_sandbox/jail/seed.btrfs"
+target="$(dirname "$0")/../src/paracle_sandbox/jail/limits/seed.btrfs"
 image="$(mktemp)"
 trap 'rm -f "$image"' EXIT
 

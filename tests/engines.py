@@ -17,6 +17,9 @@ from typing import NoReturn
 
 import pytest
 
+from paracle_sandbox.images.builder import RECIPE_LABEL
+from paracle_sandbox.images.recipe import RECIPES
+
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "engines.sh"
 _RUN = Path(os.environ.get("PARACLE_TEST_RUN", "/run/paracle-sandbox-tests"))
 SOCKET = _RUN / "docker.sock"
@@ -65,7 +68,8 @@ def _why_not(engine: str) -> str | None:
 
 @cache
 def _build_image() -> None:
-    if _has_image(DOCKER_HOST):
+    """The image of this checkout: one of the same name may be older, or made by hand."""
+    if _recipe_of_image(DOCKER_HOST) == RECIPES["sandbox"].digest():
         return
     source = str(SCRIPT.parents[1] / "src")
     env = {**_at(DOCKER_HOST), "PYTHONPATH": os.pathsep.join([source, *sys.path])}
@@ -76,7 +80,7 @@ def _build_image() -> None:
 
 @cache
 def _pass_image_on() -> None:
-    if _has_image(PODMAN_HOST):
+    if _recipe_of_image(PODMAN_HOST) == RECIPES["sandbox"].digest():
         return
     with subprocess.Popen(["docker", "save", IMAGE], env=_at(DOCKER_HOST),
                           stdout=subprocess.PIPE) as save:  # fmt: skip
@@ -84,9 +88,12 @@ def _pass_image_on() -> None:
                        capture_output=True)  # fmt: skip
 
 
-def _has_image(host: str) -> bool:
-    asked = ["docker", "image", "inspect", IMAGE]
-    return subprocess.run(asked, env=_at(host), capture_output=True, check=False).returncode == 0
+def _recipe_of_image(host: str) -> str:
+    """The digest of what it was made from; nothing where there is none, or none of ours."""
+    form = f'{{{{index .Config.Labels "{RECIPE_LABEL}"}}}}'
+    asked = ["docker", "image", "inspect", "-f", form, IMAGE]
+    done = subprocess.run(asked, env=_at(host), capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _at(host: str) -> dict[str, str]:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
         SandboxFileOperations,
         create_sandbox_client,
     )
-    from .command import Command
+    from .compat.docker_sandbox import DockerSandbox
+    from .compat.dockerized_terminal import AsyncDockerizedTerminal
+    from .compat.sandbox_settings import SandboxSettings
     from .config import SandboxConfig
-    from .docker_sandbox import DockerSandbox
-    from .dockerized_terminal import AsyncDockerizedTerminal
     from .errors import (
         BackendUnavailableError,
         DockerConnectionError,
@@ -38,24 +38,29 @@ if TYPE_CHECKING:
         SandboxCreationError,
         SandboxError,
         SandboxExecutionError,
+        SandboxFileDecodeError,
         SandboxFileError,
+        SandboxFileExistsError,
         SandboxFileNotFoundError,
+        SandboxIsADirectoryError,
         SandboxLimitError,
+        SandboxNotADirectoryError,
         SandboxNotFoundError,
         SandboxPathError,
+        SandboxPermissionError,
         SandboxTimeoutError,
         StoppedError,
     )
     from .executor import SandboxExecutor
     from .manager import SandboxManager
-    from .monitor import SandboxMonitor
     from .oneshot import run, run_async
-    from .results import CommandResult, ExecutionResult, FileInfo, Stats
-    from .sandbox import Sandbox
-    from .sandbox_settings import SandboxSettings
+    from .results import CommandResult, ExecutionResult, FileInfo, JobResult, Stats
+    from .sandbox.command import Command
+    from .sandbox.monitor import SandboxMonitor
+    from .sandbox.sandbox import Sandbox
+    from .sandbox.terminal import Terminal
     from .sessions import PythonSession
     from .settings import Settings, load_settings
-    from .terminal import Terminal
     from .tools import (
         NormalPythonExecute,
         PackageInstallTool,
@@ -81,6 +86,7 @@ __all__ = [
     "DockerSandbox",
     "ExecutionResult",
     "FileInfo",
+    "JobResult",
     "LocalSandboxClient",
     "NormalPythonExecute",
     "PackageInstallTool",
@@ -97,16 +103,21 @@ __all__ = [
     "SandboxError",
     "SandboxExecutionError",
     "SandboxExecutor",
+    "SandboxFileDecodeError",
     "SandboxFileError",
+    "SandboxFileExistsError",
     "SandboxFileNotFoundError",
     "SandboxFileOperations",
     "SandboxFilesTool",
+    "SandboxIsADirectoryError",
     "SandboxLimitError",
     "SandboxManager",
     "SandboxManus",
     "SandboxMonitor",
+    "SandboxNotADirectoryError",
     "SandboxNotFoundError",
     "SandboxPathError",
+    "SandboxPermissionError",
     "SandboxSettings",
     "SandboxShellTool",
     "SandboxTimeoutError",
@@ -127,20 +138,21 @@ __all__ = [
 
 # Where a name lives, if not in errors.
 _HOME = {
-    "AsyncDockerizedTerminal": "dockerized_terminal",
+    "AsyncDockerizedTerminal": "compat.dockerized_terminal",
     "Backend": "backends.base",
     "BaseSandboxClient": "client",
-    "Command": "command",
+    "Command": "sandbox.command",
     "CommandResult": "results",
-    "DockerSandbox": "docker_sandbox",
+    "DockerSandbox": "compat.docker_sandbox",
     "ExecutionResult": "results",
     "FileInfo": "results",
+    "JobResult": "results",
     "LocalSandboxClient": "client",
     "NormalPythonExecute": "tools",
     "PackageInstallTool": "tools",
     "PythonExecute": "tools",
     "PythonSession": "sessions",
-    "Sandbox": "sandbox",
+    "Sandbox": "sandbox.sandbox",
     "SandboxAgent": "agents",
     "SandboxBrowserTool": "tools",
     "SandboxConfig": "config",
@@ -149,13 +161,13 @@ _HOME = {
     "SandboxFilesTool": "tools",
     "SandboxManager": "manager",
     "SandboxManus": "agents",
-    "SandboxMonitor": "monitor",
-    "SandboxSettings": "sandbox_settings",
+    "SandboxMonitor": "sandbox.monitor",
+    "SandboxSettings": "compat.sandbox_settings",
     "SandboxShellTool": "tools",
     "SandboxVisionTool": "tools",
     "Settings": "settings",
     "Stats": "results",
-    "Terminal": "terminal",
+    "Terminal": "sandbox.terminal",
     "Toolbox": "tools",
     "create_sandbox_client": "client",
     "get_backend": "backends.registry",

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
+from .compat.sandbox_settings import with_volumes
 from .manager import AnyConfig, SandboxManager
-from .sandbox import Sandbox
-from .sandbox_settings import SandboxSettings
+from .sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
 
@@ -78,15 +78,21 @@ class LocalSandboxClient(BaseSandboxClient):
     """A client of a SandboxManager in this process.
 
     Without a manager it makes one for each sandbox's life, and closes it in cleanup(). The
-    default configuration is the ``[sandbox]`` section of config.toml.
+    default configuration is the manager's: the settings of the environment and of config.toml.
+    ``default_env`` adds environment variables to that default, and to no other configuration.
     """
 
     def __init__(
-        self, manager: SandboxManager | None = None, config: AnyConfig | None = None
+        self,
+        manager: SandboxManager | None = None,
+        config: AnyConfig | None = None,
+        *,
+        default_env: Mapping[str, str] | None = None,
     ) -> None:
         self._given_manager = manager
         self._manager = manager
         self._config = config
+        self._default_env = dict(default_env or {})
         self._sandbox_id: str | None = None
         # Two first uses at once share one sandbox, and either may be cancelled without the other.
         self._making: asyncio.Task[Sandbox] | None = None
@@ -160,9 +166,13 @@ class LocalSandboxClient(BaseSandboxClient):
         await self._remove()
         if self._manager is None:
             self._manager = SandboxManager(max_concurrent=1)
-        config = self._config or SandboxSettings.load()
-        self._sandbox_id = await self._manager.create_sandbox(config, volume_bindings)
-        return await self._manager.get_sandbox(self._sandbox_id)
+        config = self._manager.resolve_config(self._config)
+        if self._config is None and self._default_env:
+            env_vars = {**self._default_env, **config.env_vars}
+            config = config.model_copy(update={"env_vars": env_vars})
+        sandbox = await self._manager.create(with_volumes(config, volume_bindings))
+        self._sandbox_id = sandbox.sandbox_id
+        return sandbox
 
     async def _settle(self) -> None:
         """Wait for a sandbox that is being made, so that it can be replaced or removed. Of several

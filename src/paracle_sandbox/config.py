@@ -1,94 +1,294 @@
-"""What a sandbox may use and see: one frozen value, checked once."""
+"""What a sandbox may use and see: one frozen value, checked once.
+
+Each field stands here once, with its default and what it may be. This module imports little,
+because every short command needs it.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import posixpath
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from .invalid import InvalidValueError
+
+if TYPE_CHECKING:
+    from typing import Self
 
 DEFAULT_IMAGE = "paracle/sandbox:latest"
 
 NetworkMode = Literal["none", "bridge", "host"]
 
+_MAX_PATH = 1024
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_IMAGE = re.compile(r"[a-z0-9]([a-z0-9._/:@-]{0,254}[a-z0-9])?\Z", re.IGNORECASE)
+# No empty name between slashes, nor one of dots: an engine's address has the image in its path.
+_IMAGE = re.compile(
+    r"(?!.{257})[a-z0-9][a-z0-9._:@-]*(/[a-z0-9_][a-z0-9._:@-]*)*(?<=[a-z0-9])\Z", re.IGNORECASE
+)
 # Places that belong to the system inside: a working directory there would hide it.
 _SYSTEM_DIRS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run",
                 "/sbin", "/sys", "/usr", "/var")  # fmt: skip
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "t": True, "y": True,
+             "0": False, "false": False, "no": False, "off": False, "f": False,
+             "n": False}  # fmt: skip
+
+Number = TypeVar("Number", int, float)
+# Answers the value as it is kept. Raises ValueError, whose text says what it has to be.
+Check = Callable[[Any], Any]
 
 
-class SandboxConfig(BaseModel):
+class InvalidConfigError(InvalidValueError):
+    """Fields of a configuration that cannot be used, and why."""
+
+    def __init__(self, faults: Mapping[str, str], given: Mapping[str, Any]) -> None:
+        super().__init__("; ".join(f"{name}: {fault}" for name, fault in faults.items()))
+        self._faults = dict(faults)
+        self._given = dict(given)
+
+    def errors(self) -> list[dict[str, Any]]:
+        """One for each field: ``loc`` (its name, in a tuple), ``msg`` and ``input``."""
+        return [
+            {"loc": (name,), "msg": fault, "input": self._given.get(name)}
+            for name, fault in self._faults.items()
+        ]
+
+
+def option(default: Any, check: Check) -> Any:
+    """A field of a configuration. ``check`` sees each value but the default."""
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"check": check})
+    return field(default=default, metadata={"check": check})
+
+
+def number(kind: type[Number], low: Number, high: Number) -> Check:
+    """A number from ``low`` to ``high``; the text of one is taken as well."""
+
+    def check(value: Any) -> Number:
+        try:
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                raise ValueError
+            found = kind(value)
+            if not math.isfinite(found) or (isinstance(value, float) and found != value):
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise ValueError(f"it must be {_KINDS[kind]} from {low:g} to {high:g}") from None
+        if not low <= found <= high:
+            raise ValueError(f"it must be from {low:g} to {high:g}")
+        return found
+
+    return check
+
+
+_KINDS = {int: "a whole number", float: "a number"}
+
+
+def flag(value: Any) -> bool:
+    """True or False, or a word for one of them. Raises ValueError."""
+    found = value if isinstance(value, bool) else _BOOLEANS.get(str(value).lower())
+    if found is None:
+        raise ValueError("it must be true or false")
+    return found
+
+
+def one_of(*choices: str) -> Check:
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"it must be one of {', '.join(choices)}")
+        return str(value)
+
+    return check
+
+
+def text(value: Any) -> str:
+    """Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError("it must be a text")
+    return value
+
+
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("it must be a mapping of texts to texts")
+    return {text(name): text(content) for name, content in value.items()}
+
+
+def _names(value: Any) -> frozenset[str]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise ValueError("it must be a set of names")
+    return frozenset(map(text, value))
+
+
+def _image_name(value: Any) -> str:
+    if not _IMAGE.match(text(value)):
+        raise ValueError(f"not an image name: {value[:80]!r}")
+    return str(value)
+
+
+def _free_directory(value: Any) -> str:
+    path = text(value).rstrip("/") or value[:1]
+    plain = path.startswith("/") and not path.startswith("//") and "\0" not in path
+    if not plain or posixpath.normpath(path) != path:
+        raise ValueError(f"working_dir must be a plain absolute path, not {path!r}")
+    if len(path) > _MAX_PATH or any(len(step.encode()) > 255 for step in path.split("/")):
+        raise ValueError(
+            f"working_dir is too long: {_MAX_PATH} characters in all, 255 bytes for each name"
+        )
+    if _is_of_the_system(path):
+        raise ValueError(f"working_dir may not be a system directory: {path!r}")
+    if path.startswith("/."):
+        raise ValueError(f"working_dir may not be a hidden directory of the root: {path!r}")
+    if path == "/tmp" or path.startswith("/tmp/"):
+        raise ValueError("working_dir may not be inside /tmp, which is there already")
+    return path
+
+
+def _environment(value: Any) -> dict[str, str]:
+    variables = _texts(value)
+    for name, content in variables.items():
+        if not _ENV_NAME.match(name):
+            raise ValueError(f"not an environment variable name: {name!r}")
+        if "\0" in content:
+            raise ValueError(f"the value of {name} contains a NUL byte")
+    return variables
+
+
+def _bindings(value: Any) -> dict[str, str]:
+    bindings = _texts(value)
+    for source, target in bindings.items():
+        inside = target.removesuffix(":rw").removesuffix(":ro")
+        for path in (source, inside):
+            if "\0" in path or path[:1] != "/" or posixpath.normpath(path) != path:
+                raise ValueError(f"not a plain absolute path: {path!r}")
+        if ":" in inside or inside[:2] == "//" or _is_of_the_system(inside):
+            raise ValueError(f"nothing of the host may be put at {inside!r}")
+    return bindings
+
+
+def _is_of_the_system(path: str) -> bool:
+    return path == "/" or any(path == d or path.startswith(d + "/") for d in _SYSTEM_DIRS)
+
+
+class Options:
+    """The base of a frozen dataclass whose fields are made by ``option``: they are checked when it
+    is made, and InvalidConfigError names each one that is wrong."""
+
+    if not TYPE_CHECKING:  # for it, the fields are the signature
+
+        def __new__(cls, **values: Any) -> Self:
+            unknown = [name for name in values if name not in cls.__dataclass_fields__]
+            if unknown:
+                raise InvalidConfigError(dict.fromkeys(unknown, "there is no such field"), values)
+            return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        faults: dict[str, str] = {}
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if value is one.default:
+                continue
+            try:
+                object.__setattr__(self, one.name, one.metadata["check"](value))
+            except ValueError as error:
+                faults[one.name] = str(error)
+        if faults:
+            raise InvalidConfigError(faults, vars(self))
+
+    # By the names of pydantic, for programs that know them.
+
+    def model_dump(
+        self,
+        *,
+        mode: str = "python",
+        include: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+    ) -> dict[str, Any]:
+        """The fields as a dict; ``mode="json"`` has lists for sets."""
+        chosen = vars(self).keys() if include is None else set(include)
+        chosen = chosen - set(exclude or ())
+        return {
+            name: _plain(value, mode == "json")
+            for name, value in vars(self).items()
+            if name in chosen
+        }
+
+    def model_dump_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), separators=(",", ":"))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """A copy with other values, which are not checked."""
+        copy = type(self)()
+        for name, value in {**vars(self), **(update or {})}.items():
+            object.__setattr__(copy, name, value)
+        return copy
+
+    @classmethod
+    def model_validate(cls, values: Any) -> Self:
+        """Of a mapping with its fields. Raises InvalidConfigError."""
+        if isinstance(values, cls):
+            return values
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise InvalidConfigError({cls.__name__: "it must be a mapping of its fields"}, {})
+        return cls(**values)
+
+
+def _plain(value: Any, is_json: bool) -> Any:
+    if isinstance(value, dict):
+        return dict(value)
+    return sorted(value) if is_json and isinstance(value, frozenset) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig(Options):
     """Limits and shape of one sandbox. The defaults are safe: no network, nothing of the host."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # The image, or the native template that it stands for.
+    base_image: str = option(DEFAULT_IMAGE, _image_name)
+    cpu_cores: float = option(1.0, number(float, 0.1, 16.0))
+    memory_mb: int = option(512, number(int, 128, 16384))
+    disk_mb: int = option(1024, number(int, 256, 10240))
+    timeout_seconds: int = option(300, number(int, 10, 3600))
+    network_mode: NetworkMode = option("none", one_of("none", "bridge", "host"))  # noqa: RUF009
+    read_only_filesystem: bool = option(True, flag)
+    drop_capabilities: bool = option(True, flag)
+    working_dir: str = option("/workspace", _free_directory)
+    env_vars: dict[str, str] = option({}, _environment)  # noqa: RUF009
+    # A path of the host: a path inside, read-only unless it ends in ":rw".
+    volumes: dict[str, str] = option({}, _bindings)  # noqa: RUF009
+    cleanup_timeout: int = option(30, number(int, 5, 300))
+    max_processes: int = option(256, number(int, 8, 4096))
+    max_output_mb: int = option(16, number(int, 1, 1024))
+    fresh_interpreter: bool = option(False, flag)
+    allow_degraded: frozenset[str] = option(frozenset(), _names)
 
-    base_image: Annotated[str, Field(description="image, or the native template it stands for")] = (
-        DEFAULT_IMAGE
-    )
-    cpu_cores: Annotated[float, Field(ge=0.1, le=16.0, allow_inf_nan=False)] = 1.0
-    memory_mb: Annotated[int, Field(ge=128, le=16384)] = 512
-    disk_mb: Annotated[int, Field(ge=256, le=10240)] = 1024
-    timeout_seconds: Annotated[int, Field(ge=10, le=3600)] = 300
-    network_mode: NetworkMode = "none"
-    read_only_filesystem: bool = True
-    drop_capabilities: bool = True
-    working_dir: str = "/workspace"
-    env_vars: dict[str, str] = Field(default_factory=dict)
-    volumes: Annotated[
-        dict[str, str],
-        Field(description='path of the host: path inside, read-only unless it ends in ":rw"'),
-    ] = Field(default_factory=dict)
-    cleanup_timeout: Annotated[int, Field(ge=5, le=300)] = 30
-    max_processes: Annotated[int, Field(ge=8, le=4096)] = 256
-    max_output_mb: Annotated[int, Field(ge=1, le=1024)] = 16
-    fresh_interpreter: bool = False
-    allow_degraded: frozenset[str] = Field(default_factory=frozenset)
+    # The names of SandboxSettings, for programs that read a configuration by those.
 
-    @field_validator("base_image")
-    @classmethod
-    def _image_is_a_name(cls, value: str) -> str:
-        if not _IMAGE.match(value):
-            raise ValueError(f"not an image name: {value[:80]!r}")
-        return value
+    @property
+    def image(self) -> str:
+        return self.base_image
 
-    @field_validator("working_dir")
-    @classmethod
-    def _working_dir_is_free(cls, value: str) -> str:
-        value = value.rstrip("/") or value[:1]
-        plain = value.startswith("/") and not value.startswith("//") and "\0" not in value
-        if not plain or posixpath.normpath(value) != value:
-            raise ValueError(f"working_dir must be a plain absolute path, not {value!r}")
-        if _is_of_the_system(value):
-            raise ValueError(f"working_dir may not be a system directory: {value!r}")
-        if value.startswith("/."):
-            raise ValueError(f"working_dir may not be a hidden directory of the root: {value!r}")
-        if value == "/tmp" or value.startswith("/tmp/"):
-            raise ValueError("working_dir may not be inside /tmp, which is there already")
-        return value
+    @property
+    def work_dir(self) -> str:
+        return self.working_dir
 
-    @field_validator("env_vars")
-    @classmethod
-    def _env_is_passable(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, text in value.items():
-            if not _ENV_NAME.match(name):
-                raise ValueError(f"not an environment variable name: {name!r}")
-            if "\0" in text:
-                raise ValueError(f"the value of {name} contains a NUL byte")
-        return value
+    @property
+    def memory_limit(self) -> str:
+        return f"{self.memory_mb}m"
 
-    @field_validator("volumes")
-    @classmethod
-    def _volumes_are_paths(cls, value: dict[str, str]) -> dict[str, str]:
-        for source, target in value.items():
-            inside = target.removesuffix(":rw").removesuffix(":ro")
-            for path in (source, inside):
-                if "\0" in path or path[:1] != "/" or posixpath.normpath(path) != path:
-                    raise ValueError(f"not a plain absolute path: {path!r}")
-            if ":" in inside or inside[:2] == "//" or _is_of_the_system(inside):
-                raise ValueError(f"nothing of the host may be put at {inside!r}")
-        return value
+    @property
+    def cpu_limit(self) -> float:
+        return self.cpu_cores
+
+    @property
+    def timeout(self) -> int:
+        return self.timeout_seconds
+
+    @property
+    def network_enabled(self) -> bool:
+        return self.network_mode != "none"
 
     @classmethod
     def untrusted(cls) -> SandboxConfig:
@@ -110,7 +310,3 @@ class SandboxConfig(BaseModel):
             network_mode="bridge",
             timeout_seconds=600,
         )
-
-
-def _is_of_the_system(path: str) -> bool:
-    return path == "/" or any(path == d or path.startswith(d + "/") for d in _SYSTEM_DIRS)

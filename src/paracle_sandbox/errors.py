@@ -14,16 +14,24 @@
     ├── SandboxNotFoundError        no sandbox has that id (also a KeyError)
     └── SandboxFileError            a file operation failed
         ├── SandboxFileNotFoundError  (also a FileNotFoundError)
-        └── SandboxPathError          the path leaves the working directory (also a ValueError)
+        ├── SandboxFileExistsError    (also a FileExistsError)
+        ├── SandboxIsADirectoryError  (also an IsADirectoryError)
+        ├── SandboxNotADirectoryError (also a NotADirectoryError)
+        ├── SandboxPermissionError    (also a PermissionError)
+        ├── SandboxFileDecodeError    the file is not text (also a UnicodeDecodeError)
+        └── SandboxPathError          the path leaves the sandbox's places (also a ValueError)
 
 A program that fails on its own is not an error: it is a result with ``success: False``.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import Any, Self
+
     from .printed import Printed
 
 
@@ -71,6 +79,15 @@ class StoppedError(SandboxError):
         super().__init__(message, sandbox_id)
         self._stdout = stdout
         self._stderr = stderr
+
+    def again(self) -> Self:
+        """The same error for one more who waits. What is raised holds the frames that it passes
+        through, and these hold the command: were it the command's own error, only the garbage
+        collector could let go of the output."""
+        fresh = type(self)(self.message)
+        fresh.__dict__.update(self.__dict__)
+        fresh.__cause__ = self.__cause__
+        return fresh
 
     # A flood need not be made text for who only wants to know what happened.
 
@@ -166,18 +183,79 @@ class SandboxConflictError(SandboxCreationError):
 
 
 class SandboxFileError(SandboxError):
-    """A file operation inside the sandbox failed."""
+    """A file operation inside the sandbox failed. ``errno``, ``strerror`` and ``filename`` are what
+    an OSError would say, or None where that is not known."""
+
+    def __init__(
+        self,
+        message: str,
+        sandbox_id: str | None = None,
+        *,
+        errno: int | None = None,
+        filename: str | None = None,
+    ) -> None:
+        super().__init__(message, sandbox_id)
+        self.errno = errno
+        self.strerror = os.strerror(errno) if errno else None
+        self.filename = filename
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An OSError keeps these three elsewhere than in the dict.
+        names = ("errno", "strerror", "filename")
+        state = {**self.__dict__, **{name: getattr(self, name) for name in names}}
+        return type(self), (self.message, self.sandbox_id), state
 
 
 class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
     """There is no such file inside the sandbox."""
 
 
+class SandboxFileExistsError(SandboxFileError, FileExistsError):
+    """Something of that name is there already."""
+
+
+class SandboxIsADirectoryError(SandboxFileError, IsADirectoryError):
+    """A file was expected, and the path is a directory."""
+
+
+class SandboxNotADirectoryError(SandboxFileError, NotADirectoryError):
+    """A directory was expected, and the path is something else."""
+
+
+class SandboxPermissionError(SandboxFileError, PermissionError):
+    """A program of the sandbox's user could not do this either."""
+
+
+class SandboxFileDecodeError(SandboxFileError, UnicodeDecodeError):
+    """The file is not text in the encoding that was asked for; ``start`` is the first byte that
+    is not."""
+
+    def __init__(
+        self,
+        message: str,
+        sandbox_id: str | None = None,
+        *,
+        filename: str | None = None,
+        encoding: str = "utf-8",
+        start: int = 0,
+        end: int = 0,
+        reason: str = "",
+    ) -> None:
+        UnicodeDecodeError.__init__(self, encoding, b"", start, end, reason)
+        SandboxFileError.__init__(self, message, sandbox_id, filename=filename)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind, given, state = super().__reduce__()
+        names = ("encoding", "start", "end", "reason")
+        return kind, given, {**state, **{name: getattr(self, name) for name in names}}
+
+
 class SandboxPathError(SandboxFileError, ValueError):
-    """The path leaves the working directory, or is not a path at all. ``path`` is it, if known."""
+    """The path leads to a place that is not the sandbox's own, or is not a path at all. ``path`` is
+    it, if known."""
 
     def __init__(
         self, message: str, sandbox_id: str | None = None, *, path: str | None = None
     ) -> None:
-        super().__init__(message, sandbox_id)
+        super().__init__(message, sandbox_id, filename=path)
         self.path = path

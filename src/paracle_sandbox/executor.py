@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, cast
 
 from .backends.base import Backend, Health
-from .consumers import TextCallback
+from .compat.sandbox_settings import ConfigLike
 from .errors import (
     ResourceLimitError,
     SandboxCleanupError,
@@ -27,12 +26,13 @@ from .errors import (
     StoppedError,
 )
 from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
-from .launch import Stdin
 from .manager import SandboxManager
-from .monitor import SandboxMonitor
-from .results import CommandResult, ExecutionResult, Stats
-from .sandbox import Sandbox
-from .sandbox_settings import ConfigLike
+from .platforms import SIGKILL
+from .results import CommandResult, ExecutionResult, JobResult, Stats
+from .sandbox.command_options import Stdin
+from .sandbox.consumers import TextCallback
+from .sandbox.monitor import SandboxMonitor
+from .sandbox.sandbox import Sandbox
 from .slots import at_least_one
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class SandboxExecutor:
         jobs: Iterable[Mapping[str, Any]],
         config: ConfigLike | None = None,
         max_concurrent: int | None = None,
-    ) -> list[ExecutionResult]:
+    ) -> list[JobResult]:
         """Run every job in its own sandbox, side by side; results in the order of the jobs.
 
         A job is the keywords of execute_agent() as a dict; its own ``config`` wins over the
@@ -111,7 +111,7 @@ class SandboxExecutor:
         if max_concurrent is not None:
             width = min(at_least_one("max_concurrent", max_concurrent), width)
         jobs = list(jobs)
-        results: list[ExecutionResult | None] = [None] * len(jobs)
+        results: list[JobResult | None] = [None] * len(jobs)
         queue = iter(enumerate(jobs))
         async with asyncio.TaskGroup() as group:
             for _ in range(min(width, len(jobs))):
@@ -169,14 +169,14 @@ class SandboxExecutor:
     async def _work_off(
         self,
         queue: Iterator[tuple[int, Mapping[str, Any]]],
-        results: list[ExecutionResult | None],
+        results: list[JobResult | None],
         config: ConfigLike | None,
     ) -> None:
         for index, fields in queue:
             try:
                 job, own_config = Job.from_fields(fields)
                 sandbox = await self.manager.create_when_free(own_config or config)
-                results[index] = await self._run_in(sandbox, job)
+                results[index] = cast("JobResult", await self._run_in(sandbox, job))
             except Exception as error:  # one job must never lose another, whatever went wrong
                 if not isinstance(error, SandboxError | ValueError):
                     logger.exception("Job %d of a batch failed", index)
@@ -208,9 +208,9 @@ class SandboxExecutor:
             logger.error("Sandbox %s stays behind: %s", sandbox.sandbox_id, error)
 
 
-def error_result(error: Exception, job_index: int | None = None) -> ExecutionResult:
+def error_result(error: Exception, job_index: int | None = None) -> JobResult:
     """An exception as a result, with what the program had printed until it was stopped."""
-    result: ExecutionResult = {
+    result: JobResult = {
         "success": False,
         "sandbox_id": error.sandbox_id if isinstance(error, SandboxError) else None,
         "error": str(error) or type(error).__name__,
@@ -226,7 +226,7 @@ def error_result(error: Exception, job_index: int | None = None) -> ExecutionRes
 def _partial(error: StoppedError) -> CommandResult:
     exit_code = error.exit_code if isinstance(error, SandboxExecutionError) else None
     return {
-        "exit_code": -signal.SIGKILL if exit_code is None else exit_code,
+        "exit_code": -SIGKILL if exit_code is None else exit_code,
         "stdout": error.stdout,
         "stderr": error.stderr,
         "timed_out": isinstance(error, SandboxTimeoutError),
@@ -239,6 +239,7 @@ async def _run(sandbox: Sandbox, job: Job) -> ExecutionResult:
     if job.inputs is not None:
         await sandbox.write_file(f"{directory}/{INPUTS_FILE}", job.inputs)
     await sandbox.write_file(f"{directory}/{CODE_FILE}", job.source)
+    await sandbox.wait_for_packages(job.source)
     started = time.monotonic()
     command, stats = await (_run_monitored if job.monitor else _run_plain)(sandbox, job)
     stats["duration_seconds"] = time.monotonic() - started

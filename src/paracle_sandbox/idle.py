@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 
 class IdleTimer:
-    """Calls ``look`` every ``interval`` seconds while it answers True.
+    """Calls ``look`` every ``interval()`` seconds while it answers True.
 
     A timer and not a task: it needs no care when its event loop ends, and the next loop
     simply starts a new one.
     """
 
-    def __init__(self, interval: float, look: Callable[[], bool]) -> None:
+    def __init__(self, interval: Callable[[], float], look: Callable[[], bool]) -> None:
         self._interval = interval
         self._look = look
         self._timer: asyncio.TimerHandle | None = None
@@ -24,7 +24,7 @@ class IdleTimer:
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
             self._loop = loop
-            self._timer = loop.call_later(self._interval, self._fire)
+            self._timer = loop.call_later(self._interval(), self._fire)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .compat.sandbox_settings import full_config
 from .config import SandboxConfig
-from .consumers import TextCallback
 from .errors import SandboxError
-from .launch import Stdin, check_stdin, checked_timeout
-from .sandbox_settings import full_config
+from .sandbox.command_options import Stdin, check_stdin, checked_timeout
+from .sandbox.consumers import TextCallback
 
 Inputs = Mapping[str, Any]
 

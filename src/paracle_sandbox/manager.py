@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -20,6 +21,7 @@ from typing import Any, Self
 
 from .backends.base import Backend
 from .backends.registry import get_backend
+from .compat.sandbox_settings import ConfigLike, SandboxSettings, full_config, with_volumes
 from .config import SandboxConfig
 from .errors import (
     SandboxConflictError,
@@ -28,10 +30,9 @@ from .errors import (
 )
 from .idle import IdleTimer
 from .ids import check_sandbox_id, new_sandbox_id
-from .launch import checked_seconds
 from .manager_stats import ManagerStats, stats_of
-from .sandbox import Sandbox
-from .sandbox_settings import ConfigLike, SandboxSettings, full_config
+from .sandbox.command_options import checked_seconds
+from .sandbox.sandbox import Sandbox
 from .settings import Settings, load_settings
 from .slots import Slots, one_limit
 
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 AnyConfig = SandboxConfig | SandboxSettings
 IDLE_SECONDS: float = 3600
+_SHORTEST_LOOK = 0.01
 
 
 class SandboxManager:
@@ -46,8 +48,9 @@ class SandboxManager:
 
     A backend given as an object stays the caller's; one given by name is closed with the manager.
     ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever, 0 removes them at the
-    next look, which is every ``cleanup_interval`` seconds. ``labels`` go to each sandbox, for
-    whoever lists them.
+    next look, which is every ``cleanup_interval`` seconds, and more often where the timeout is
+    short. Without one, containers and instances have that of their settings (900). ``labels`` go
+    to each sandbox, for whoever lists them.
     """
 
     def __init__(
@@ -70,18 +73,18 @@ class SandboxManager:
         self.settings = settings or load_settings()
         self.labels = dict(labels or {})
         self.idle_timeout = idle_timeout
-        if idle_timeout is IDLE_SECONDS:
-            kind = backend.name if isinstance(backend, Backend) else backend or self.settings.mode
-            self.idle_timeout = self.settings.idle_timeout(kind) or idle_timeout
+        self._is_default_idle_timeout = idle_timeout is IDLE_SECONDS
         self._backend = backend
         self._owns_backend = not isinstance(backend, Backend)
+        named = backend.name if isinstance(backend, Backend) else backend or self.settings.mode
+        self._take_idle_timeout_of(named)
         self._sandboxes: dict[str, Sandbox] = {}
         self._starting: dict[str, asyncio.Future[None]] = {}
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._last_used: dict[str, float] = {}
         self._operations: Counter[str] = Counter()
         self._kept: set[str] = set()
-        self._idle_timer = IdleTimer(cleanup_interval, self._remove_idle)
+        self._idle_timer = IdleTimer(self._idle_interval, self._remove_idle)
         self._closed = False
 
     @property
@@ -101,7 +104,14 @@ class SandboxManager:
         """The backend, made when it is first needed. Raises BackendUnavailableError."""
         if not isinstance(self._backend, Backend):
             self._backend = get_backend(self._backend, self.settings)
+            self._take_idle_timeout_of(self._backend.name)  # "auto" is known by name only now
         return self._backend
+
+    def _take_idle_timeout_of(self, kind: str) -> None:
+        """Unless the caller gave one: that of the settings for this kind of backend."""
+        seconds = self.settings.idle_timeout(kind)
+        if self._is_default_idle_timeout and seconds is not None:
+            self.idle_timeout = seconds
 
     # Making
 
@@ -123,9 +133,12 @@ class SandboxManager:
         config: ConfigLike | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> str:
-        """Like create(), but returns the id. ``volume_bindings`` adds to the configuration's
-        ``volumes``: paths of the host, and where each appears inside, read-only."""
-        return (await self.create(with_volumes(self._config(config), volume_bindings))).sandbox_id
+        """Like create(), but returns the id, and makes a DockerSandbox with a terminal, on whatever
+        backend: commands of its run_command() follow one another. ``volume_bindings`` adds to the
+        configuration's ``volumes``: paths of the host, and where each appears inside, read-only."""
+        full = with_volumes(self.resolve_config(config), volume_bindings)
+        self._slots.take()
+        return (await self._create(full, None, terminal=True)).sandbox_id
 
     @asynccontextmanager
     async def managed_sandbox(self, config: ConfigLike | None = None) -> AsyncIterator[Sandbox]:
@@ -136,24 +149,32 @@ class SandboxManager:
         finally:
             await self.destroy(sandbox.sandbox_id)
 
-    async def _create(self, config: ConfigLike | None, sandbox_id: str | None) -> Sandbox:
+    async def _create(
+        self, config: ConfigLike | None, sandbox_id: str | None, *, terminal: bool = False
+    ) -> Sandbox:
         """The caller holds a slot for it; a failure gives the slot back."""
         try:
-            sandbox = Sandbox(
-                self.backend, self._free_id(sandbox_id), self._config(config), self.labels
-            )
-            await self._start(sandbox)
+            wanted, full = self._free_id(sandbox_id), self.resolve_config(config)
+            if terminal:
+                from .compat.docker_sandbox import DockerSandbox
+
+                docker = DockerSandbox(wanted, full, backend=self.backend, labels=self.labels)
+                sandbox: Sandbox = docker
+                await self._start(docker, docker.create)
+            else:
+                sandbox = Sandbox(self.backend, wanted, full, self.labels)
+                await self._start(sandbox, sandbox.start)
         except BaseException:
             self._slots.free()
             raise
         self.start_cleanup_task()
         return sandbox
 
-    async def _start(self, sandbox: Sandbox) -> None:
+    async def _start(self, sandbox: Sandbox, start: Callable[[], Awaitable[object]]) -> None:
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._starting[sandbox.sandbox_id] = settled
         try:
-            await sandbox.start()
+            await start()
             if self._closed:
                 await sandbox.stop()
                 raise SandboxError("The manager was closed meanwhile", sandbox.sandbox_id)
@@ -172,7 +193,9 @@ class SandboxManager:
             raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
         return sandbox_id
 
-    def _config(self, config: ConfigLike | None) -> SandboxConfig:
+    def resolve_config(self, config: ConfigLike | None = None) -> SandboxConfig:
+        """The whole configuration that create() uses: without one, the defaults of the settings
+        (environment and config.toml) for this backend."""
         if config is None:
             return self.settings.default_config(self.backend.name)
         return full_config(config)
@@ -308,6 +331,13 @@ class SandboxManager:
         if self.idle_timeout is not None:
             self._idle_timer.start()
 
+    def _idle_interval(self) -> float:
+        """``cleanup_interval``, or less for an idle timeout that is shorter than it: a sandbox is
+        gone a fifth of its timeout late, at most."""
+        if not self.idle_timeout:
+            return self.cleanup_interval
+        return min(self.cleanup_interval, max(self.idle_timeout / 5, _SHORTEST_LOOK))
+
     def _remove_idle(self) -> bool:
         """Whether to look again."""
         for sandbox_id, sandbox in list(self._sandboxes.items()):
@@ -316,19 +346,19 @@ class SandboxManager:
                 self._begin_removal(sandbox_id)
         return bool(self._sandboxes or self._removing)
 
+    async def _cleanup_idle_sandboxes(self) -> None:
+        """Remove now what is idle, without waiting for the next look."""
+        self._remove_idle()
+        if self._removing:
+            await asyncio.wait(list(self._removing.values()))
+
     def _is_idle(self, sandbox: Sandbox) -> bool:
         if self.idle_timeout is None or sandbox.in_use or self._operations[sandbox.sandbox_id]:
             return False
-        last_used = max(sandbox.last_used, self._last_used[sandbox.sandbox_id])
+        noted = self._last_used[sandbox.sandbox_id]
+        # A program may set the time that is noted; 0 says that it needs the sandbox no more.
+        last_used = max(sandbox.last_used, noted) if noted else -math.inf
         return time.monotonic() - last_used > self.idle_timeout
-
-
-def with_volumes(config: SandboxConfig, bindings: Mapping[str, str] | None) -> SandboxConfig:
-    """Raises ValueError when a binding is not two paths."""
-    if not bindings:
-        return config
-    volumes = {**config.volumes, **bindings}
-    return SandboxConfig(**{**config.model_dump(), "volumes": volumes})
 
 
 async def _finish(removal: asyncio.Future[Any]) -> None:

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from .errors import SandboxError
 from .results import Stats
-from .sandbox import Sandbox
+from .sandbox.sandbox import Sandbox
 
 
 class Failure(TypedDict):

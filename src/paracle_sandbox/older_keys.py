@@ -27,7 +27,9 @@ _OLDER: dict[str, tuple[str, str, Callable[[str], object]]] = {
 }  # fmt: skip
 
 
-def older_fields(section: Mapping[str, Any], given: frozenset[str]) -> Iterator[tuple[str, Any]]:
+def older_fields(
+    section: Mapping[str, Any], given: frozenset[str], file: str = "config.toml"
+) -> Iterator[tuple[str, Any]]:
     """What the keys of the section say, where the newer ones say nothing. Raises SandboxError."""
     for key, (name, newer, parse) in _OLDER.items():
         if key in section and newer not in given:
@@ -35,5 +37,5 @@ def older_fields(section: Mapping[str, Any], given: frozenset[str]) -> Iterator[
                 yield name, parse(str(section[key]))
             except (ValueError, OverflowError) as error:
                 raise SandboxError(
-                    f"config.toml: {key} = {section[key]!r} is not allowed: {error}"
+                    f"{file}: {key} = {section[key]!r} is not allowed: {error}"
                 ) from error

@@ -1,5 +1,9 @@
 """run(): one piece of code, one call, nothing left behind.
 
+run() keeps what takes long to start: the event loop, in a thread of its own, and the backend. They
+are there from the first call on, for all threads of the process, and end with it. A child that was
+forked makes its own. run_async() runs in the caller's loop, and keeps nothing.
+
 The module is not called ``run``, because importing a module of that name would replace the
 function of that name on the package.
 """
@@ -7,22 +11,35 @@ function of that name on the package.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextvars
+import inspect
+import os
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from .backends.base import Backend
-from .consumers import TextCallback
+from .backends.registry import get_backend
+from .compat.sandbox_settings import ConfigLike
+from .errors import BackendUnavailableError, SandboxError
 from .executor import SandboxExecutor
 from .job import Inputs
-from .launch import Stdin
+from .manager import SandboxManager
 from .results import ExecutionResult
-from .sandbox_settings import ConfigLike
+from .sandbox.command_options import Stdin
+from .sandbox.consumers import TextCallback
+from .settings import Settings, load_settings
 
 _LOOK_SECONDS = 0.1
+_CLOSE_SECONDS = 30.0
+
+Work = Callable[[], Coroutine[Any, Any, ExecutionResult]]
 
 
 async def run_async(
@@ -39,7 +56,8 @@ async def run_async(
     on_stderr: TextCallback | None = None,
     backend: Backend | str | None = None,
 ) -> ExecutionResult:
-    """SandboxExecutor.execute_agent() with an executor that lives for this one call."""
+    """SandboxExecutor.execute_agent() with an executor that lives for this one call. Whoever makes
+    many should keep an executor."""
     async with SandboxExecutor(backend=backend) as executor:
         return await executor.execute_agent(
             code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
@@ -64,55 +82,227 @@ def run(
     """Run code in a fresh sandbox and wait for it, with or without an event loop around.
 
     Inside a running loop (a notebook) it blocks that loop; use run_async() there if you can.
-    The callbacks are then called in another thread. An interrupt ends the program either way.
+    The callbacks are called in the thread of the caller. An interrupt ends the program. The backend
+    is kept for later calls, and closed when this process ends, unless it was given as an object.
     """
-    work = run_async(
-        code, config=config, inputs=inputs, timeout=timeout, args=args, stdin=stdin, env=env,
-        monitor=monitor, on_stdout=on_stdout, on_stderr=on_stderr, backend=backend,
-    )  # fmt: skip
-    if not _inside_a_loop():
-        return asyncio.run(work)
-    return _run_in_thread(work)
+    call = _Call()
+
+    async def work() -> ExecutionResult:
+        async with _worker().manager(backend) as manager, SandboxExecutor(manager) as executor:
+            return await executor.execute_agent(
+                code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
+                on_stdout=call.in_caller(on_stdout), on_stderr=call.in_caller(on_stderr),
+            )  # fmt: skip
+
+    return call.wait_for(_worker().submit(work))
 
 
-def _run_in_thread(work: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
-    """In a loop of another thread. An interrupt reaches only this one, which has to pass it on:
-    else it would wait for a program that may run for minutes."""
-    begun: Future[Callable[[], object]] = Future()
-    with ThreadPoolExecutor(1, thread_name_prefix="paracle-run") as helper:
-        outcome = helper.submit(asyncio.run, _cancellable(work, begun))
+class _Call:
+    """The caller's side of one run(): it waits, and calls the callbacks meanwhile."""
+
+    def __init__(self) -> None:
+        # Callbacks to call; None once the result is there.
+        self._wanted: SimpleQueue[tuple[TextCallback, str, Future[object]] | None] = SimpleQueue()
+
+    def in_caller(self, callback: TextCallback | None) -> TextCallback | None:
+        """A callback for the worker, which has the caller call the given one."""
+        if callback is None:
+            return None
+
+        async def called(text: str) -> None:
+            answer: Future[object] = Future()
+            self._wanted.put((callback, text, answer))
+            result = await asyncio.wrap_future(answer)
+            if inspect.isawaitable(result):
+                await result
+
+        return called
+
+    def wait_for(self, running: _Running) -> ExecutionResult:
+        """The result. An interrupt cancels the work, waits until nothing of it is left, and is
+        raised then: it reaches only this thread."""
+        running.outcome.add_done_callback(lambda _: self._wanted.put(None))
         try:
-            _wait_for(outcome)
+            self._serve(running.outcome)
+        except BaseException:
+            running.cancel()
+            with suppress(Exception, asyncio.CancelledError):
+                running.outcome.exception()  # which waits for it
+            raise
+        return running.outcome.result()
+
+    def _serve(self, outcome: Future[ExecutionResult]) -> None:
+        """In a notebook an interrupt is raised here; under asyncio.run() it cancels the task that
+        called us, which has to be looked for."""
+        caller = _current_task()
+        before = caller.cancelling() if caller else 0
+        while not outcome.done():
+            try:
+                wanted = self._wanted.get(timeout=_LOOK_SECONDS if caller else None)
+            except Empty:
+                wanted = None
+            if caller and caller.cancelling() > before:
+                raise asyncio.CancelledError
+            if wanted is not None:
+                callback, text, answer = wanted
+                try:
+                    answer.set_result(callback(text))
+                except Exception as error:  # noqa: BLE001  it is the callback's, and told as such
+                    answer.set_exception(error)
+
+
+@dataclass
+class _Running:
+    """Work in the worker's loop."""
+
+    outcome: Future[ExecutionResult]
+    cancel: Callable[[], object]
+
+
+@dataclass
+class _Kept:
+    """A backend that was opened for these settings, and how many calls use it now."""
+
+    name: str | None
+    settings: Settings
+    backend: Backend
+    users: int = 0
+
+
+class _Worker:
+    """An event loop in a thread of its own, and the backends that live in it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._kept: list[_Kept] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.name = "paracle-run"
+        self._thread.start()
+        atexit.register(self.close)
+
+    def submit(self, work: Work) -> _Running:
+        """Have the loop do it, in the context of the caller."""
+        outcome: Future[ExecutionResult] = Future()
+        tasks: list[asyncio.Task[ExecutionResult]] = []
+
+        def end(task: asyncio.Task[ExecutionResult]) -> None:
+            if task.cancelled():
+                outcome.set_exception(asyncio.CancelledError())
+            elif error := task.exception():
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(task.result())
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(work()))
+            tasks[0].add_done_callback(end)
+
+        def cancel() -> None:
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+
+        self._loop.call_soon_threadsafe(begin, context=contextvars.copy_context())
+        return _Running(outcome, cancel)
+
+    def manager(self, backend: Backend | str | None) -> _Use:
+        return _Use(self._kept, backend)
+
+    def close(self) -> None:
+        """Close the backends and end the loop. What is not closed by then ends by itself: its owner
+        has."""
+        closing = asyncio.run_coroutine_threadsafe(_close_all(self._kept), self._loop)
+        with suppress(Exception):
+            closing.result(_CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+class _Use:
+    """A manager for one call, over a backend that is kept; ``async with`` it."""
+
+    def __init__(self, kept: list[_Kept], backend: Backend | str | None) -> None:
+        self._all = kept
+        self._backend = backend
+        self._kept: _Kept | None = None
+
+    async def __aenter__(self) -> SandboxManager:
+        settings = load_settings()
+        backend = self._backend
+        if not isinstance(backend, Backend):
+            self._kept = await self._take(backend, settings)
+            self._kept.users += 1
+            backend = self._kept.backend
+        self._manager = SandboxManager(backend=backend, settings=settings)
+        return self._manager
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self._manager.close()
         finally:
-            if not outcome.done():
-                with suppress(RuntimeError):  # its loop has just ended by itself
-                    begun.result()()
-        return outcome.result()
+            if self._kept is not None:
+                self._kept.users -= 1
+                if isinstance(error, BackendUnavailableError):
+                    await self._drop(self._kept)  # the next call begins anew
+
+    async def _take(self, name: str | None, settings: Settings) -> _Kept:
+        """The one that is kept for these settings. One that is kept for others and not in use is
+        closed: they have changed."""
+        for kept in [one for one in self._all if not one.users and one.settings != settings]:
+            await self._drop(kept)
+        for kept in self._all:
+            if (kept.name, kept.settings) == (name, settings):
+                return kept
+        kept = _Kept(name, settings, get_backend(name, settings))
+        self._all.append(kept)
+        return kept
+
+    async def _drop(self, kept: _Kept) -> None:
+        if kept in self._all:
+            self._all.remove(kept)
+        if not kept.users:
+            with suppress(SandboxError, OSError):
+                await kept.backend.close()
 
 
-def _wait_for(outcome: Future[ExecutionResult]) -> None:
-    """Until it is there, or nobody wants it any more: in a notebook an interrupt is raised here,
-    under asyncio.run() it cancels the task that called us."""
-    caller = asyncio.current_task()
-    before = caller.cancelling() if caller else 0
-    while not wait([outcome], _LOOK_SECONDS).done:
-        if caller and caller.cancelling() > before:
-            return
+async def _close_all(kept: list[_Kept]) -> None:
+    while kept:
+        with suppress(Exception):  # the process ends: nobody could do anything about it
+            await kept.pop().backend.close()
 
 
-async def _cancellable(
-    work: Coroutine[Any, Any, ExecutionResult], begun: Future[Callable[[], object]]
-) -> ExecutionResult:
-    """The work; ``begun`` is given what cancels it, from any thread."""
-    task = asyncio.current_task()
-    assert task is not None
-    begun.set_result(partial(task.get_loop().call_soon_threadsafe, task.cancel))
-    return await work
+_workers: list[_Worker] = []
+_workers_lock = threading.Lock()
 
 
-def _inside_a_loop() -> bool:
+def _worker() -> _Worker:
+    """That of this process."""
+    with _workers_lock:
+        if not _workers:
+            _workers.append(_Worker())
+        return _workers[0]
+
+
+# Of the process that this one was forked from. They are referred to for ever: to close them would
+# disturb the parent, with which they are shared.
+_inherited: list[_Worker] = []
+
+
+def _forget_after_fork() -> None:
+    global _workers_lock
+    _workers_lock = threading.Lock()
+    for worker in _workers:
+        atexit.unregister(worker.close)
+    _inherited.extend(_workers)
+    _workers.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
     try:
-        asyncio.get_running_loop()
+        return asyncio.current_task()
     except RuntimeError:
-        return False
-    return True
+        return None

@@ -16,7 +16,8 @@ class CommandResult(TypedDict):
 
 
 class Stats(TypedDict):
-    """What a sandbox uses now. CPU in percent of one core; memory without page cache."""
+    """What a sandbox uses now. CPU in percent of one core; memory, and its peak, without page
+    cache. The network is None where it is the host's, whose figures are the whole machine's."""
 
     cpu_percent: float
     cpu_seconds: float
@@ -28,8 +29,8 @@ class Stats(TypedDict):
     disk_mb: float
     disk_limit_mb: int
     processes: int
-    network_rx_bytes: int
-    network_tx_bytes: int
+    network_rx_bytes: int | None
+    network_tx_bytes: int | None
     duration_seconds: float
     monitoring: NotRequired[Monitoring]
 
@@ -59,7 +60,19 @@ class Isolation(TypedDict):
 
 
 class ExecutionResult(TypedDict):
-    """The answer of the executor, the CLI and the service."""
+    """The answer of run() and execute_agent(): a program that ran to its end."""
+
+    success: bool
+    sandbox_id: str
+    posture: Isolation
+    result: CommandResult
+    stats: Stats
+    error: NotRequired[str]
+
+
+class JobResult(TypedDict):
+    """The answer for one job of a batch, and what ``--output`` holds: the program may have been
+    stopped, or never have started."""
 
     success: bool
     sandbox_id: str | None

@@ -8,10 +8,14 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from .platforms import user_id
+
 Environment = Mapping[str, str]
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+# What can be waived by name: limits by control groups for root, rules between containers.
+LAYERS = ("cgroup", "firewall")
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -40,7 +44,7 @@ def own_runtime_dir(env: Environment) -> str | None:
     """Whoever became another user by ``su`` still has the variable, which names another's."""
     runtime = env.get("XDG_RUNTIME_DIR") or ""
     try:
-        return runtime if os.stat(runtime).st_uid == os.geteuid() else None
+        return runtime if os.stat(runtime).st_uid == user_id() else None
     except OSError:
         return None
 
@@ -67,6 +71,14 @@ def parse_flag(text: str) -> bool:
 
 def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def layers(text: str) -> tuple[str, ...]:
+    """Names of layers that can be waived. Raises ValueError for any other."""
+    found = names(text)
+    if unknown := [name for name in found if name not in LAYERS]:
+        raise ValueError(f"there is no layer {unknown[0]!r} to do without")
+    return found
 
 
 def row(setting: Setting, default: object = MISSING) -> Any:

@@ -8,25 +8,29 @@ variable counts as unset. The file is the first of ``$PARACLE_CONFIG``, ``./conf
 
 A config.toml may come with a checked-out project that nobody has read, so a file may not choose
 the interpreter or the directories we use, the service that programs are sent to, switch the
-isolation off (``fake``) or inject failures.
+isolation off (``fake``) or inject failures. Nor does another program's file stop us: keys in its
+``[sandbox]`` section that we do not know are warned of, and left alone.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import SandboxError
 from .older_keys import SHARED_KEYS, older_fields
+from .platforms import user_id
 from .setting_rows import (
+    LAYERS,
     Environment,
     Setting,
     choice,
     directory,
     flag,
     home,
+    layers,
     names,
     number,
     own_runtime_dir,
@@ -35,12 +39,15 @@ from .setting_rows import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from .config import NetworkMode, SandboxConfig
 
 MODES = (
     "auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "daytona", "fake", "local"
 )  # fmt: skip
 _DAY = 86_400.0
+_SHOWN_KEYS = 5
 
 
 # Field of a configuration: the row that sets it for one kind of backend.
@@ -66,17 +73,27 @@ _IDLE_ROWS = {
     "incus": "incus_idle_timeout",
     "incus-vm": "incus_idle_timeout",
 }
+# Rows of containers, and those of the service whose variables are named so alike that one is easily
+# taken for the other: DOCKER_SANDBOX_IMAGE, SANDBOX_DOCKER_IMAGE. One that is set holds for both.
+_LIKE_NAMED = {
+    "docker_image": "service_image",
+    "docker_idle_timeout": "service_idle_timeout",
+    "docker_memory_mb": "service_memory_mb",
+    "docker_cpu_cores": "service_cpu_cores",
+}
+# Files whose unknown keys were warned of.
+_warned: set[str] = set()
 
 
 def _state_dir(env: Environment) -> str:
-    if os.geteuid() == 0:
+    if user_id() == 0:
         return "/run/paracle-sandbox"
     runtime = own_runtime_dir(env)
-    return f"{runtime}/paracle-sandbox" if runtime else f"/tmp/paracle-sandbox-{os.geteuid()}"
+    return f"{runtime}/paracle-sandbox" if runtime else f"/tmp/paracle-sandbox-{user_id()}"
 
 
 def _data_dir(env: Environment) -> str:
-    if os.geteuid() == 0:
+    if user_id() == 0:
         return "/var/lib/paracle-sandbox"
     return str(home(env) / ".local/share/paracle-sandbox")
 
@@ -89,6 +106,12 @@ def _index_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError(text)
     return text
+
+
+def _networks(text: str) -> tuple[str, ...]:
+    import ipaddress
+
+    return tuple(str(ipaddress.ip_network(name, strict=False)) for name in names(text))
 
 
 def _agents_dir(env: Environment) -> str:
@@ -118,6 +141,10 @@ class Settings:
     drop_capabilities: bool = flag(
         "PARACLE_SANDBOX_DROP_CAPABILITIES", True, "drop every Linux capability inside"
     )
+    allow_degraded: tuple[str, ...] = row(
+        Setting("PARACLE_SANDBOX_ALLOW_DEGRADED", "layers that sandboxes may do without here",
+                layers, f"any of {', '.join(LAYERS)}, with commas between", env_only=True), ()
+    )  # fmt: skip
     log_level: str = choice(
         "PARACLE_SANDBOX_LOG_LEVEL", "warning", ("debug", "info", "warning", "error", "critical"),
         "how much the command line logs",
@@ -160,6 +187,9 @@ class Settings:
         "DOCKER_SANDBOX_RUNTIME", None, "OCI runtime of containers", env_only=True
     )
     docker_image: str = text("DOCKER_SANDBOX_IMAGE", "python:3.12-slim", "image for docker")
+    docker_registry: str | None = text(
+        "DOCKER_SANDBOX_REGISTRY", None, "registry that has paracle/* images", env_only=True
+    )
     docker_warm: int = number(
         "DOCKER_SANDBOX_WARM", 0, "started containers kept ready for each kind", 0, 64
     )
@@ -230,6 +260,10 @@ class Settings:
     max_containers: int = number(
         "SANDBOX_MAX_CONTAINERS", 10, "sandboxes the service has at most", 1, 100_000
     )
+    save_timeout: float = number(
+        "SANDBOX_SAVE_TIMEOUT", 30.0, "seconds that a sandbox may take for its files to be kept "
+        "before it is removed", 1.0, _DAY,
+    )  # fmt: skip
     service_dir: str = directory(
         "SANDBOX_DATA_DIR", _service_dir, "users' files, API keys and audit log of the service"
     )
@@ -249,10 +283,19 @@ class Settings:
     user_concurrent: int = number(
         "SANDBOX_USER_CONCURRENT", 16, "executions of one user at the same time", 1, 100_000
     )
+    trusted_proxies: tuple[str, ...] = row(
+        Setting("SANDBOX_TRUSTED_PROXIES", "proxies whose X-Forwarded-For names the client",
+                _networks, "addresses or networks with commas between", env_only=True), ()
+    )  # fmt: skip
     packages: bool = flag("SANDBOX_PACKAGES", True, "let sandboxes install packages")
     package_index: str | None = row(
         Setting("SANDBOX_PACKAGE_INDEX", "package index for sandboxes; unset, that of pip here",
                 _index_url, "an http or https address", env_only=True), None
+    )  # fmt: skip
+    package_hosts: tuple[str, ...] = row(
+        Setting("SANDBOX_PACKAGE_HOSTS", "other hosts of your own network with packages",
+                names, "names or addresses with commas between, with a port where that matters",
+                env_only=True), ()
     )  # fmt: skip
     audit_content: bool = flag(
         "SANDBOX_AUDIT_CONTENT", False, "keep commands and code in the audit log as well"
@@ -285,11 +328,35 @@ class Settings:
     given: frozenset[str] = field(default=frozenset(), repr=False)
     # What the older keys of the file say of every sandbox: fields of its configuration.
     older: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    # The configuration file, for messages.
+    file: str = field(default="config.toml", repr=False, compare=False)
+
+    def waives(self, layer: str, config: SandboxConfig) -> bool:
+        """Whether a sandbox may do without it: the operator says so for all, a caller for one."""
+        return layer in self.allow_degraded or layer in config.allow_degraded
 
     def idle_timeout(self, backend: str) -> float | None:
-        """What was set for one kind of backend, if anything was."""
-        row = _IDLE_ROWS.get(backend, "")
-        return float(getattr(self, row)) if row in self.given else None
+        """That of one kind of backend, set or by default; None for a kind that has none."""
+        row = _IDLE_ROWS.get(backend)
+        return float(getattr(self, row)) if row else None
+
+    def for_service(self, backend: str) -> Settings:
+        """For a service whose sandboxes are containers: what is set for containers holds where the
+        service's own rows say nothing."""
+        if _CONFIG_ROWS.get(backend) is not _CONTAINER_ROWS:
+            return self
+        wanted = {
+            service: getattr(self, container)
+            for container, service in _LIKE_NAMED.items()
+            if container in self.given and service not in self.given
+        }
+        return replace(self, **wanted) if wanted else self
+
+    @property
+    def depends_on_backend(self) -> bool:
+        """Whether the default configuration is another one for some kind of backend."""
+        rows = {*_CONTAINER_ROWS.values(), *_INCUS_ROWS.values()}
+        return self.incus_type == "vm" or not self.given.isdisjoint(rows)
 
     def default_values(self, backend: str | None = None) -> dict[str, Any]:
         """What is set of the configuration of a sandbox for which nobody gave one. What was set
@@ -317,7 +384,7 @@ class Settings:
         try:
             return SandboxConfig(**self.default_values(backend))
         except ValueError as error:
-            raise SandboxError(f"config.toml, section [sandbox]: {error}") from error
+            raise SandboxError(f"{self.file}, section [sandbox]: {error}") from error
 
 
 def settings_table() -> dict[str, Setting]:
@@ -328,31 +395,37 @@ def settings_table() -> dict[str, Setting]:
 
 def load_settings(env: Environment | None = None, path: str | Path | None = None) -> Settings:
     """Resolve all settings. Raises SandboxError that names the setting, its value and what is
-    allowed; unknown keys in the file are an error too, because a typo would be silent."""
+    allowed. Keys of the file that are unknown are logged as a warning, once: it may be the file of
+    another program, and a typo must not be silent."""
     env = os.environ if env is None else env
-    section = read_section(env, path)
+    file = _find_file(env, path)
+    section = _section_of(file)
+    name = "config.toml" if file is None else str(file)
     table = settings_table()
-    unknown = sorted(set(section) - set(table) - SHARED_KEYS)
-    if unknown:
-        raise SandboxError(
-            f"config.toml: unknown key {unknown[0]!r} in [sandbox]; "
-            f"known are {', '.join(sorted(set(table) | SHARED_KEYS))}"
-        )
+    _warn_of_unknown(sorted(set(section) - set(table) - SHARED_KEYS), file, table)
     values: dict[str, Any] = {}
     given = frozenset(key for key, row in table.items() if env.get(row.variable) or key in section)
     for key, setting in table.items():
         if env.get(setting.variable):
             values[key] = _parse(setting, setting.variable, env[setting.variable])
         elif key in section:
-            values[key] = _from_file(setting, key, section[key])
+            values[key] = _from_file(setting, name, key, section[key])
         elif setting.derive is not None:
             values[key] = setting.derive(env)
-    return Settings(**values, given=given, older=tuple(older_fields(section, given)))
+    for container, service in _LIKE_NAMED.items():
+        if service in given and container not in given:
+            values[container] = values[service]
+            given |= {container}
+    older = tuple(older_fields(section, given, name))
+    return Settings(**values, given=given, older=older, file=name)
 
 
 def read_section(env: Environment | None = None, path: str | Path | None = None) -> dict[str, Any]:
     """The ``[sandbox]`` section of config.toml; empty when there is no file or no section."""
-    file = _find_file(os.environ if env is None else env, path)
+    return _section_of(_find_file(os.environ if env is None else env, path))
+
+
+def _section_of(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     import tomllib
@@ -360,41 +433,71 @@ def read_section(env: Environment | None = None, path: str | Path | None = None)
     try:
         section = tomllib.loads(file.read_text(encoding="utf-8")).get("sandbox", {})
     except (OSError, ValueError) as error:
-        raise SandboxError(f"Cannot read {file}: {error}") from error
+        raise SandboxError(f"Cannot read {file}: {error}{_way_out(str(file))}") from error
     if not isinstance(section, dict):
-        raise SandboxError(f"{file}: sandbox must be a section, [sandbox]")
+        raise SandboxError(f"{file}: sandbox must be a section, [sandbox]{_way_out(str(file))}")
     return section
+
+
+def _way_out(file: str) -> str:
+    """What to do about a file that was found in the working directory and may be another's."""
+    if file != "config.toml":
+        return ""
+    return (
+        f". If {file} is another program's, name a file of your own: "
+        f"PARACLE_CONFIG=FILE (PARACLE_CONFIG={os.devnull} for none)"
+    )
+
+
+def _warn_of_unknown(unknown: Sequence[str], file: Path | None, table: Iterable[str]) -> None:
+    """Once for each file."""
+    if not unknown or file is None:
+        return
+    place = os.path.realpath(file)
+    if place in _warned:
+        return
+    _warned.add(place)
+    import difflib
+    import logging
+
+    shown = []
+    for key in unknown[:_SHOWN_KEYS]:
+        alike = difflib.get_close_matches(key, [*table, *SHARED_KEYS], 1, 0.8)
+        shown.append(f"{key[:80]!r}" + (f" (is {alike[0]!r} meant?)" if alike else ""))
+    if len(unknown) > _SHOWN_KEYS:
+        shown.append(f"{len(unknown) - _SHOWN_KEYS} more")
+    logging.getLogger(__name__).warning(
+        "%s: nothing here reads these keys of [sandbox]: %s%s",
+        file, ", ".join(shown), _way_out(str(file)),
+    )  # fmt: skip
 
 
 def _find_file(env: Environment, path: str | Path | None) -> Path | None:
     named = path or env.get("PARACLE_CONFIG")
     if named:
         file = Path(named)
-        if not file.is_file():
+        if not file.exists() or file.is_dir():
             raise SandboxError(f"There is no configuration file {file}")
         return file
     places = (Path("config.toml"), home(env) / ".config/paracle/config.toml")
     return next((place for place in places if os.path.isfile(place)), None)
 
 
-def _from_file(setting: Setting, key: str, value: object) -> object:
-    name = f"config.toml: {key}"
+def _from_file(setting: Setting, file: str, key: str, value: object) -> object:
+    name = f"{file}: {key}"
     text = str(value)
     if setting.env_only or (setting.variable == "SANDBOX_MODE" and text == "fake"):
-        raise SandboxError(f"{name} = {text!r} is not taken from a file; set {setting.variable}")
+        raise SandboxError(
+            f"{name} = {text!r} is not taken from a file; set {setting.variable}{_way_out(file)}"
+        )
     if not setting.is_written(value):
-        raise SandboxError(f"{name} = {text!r} is not allowed: {setting.allowed}")
-    return _parse(setting, name, text)
+        raise SandboxError(f"{name} = {text!r} is not allowed: {setting.allowed}{_way_out(file)}")
+    return _parse(setting, name, text, _way_out(file))
 
 
-def _parse(setting: Setting, name: str, text: str) -> object:
+def _parse(setting: Setting, name: str, text: str, advice: str = "") -> object:
     try:
         return setting.parse(text)
     except (ValueError, OverflowError) as error:
         shown = "***" if setting.variable.endswith("_KEY") else repr(text[:200])
-        raise SandboxError(f"{name} = {shown} is not allowed: {setting.allowed}") from error
-
-
-def skip_pydantic_plugins() -> None:
-    """Looking for plugins costs every short command some milliseconds, and none is of use here."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+        raise SandboxError(f"{name} = {shown} is not allowed: {setting.allowed}{advice}") from error

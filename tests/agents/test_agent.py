@@ -17,8 +17,8 @@ import pytest
 
 from cli.paracle_cli import Cli, wait_for
 
-pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
-pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
+pytest.importorskip("openai", reason="asks models: pip install '.[agents]'")
+pytest.importorskip("anthropic", reason="asks models: pip install '.[agents]'")
 
 from agents.model_server import Conversation, Script, Turn, model_server  # noqa: E402
 from paracle_sandbox import Sandbox, SandboxError  # noqa: E402
@@ -506,9 +506,12 @@ async def test_mcp_server_as_tools(tmp_path: Path, dialect: str) -> None:
         assert agent.tools.find(name) is None
 
 
-@pytest.mark.parametrize("key", ["s3cret", "wrong"])
+MCP_KEY = "the-key-of-this-client"
+
+
+@pytest.mark.parametrize("key", [MCP_KEY, "wrong"])
 async def test_mcp_server_over_http_with_a_key(tmp_path: Path, key: str) -> None:
-    cli = Cli(tmp_path, PARACLE_MCP_KEY="s3cret")
+    cli = Cli(tmp_path, PARACLE_MCP_KEY=MCP_KEY)
     server = cli.start("mcp", "--http", "--port", "0")
     try:
         assert server.stderr is not None
@@ -517,7 +520,7 @@ async def test_mcp_server_over_http_with_a_key(tmp_path: Path, key: str) -> None
         (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": spec}))
         script = [Turn("", [("mcp_far_sandbox_shell", {"command": "echo far"})]), Turn("ok")]
         async with agent_over(script, mcp_servers=tmp_path / "mcp.json") as (agent, chat):
-            if key == "s3cret":
+            if key == MCP_KEY:
                 assert (await agent.run("go")).success
                 assert chat.tool_texts() == ["far\n"]
             else:

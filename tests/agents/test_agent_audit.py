@@ -13,12 +13,12 @@ import pytest
 
 from cli.paracle_cli import Cli, end, wait_for
 
-pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
+pytest.importorskip("openai", reason="asks models: pip install '.[agents]'")
 
 from agents.broken_project import words  # noqa: E402
 from agents.model_server import Turn, model_server  # noqa: E402
 from paracle_sandbox.agents import Limits, Options, SandboxAgent  # noqa: E402
-from paracle_sandbox.audit_log import AuditLog, read, verify  # noqa: E402
+from paracle_sandbox.audit.log import AuditLog, read, verify  # noqa: E402
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_pruning_removes_files_that_were_set_aside(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) < files and verify(path).broken_at is None
     log.record("new")
     assert verify(path).broken_at is None
-    assert log.prune(time.time() + 1) == 11 and len(list(tmp_path.iterdir())) == 1
+    assert log.prune(time.time() + 1) == 11 and len(list(tmp_path.glob("[!.]*"))) == 1
     log.record("last")
     assert [line["event"] for line in read(path)] == ["pruned", "last"]
     assert verify(path).broken_at is None and list(read(path))[-1]["n"] == 32

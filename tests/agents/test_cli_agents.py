@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from cli.paracle_cli import Cli, end, wait_for
+from cli.paracle_cli import Cli, end, on_a_terminal, wait_for
 
-pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
-pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
+pytest.importorskip("openai", reason="asks models: pip install '.[agents]'")
+pytest.importorskip("anthropic", reason="asks models: pip install '.[agents]'")
 
 from agents.broken_project import broken_project, check_mended, fixing, words  # noqa: E402
 from agents.model_server import Turn, model_server  # noqa: E402
 
 FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
 MODES = ["safe", "sandbox", "review", "yolo"]
+# For printf: what comes to be in a file that the agent changed.
+SHELL_ESCAPE = r"\033]0;title 2\007\n"
 
 
 @pytest.fixture
@@ -90,6 +92,40 @@ def test_what_may_not_come_back_does_not(cli: Cli, project: Path) -> None:
     assert (project / "calc.py").read_text() == "changed by the user\n"
     assert (project / "new.txt").read_text() == "new\n"
     assert not (project / "run.sh").exists()
+
+
+@pytest.mark.case("F19")
+def test_what_tools_run_by_themselves_is_shown_and_not_written(cli: Cli, project: Path) -> None:
+    """Also where none is there yet. The host's own files are the witness."""
+    planted = [
+        ".git/hooks/post-checkout", ".bashrc", ".vscode/tasks.json", ".claude/settings.json",
+        ".cargo/config.toml", ".husky/pre-commit", ".devcontainer/devcontainer.json", ".mcp.json",
+        ".exrc", ".github/workflows/x.yml", "sub/.envrc", "conftest.py", "tests/ConfTest.py",
+        "pyvenv.cfg", "env/pyvenv.cfg", "lib/x.pth", "sitecustomize.py", "my.code-workspace",
+        "bare/HEAD", "bare/config", "bare/objects/x", "bare/refs/x", "linked/HEAD",
+        "linked/commondir", "case/head", "case/config", "case/Objects/x", "case/REFS/x",
+        "forged\n+++ b/calc.py",
+    ]  # fmt: skip
+    code = (
+        "import os\n"
+        f"for path in {[*planted, 'plain.txt', '.gitignore']!r}:\n"
+        "    os.makedirs(os.path.dirname('./' + path), exist_ok=True)\n"
+        "    open(path, 'w').write('evil')\n"
+    )
+    turns = [Turn("", [("python_execute", {"code": code})]), Turn("done")]
+    before = sorted(path.relative_to(project) for path in project.rglob("*"))
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat), "--workspace", str(project), "--apply", "--output", "out.json")
+    after = sorted(path.relative_to(project) for path in project.rglob("*"))
+    assert sorted({*after} - {*before}) == [Path(".gitignore"), Path("plain.txt")]
+    shown = {
+        c["path"]: c["diff"] for c in json.loads((cli.home / "out.json").read_text())["changes"]
+    }
+    for path in planted:
+        if path.split("/")[0] not in (".git", ".vscode") and "envrc" not in path:
+            assert path in shown, "it is shown all the same"
+    assert not any(line.startswith("+++ b/calc.py") for line in "".join(shown.values()).split("\n"))
+    assert "conftest.py: tools may run what is in conftest.py by themselves" in done.stderr
 
 
 def test_diff_applies_elsewhere_and_modes_come_back(cli: Cli, project: Path) -> None:
@@ -178,6 +214,20 @@ def test_review_asks_before_each_call(cli: Cli) -> None:
     assert "too risky" in denied and allowed == "two\n"
 
 
+def test_who_allows_a_call_sees_all_of_it_or_that_it_was_cut(cli: Cli) -> None:
+    hidden = f"echo {'a' * 3000}; echo the-end-of-it"
+    flood = f"echo {'b' * 200_000}"
+    turns = [
+        Turn("", [("sandbox_shell", {"command": hidden})]),
+        Turn("", [("sandbox_shell", {"command": flood})]),
+        Turn("ok"),
+    ]
+    with model_server(turns) as chat:
+        done = cli.run(*words(chat, mode="review"), stdin=b"n\nn\n")
+    assert "the-end-of-it" in done.stderr.split("Allow this call?")[0]
+    assert "more characters are not shown]" in done.stderr
+
+
 def test_yolo_is_in_a_sandbox_unless_the_host_is_named(cli: Cli) -> None:
     turns = [Turn("", [("sandbox_shell", {"command": "id -un; ls /"})]), Turn("ok")]
     with model_server(turns) as chat:
@@ -207,6 +257,38 @@ def test_falls_back_to_safe_and_says_so(cli: Cli, backend: str, mode: str) -> No
         refused = cli.run(*words(chat, mode=mode), "--backend", backend, "--require-sandbox")
     assert refused.code == 3 and "nothing was run" in refused.stderr
     assert len(chat.requests) == asked, "the model is not even asked"
+
+
+@pytest.mark.case("E05")
+def test_nothing_of_a_model_or_a_program_steers_the_terminal(cli: Cli, project: Path) -> None:
+    """Words, a call that is to be allowed, what a tool printed, an error, and a diff. Each has a
+    number of its own, by which it is known that it was shown."""
+
+    def hostile(number: int) -> str:
+        return f"\x1b]0;title {number}\x07\x1b[2J"
+
+    command = {"command": f"echo '{hostile(1)}'; printf '{SHELL_ESCAPE}' > new.txt"}
+    missing = {"action": "read_file", "file_path": f"no/{hostile(3)}"}
+
+    def raw(arguments: dict[str, str]) -> str:
+        """As no honest model writes them: JSON has an escape for each."""
+        text = json.dumps(arguments)
+        return text.replace("\\u001b", "\x1b").replace("\\u0007", "\x07")
+
+    turns = [
+        Turn(hostile(0), [("sandbox_shell", raw(command))]),
+        Turn("", [("sandbox_files", raw(missing))]),
+        Turn(f"done {hostile(4)}"),
+    ]
+    answers = cli.home / "answers"
+    answers.write_text("y\ny\nn\n")
+    with model_server(turns) as chat, answers.open() as stdin:
+        asked = words(chat, mode="review")
+        shown = on_a_terminal(cli, *asked, "--workspace", str(project), "--verbose", stdin=stdin)
+    assert b"\x1b" not in shown and b"\x07" not in shown, shown
+    escaped = [rb"\x1b]0;title %d\x07" % number for number in range(5)]
+    assert [text for text in escaped if text not in shown] == [], shown
+    assert shown.count(escaped[1]) >= 3, "in the call, in its approval and in what it printed"
 
 
 # Ends
@@ -384,4 +466,4 @@ def test_missing_sdk_names_the_command(cli: Cli, check: Callable[[], None] = lam
     (cli.home / "openai.py").write_text("raise ModuleNotFoundError('No module', name='openai')\n")
     cli.env["PYTHONPATH"] = f"{cli.home}:{cli.env['PYTHONPATH']}"
     done = cli.run("agents", "run", "coder", "--task", "x")
-    assert done.code == 3 and "pip install 'paracle-sandbox[agents]'" in done.stderr
+    assert done.code == 3 and "pip install '.[agents]'" in done.stderr

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paracle_sandbox import SandboxConfig
+from paracle_sandbox.agents import modes
 from paracle_sandbox.agents.modes import MODES, execute_for, run_config, sandbox_problem
+from paracle_sandbox.backends import auto
+from paracle_sandbox.backends.base import Health
 from paracle_sandbox.settings import Settings, load_settings
 
 
@@ -31,3 +34,29 @@ async def test_whether_there_is_a_sandbox() -> None:
     assert await sandbox_problem("native", load_settings()) is None
     problem = await sandbox_problem("daytona", Settings(daytona_key=None))
     assert problem is not None and "daytona" in problem
+
+
+async def test_only_the_backend_that_will_be_used_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under ``auto`` others may work: they are of no use to a run that does not take them, and to
+    ask them makes a sandbox with each."""
+    monkeypatch.setattr(auto, "PROBLEMS", {"native": _no, "docker": _yes, "incus": _no})
+    asked = []
+
+    async def refusing(name: str | None, settings: Settings) -> list[Health]:
+        asked.append(name)
+        return [Health(str(name), name == "native", "it is broken")]
+
+    monkeypatch.setattr(modes, "examine", refusing)
+    assert await sandbox_problem(None, Settings(mode="auto")) == "docker: it is broken"
+    assert await sandbox_problem("auto", Settings(mode="native")) == "docker: it is broken"
+    assert asked == ["docker", "docker"]
+
+
+def _no(_: Settings) -> str | None:
+    return "not here"
+
+
+def _yes(_: Settings) -> str | None:
+    return None

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import loop_watch
 
 # What the fake backend says each time it is used.
 _FAKE = "The fake backend isolates nothing: programs run as plain processes.\n"
@@ -27,7 +31,7 @@ class Cli:
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "LANG": "C.UTF-8",
-            "PYTHONPATH": str(SOURCE),
+            **loop_watch.environment(SOURCE),
             "PARACLE_STATE_DIR": str(self.state),
             "PARACLE_DATA_DIR": str(home / "data"),
             "PARACLE_TEMPLATE_BUILD": "0",
@@ -70,6 +74,29 @@ class Cli:
 
     def live_remains(self) -> list[str]:
         return [*(str(path) for path in self.records()), *_processes_naming(str(self.state))]
+
+
+def on_a_terminal(cli: Cli, *words: str, **options: Any) -> bytes:
+    """What a command shows there, until it ends."""
+    ours, theirs = pty.openpty()
+    process = cli.start(*words, stdout=theirs, stderr=theirs, **options)
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := _read(ours):
+            shown += chunk
+        process.wait(60)
+    finally:
+        os.close(ours)
+        end(process)
+    return shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:
+        return b""
 
 
 class Done:
@@ -118,3 +145,17 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.communicate()
+
+
+def make_wheel(folder: Path, name: str, version: str = "1.0") -> None:
+    """The smallest thing that pip installs: a module that knows its version."""
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{about}/RECORD", "")

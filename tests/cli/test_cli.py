@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import pty
 import re
 import shlex
 import signal
@@ -16,11 +15,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paracle_cli import SOURCE, Cli, end, wait_for
+from paracle_cli import SOURCE, Cli, end, on_a_terminal, wait_for
 
 from paracle_sandbox import __version__, job
-from paracle_sandbox.cli import program
-from paracle_sandbox.cli.inventory import id_width
+from paracle_sandbox.backends.base import Health, Layer
+from paracle_sandbox.cli import health, program
+from paracle_sandbox.cli.list_cleanup import id_width
 from paracle_sandbox.cli.output import plain_columns, printable
 
 
@@ -42,7 +42,7 @@ def test_help_names_every_command(cli: Cli, words: list[str]) -> None:
     done = cli.run(*words, "--help")
     names = {
         "": ["sandbox", "template", "--version", "--install-completion", "Examples:"],
-        "sandbox": ["health", "test", "execute", "list", "cleanup"],
+        "sandbox": ["health", "test", "execute", "list", "cleanup", "exec", "shell", "cp", "rm"],
         "template": ["list", "build", "remove"],
     }["".join(words)]
     assert done.code == 0
@@ -65,7 +65,10 @@ def test_completion_script_is_shown(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("paracle sandbox ", {"health", "test", "execute", "list", "cleanup"}),
+        (
+            "paracle sandbox ",
+            {"health", "test", "execute", "list", "cleanup", "exec", "shell", "cp", "logs", "rm"},
+        ),
         ("paracle sandbox execute --disk 256 --ne", {"--network"}),
         ("paracle sandbox execute --network ", {"none", "bridge", "host"}),
         ("paracle sandbox execute --template d", {"default", "dev"}),
@@ -127,7 +130,9 @@ def test_a_missing_file_and_a_directory_are_two(cli: Cli) -> None:
     done = cli.run("sandbox", "execute", "missing.py")
     assert (done.code, done.stderr) == (2, "Error: File not found: missing.py\n")
     done = cli.run("sandbox", "execute", ".")
-    assert (done.code, done.stderr) == (2, "Error: File cannot be read: .: Is a directory\n")
+    assert (done.code, done.stderr) == (
+        2, "Error: . is a folder with neither __main__.py nor main.py: name the file\n"
+    )  # fmt: skip
 
 
 def test_a_wrong_setting_is_two(cli: Cli) -> None:
@@ -150,17 +155,26 @@ def test_a_backend_that_is_not_there_is_three_with_a_remedy(cli: Cli) -> None:
 def test_streams_and_exit_code_of_a_success(cli: Cli) -> None:
     source = "import sys; print('out'); print('err', file=sys.stderr)"
     done = cli.run("sandbox", "execute", cli.program(source))
-    assert (done.code, done.stdout) == (0, "out\n")
-    assert done.stderr.startswith("err\n✅ Execution Successful\n")
-    names, values = done.stderr.splitlines()[2:4]
-    assert names.split() == ["time", "cpu", "memory", "peak", "disk"]
-    assert values.index(" of 512 MB") > names.index("memory peak"), "the columns are not in line"
+    assert (done.code, done.stdout, done.stderr) == (0, "out\n", "err\n")
 
 
 def test_a_failing_program_is_one(cli: Cli) -> None:
     done = cli.run("sandbox", "execute", cli.program("raise SystemExit(7)"))
+    assert (done.code, done.stderr) == (1, "")
+    done = cli.run("sandbox", "execute", cli.program("raise SystemExit(7)"), "--verbose")
     assert done.code == 1
     assert "❌ Execution Failed\nError: exit code 7\n" in done.stderr
+
+
+def test_a_person_is_shown_a_summary(cli: Cli) -> None:
+    shown = on_a_terminal(cli, "sandbox", "execute", cli.program("print('out', end='')"))
+    lines = shown.decode().replace(_FAKE, "").splitlines()
+    assert lines[:2] == ["out", "✅ Execution Successful"]
+    names, values = lines[2:4]
+    assert names.split() == ["time", "cpu", "memory", "peak", "disk"]
+    assert values.index(" of 512 MB") > names.index("memory peak"), "the columns are not in line"
+    shown = on_a_terminal(cli, "sandbox", "execute", cli.program("print('out')"), "--quiet")
+    assert shown.decode().replace(_FAKE, "") == "out\r\n"
 
 
 def test_json_is_the_whole_of_stdout_and_equals_the_output_file(cli: Cli) -> None:
@@ -322,46 +336,27 @@ def test_no_file_is_made_before_there_is_a_result(cli: Cli) -> None:
     assert not (cli.home / "out.json").exists()
 
 
-def _on_a_terminal(cli: Cli, *words: str) -> bytes:
-    ours, theirs = pty.openpty()
-    process = cli.start(*words, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    shown = b""
-    try:
-        while chunk := _read(ours):
-            shown += chunk
-        process.wait(60)
-    finally:
-        os.close(ours)
-        end(process)
-    return shown
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:
-        return b""
-
-
+_FAKE = "The fake backend isolates nothing: programs run as plain processes.\r\n"
 _HOSTILE = "\\x1b]52;c;ZXZpbA==\\x07\\x1b[2J\\x9b31m\\u202egnp.exe\\rX"
 
 
+@pytest.mark.case("E05")
 def test_a_terminal_is_shown_control_sequences_escaped(cli: Cli) -> None:
     source = f"import sys; print('é 漢字\\tok {_HOSTILE}'); sys.exit('{_HOSTILE}')"
-    shown = _on_a_terminal(cli, "sandbox", "execute", cli.program(source)).decode()
+    shown = on_a_terminal(cli, "sandbox", "execute", cli.program(source)).decode()
     assert "é 漢字\tok \\x1b]52;c;ZXZpbA==\\x07\\x1b[2J" in shown
     assert [c for c in "\x1b\x07\x9b\u202e" if c in shown] == []
     assert "\rX" not in shown
 
 
+@pytest.mark.case("E05")
 def test_raw_lets_them_through(cli: Cli) -> None:
-    shown = _on_a_terminal(cli, "sandbox", "execute", cli.program("print('\\x1b[1m')"), "--raw")
+    shown = on_a_terminal(cli, "sandbox", "execute", cli.program("print('\\x1b[1m')"), "--raw")
     assert b"\x1b[1m" in shown
 
 
 def test_verbose_on_a_terminal_shows_tables(cli: Cli) -> None:
-    shown = _on_a_terminal(cli, "sandbox", "execute", cli.program(""), "-v").decode()
+    shown = on_a_terminal(cli, "sandbox", "execute", cli.program(""), "-v").decode()
     assert "memory peak" in shown
     assert "averages" in shown
 
@@ -384,6 +379,39 @@ def test_health_of_one_that_does_not(cli: Cli) -> None:
     as_json = cli.run("sandbox", "health", "--backend", "docker", "--json")
     assert as_json.code == 1
     assert as_json.json["backends"][0]["backend"] == "docker"
+
+
+def test_health_can_be_copied_from_a_narrow_terminal(cli: Cli) -> None:
+    """No word of a remedy is cut or broken into lines, and nothing is said twice."""
+    shown = on_a_terminal(cli, "sandbox", "health", "--backend", "incus").decode()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r\n", "\n")
+    assert plain.splitlines()[:2] == ["🔍 Sandbox Health Check", "❌ Sandbox Not Available"]
+    said = cli.run("sandbox", "health", "--backend", "incus", "--json").json["backends"][0]
+    assert plain.count(said["detail"]) == 1
+    assert plain.count("SANDBOX_MODE=native") == 1
+    assert shown != plain, "it is coloured for eyes"
+    assert "\x1b" not in cli.run("sandbox", "health", "--backend", "incus").stdout
+
+
+def test_health_shows_all_remedies_once_and_none_that_is_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remedy = "Run this:\n  sudo sysctl -w " + "x" * 100
+    advice = "No cgroups. Mount them. `paracle sandbox health` shows what this machine lacks."
+    layers = (Layer("seccomp", True), Layer("landlock", False, "no Landlock", remedy))
+    works = Health("native", True, "all but one", layers=layers)
+    fails = [Health("docker", False, "not installed", remedy), Health("incus", False, advice)]
+    health._show([works, *fails], "native", True, False)
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert lines[1] == "✅ Sandbox Available: native"
+    assert lines[-1] == "Not available here: docker, incus (--verbose tells why)"
+    assert said.count("x" * 100) == 1 and "in force: seccomp\n" in said
+    health._show([works, *fails], "docker", False, False)
+    said = capsys.readouterr().out
+    assert said.splitlines()[1] == "❌ Sandbox Not Available"
+    assert said.count("x" * 100) == 1 and "✗ incus: No cgroups. Mount them.\n" in said
+    assert "paracle sandbox health" not in said
 
 
 def test_list_and_cleanup_of_nothing(cli: Cli) -> None:
@@ -415,6 +443,7 @@ def _template_dir(cli: Cli) -> Path:
 def test_templates_are_listed_and_removed(cli: Cli) -> None:
     assert [t["built"] for t in cli.run("template", "list", "--json").json] == [False] * 4
     _template_dir(cli).mkdir(parents=True)
+    (_template_dir(cli) / "paracle-template.json").write_text("{}")
     listed = {t["name"]: t["built"] for t in cli.run("template", "list", "--json").json}
     assert listed["default"] is True
     assert "is there already" in cli.run("template", "build", "default", "--if-missing").stdout
@@ -482,7 +511,7 @@ def _runtime_imports(node: ast.AST) -> list[str]:
 
 def test_a_short_command_imports_no_rich(cli: Cli) -> None:
     code = (
-        "import sys, paracle_sandbox.cli.nouns as m; m.run(['sandbox', 'execute', sys.argv[1]]);"
+        "import sys, paracle_sandbox.cli.app as m; m.run(['sandbox', 'execute', sys.argv[1]]);"
         "print(sorted({'rich', 'paracle_sandbox.executor', 'paracle_sandbox.manager'} "
         "& set(sys.modules)))"
     )

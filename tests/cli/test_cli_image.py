@@ -52,4 +52,4 @@ def test_without_the_library_the_exact_install_line_is_given(tmp_path: Path) -> 
     (tmp_path / "missing" / "aiodocker.py").write_text("raise ImportError('not installed')")
     done = Cli(tmp_path, PYTHONPATH=f"{tmp_path}/missing:{SOURCE}").run("image", "list")
     assert done.code == 3
-    assert "pip install 'paracle-sandbox[docker]'" in done.stderr
+    assert "pip install '.[docker]'" in done.stderr

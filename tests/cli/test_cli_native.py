@@ -246,3 +246,38 @@ def test_cleanup_sweeps_a_record_whose_process_is_gone(cli: Cli) -> None:
     done = cli.run("sandbox", "cleanup")
     assert (done.code, "✅ Cleaned up 1 sandbox(es)" in done.stdout) == (0, True), done
     assert cli.records() == []
+
+
+# Sandboxes of other processes
+
+
+def test_one_of_another_process_is_refused_with_the_reason(
+    cli: Cli, sleeper: subprocess.Popen[bytes]
+) -> None:
+    (listed,) = cli.run("sandbox", "list", "--json").json
+    short = listed["sandbox_id"][:10]
+    for words in (
+        ["exec", short, "--", "id"],
+        ["cp", f"{short}:x", "."],
+        ["cp", "program.py", f"{short}:"],
+    ):
+        done = cli.run("sandbox", *words)
+        assert done.code == (125 if words[0] == "exec" else 3), done
+        assert f"only by process {sleeper.pid}" in done.stderr
+    done = cli.run("sandbox", "logs", short)
+    assert (done.code, "--output FILE" in done.stderr) == (3, True), done
+    assert cli.run("sandbox", "shell", short).code == 2
+    assert sleeper.poll() is None
+
+
+def test_rm_asks_whose_it_is(cli: Cli, sleeper: subprocess.Popen[bytes]) -> None:
+    (listed,) = cli.run("sandbox", "list", "--json").json
+    short = listed["sandbox_id"][:10]
+    done = cli.run("sandbox", "rm", short)
+    assert (done.code, f"in use by process {sleeper.pid}" in done.stderr) == (2, True), done
+    assert cli.records()
+    done = cli.run("sandbox", "rm", short, "--force", "--json")
+    assert (done.code, done.json) == (0, {"removed": [listed["sandbox_id"]]}), done
+    assert cli.run("sandbox", "list", "--json").json == []
+    done = cli.run("sandbox", "rm", short)
+    assert (done.code, "There is no sandbox" in done.stderr) == (2, True), done

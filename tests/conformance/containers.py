@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import pytest
 from docker_leftovers import Leftovers
 
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.settings import Settings, load_settings
-from paracle_sandbox.testing.conformance import FEATURES, all_checks
+from paracle_sandbox.testing.conformance import FEATURES
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,3 @@ async def opened(backend: DockerBackend, lacking: frozenset[str]) -> AsyncIterat
         features -= {"disk_apart"}
     yield Containers(backend, features, Leftovers(backend))
     await backend.close()
-
-
-def parameters(known_failures: dict[str, str]) -> list[object]:
-    """Every check; one that passes by accident though it is known to fail fails the run."""
-    return [
-        pytest.param(
-            check,
-            id=check.name,
-            marks=[pytest.mark.xfail(reason=known_failures[check.name], strict=True)]
-            if check.name in known_failures
-            else [],
-        )
-        for check in all_checks()
-    ]

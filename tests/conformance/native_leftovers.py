@@ -13,8 +13,8 @@ PATIENCE_SECONDS = 20.0
 
 
 class Leftovers:
-    """Our child is the launcher, its child the spawner, then the mold, and below that is a process
-    for each slot."""
+    """Our child is the launcher, its child the spawner, then the zygote, and below that is a
+    process for each slot."""
 
     def __init__(self, backend: NativeBackend) -> None:
         self._backend = backend

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
-from containers import parameters
+from checks import parameters
 from incus_leftovers import Leftovers
 
 import engines

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
+from checks import parameters
 from native_leftovers import Leftovers
 
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxCreationError
 from paracle_sandbox.ids import new_sandbox_id
-from paracle_sandbox.testing.conformance import Check, all_checks, run_check, run_quick
+from paracle_sandbox.sandbox.sandbox import Sandbox
+from paracle_sandbox.testing.conformance import Check, run_check, run_quick
 
 # Kept everywhere; what needs a cgroup or a volume is added where there is one.
 ALWAYS = frozenset(["root", "identity", "processes", "network", "images", "usage", "pids", "disk"])
@@ -52,21 +57,8 @@ async def native() -> AsyncIterator[Native]:
     await backend.close()
 
 
-def _parameters() -> list[object]:
-    return [
-        pytest.param(
-            check,
-            id=check.name,
-            marks=[pytest.mark.xfail(reason=KNOWN_FAILURES[check.name], strict=True)]
-            if check.name in KNOWN_FAILURES
-            else [],
-        )
-        for check in all_checks()
-    ]
-
-
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("check", _parameters())
+@pytest.mark.parametrize("check", parameters(KNOWN_FAILURES))
 async def test_contract(native: Native, check: Check) -> None:
     if missing := check.missing(native.features):
         pytest.skip(f"not kept on this machine: {', '.join(missing)}; {REMEDY}")
@@ -85,4 +77,41 @@ async def test_quick_checks_report(native: Native) -> None:
     assert await run_quick(native.backend, report, SandboxConfig(cpu_cores=0.5, memory_mb=256))
     assert all(told.values())
     assert {"health", "python_programs.hello", "isolation.there_is_no_network"} <= set(told)
+    await native.leftovers.check()
+
+
+HOARD = """
+import ctypes, os, resource, socket, time
+libc = ctypes.CDLL(None)
+watches = 0
+while libc.inotify_init1(0) >= 0:
+    watches += 1
+left, right = socket.socketpair()
+sent = 0
+try:
+    while True:  # not read, so in flight
+        socket.send_fds(left, [b"x"], [0] * 200, socket.MSG_DONTWAIT)
+        sent += 200
+except OSError:
+    pass
+print(watches, sent, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_sandbox_leaves_its_user_what_the_kernel_has_for_one(native: Native) -> None:
+    """Without root, sandboxes are the user who runs them, which this process is then, too."""
+    async with Sandbox(native.backend, new_sandbox_id()) as sandbox:
+        hoarding = await sandbox.start_code(HOARD, timeout=60)
+        async for _, said in hoarding.output():
+            watches, sent = map(int, said.split())
+            break
+        assert watches > 0 and sent > 0, "it hoards nothing: nothing is shown here"
+        ours = ctypes.CDLL(None).inotify_init1(0)
+        assert ours >= 0, f"it has all {watches} instances"
+        os.close(ours)
+        left, right = socket.socketpair()
+        with left, right:
+            socket.send_fds(left, [b"x"], [left.fileno()])
     await native.leftovers.check()

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from containers import Containers, engine_settings, opened, parameters
+from checks import parameters
 
+from containers import Containers, engine_settings, opened
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.testing.conformance import Check, run_check
 

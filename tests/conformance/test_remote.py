@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from containers import parameters
+from checks import parameters
 from test_native import ALWAYS, REMEDY, WITH_CGROUPS, WITH_VOLUME
 
 from paracle_sandbox.backends.remote.backend import RemoteBackend

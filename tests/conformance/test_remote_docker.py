@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
-from containers import parameters
+from checks import parameters
 from test_remote import ROOMY, ServiceProcess
 
 import engines
@@ -41,7 +41,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 
 def _containers_of(process: ServiceProcess) -> list[str]:
     """Those that bear the mark of this installation, which its key makes."""
-    from paracle_sandbox.service.tenants import Names
+    from paracle_sandbox.service.users.names import Names
 
     mark = Names(process.data).installation
     words = ["ps", "-a", "--filter", "label=paracle.managed=true"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-pytest.importorskip("daytona", reason="uses its SDK: pip install 'paracle-sandbox[daytona]'")
+pytest.importorskip("daytona", reason="uses its SDK: pip install '.[daytona]'")
 from stand_in import KEY, StandIn, stand_in  # noqa: E402
 
 from paracle_sandbox import Settings  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("daytona", reason="uses its SDK: pip install 'paracle-sandbox[daytona]'")
+pytest.importorskip("daytona", reason="uses its SDK: pip install '.[daytona]'")
 from stand_in import KEY, StandIn, stand_in  # noqa: E402
 
 from paracle_sandbox import (  # noqa: E402
@@ -202,7 +202,7 @@ except BackendUnavailableError as error:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True,
         env={"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
     )  # fmt: skip
-    assert "pip install 'paracle-sandbox[daytona]'" in done.stdout
+    assert "pip install '.[daytona]'" in done.stdout
 
 
 def test_a_key_is_needed() -> None:

@@ -3,7 +3,7 @@
 The file is taken as it is and resolved by compose itself, which validates it. Then only what
 belongs to this machine is changed: where the engine's socket is, which ports of the loopback are
 free, how images are called that are ours alone, and over which network and pip configuration a
-build reaches its packages.
+build reaches its packages. A package index of the tests is one more service.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import shutil
 import ssl
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IN_CONTEXT = ("deploy", "docker", "src", "pyproject.toml", "README.md", "LICENSE", ".dockerignore")
 API, PROXY, IMAGE = "sandbox-api", "caddy", "sandbox-image"
 # Always the same, so that the engine need not build again what has not changed.
+INDEX, INDEX_URL = "package-index", "http://package-index:8000/simple/"
 BUILT = {API: "paracle-test/sandbox-api:latest", IMAGE: "paracle-test/sandbox:latest"}
 
 
@@ -43,10 +45,10 @@ def compose_command() -> list[str]:
 class Stack:
     """A copy of the checkout, and a project of its own name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, key: str | None = None) -> None:
         self.checkout = folder
         self.name = f"paracle-test-{secrets.token_hex(4)}"
-        self.key = secrets.token_hex(32)
+        self.key = secrets.token_hex(32) if key is None else key
         self.label = ""
         self.file = folder / "deploy" / "resolved.yml"
         for name in IN_CONTEXT:
@@ -58,8 +60,9 @@ class Stack:
                 (folder / folder_name / name).write_bytes(content)
         (folder / "deploy/.env").write_text(
             f"SANDBOX_API_KEY={self.key}\nSANDBOX_DOMAIN=localhost\nSANDBOX_DOCKER_MEMORY=256m\n"
-            f"SANDBOX_DOCKER_IMAGE={BUILT[IMAGE]}\n"
+            f"SANDBOX_DOCKER_IMAGE={BUILT[IMAGE]}\nSANDBOX_PACKAGE_INDEX={INDEX_URL}\n"
         )
+        write_index(folder / "index")
 
     def resolve(self) -> dict[str, Any]:
         """What compose makes of the file: it fails on what it does not understand."""
@@ -77,6 +80,11 @@ class Stack:
         assert "docker.sock" in str(api["volumes"])
         api["ports"] = ["127.0.0.1::8080"]
         services[PROXY]["ports"] = ["127.0.0.1::443"]
+        services[INDEX] = {
+            "image": "python:3.12-slim",
+            "command": ["python3", "-m", "http.server", "8000", "--directory", "/index"],
+            "volumes": [f"{self.checkout}/index:/index:ro"],
+        }
         # A newer compose writes down the names that this project would have had.
         resolved.pop("name", None)
         for kind in ("volumes", "networks"):
@@ -155,3 +163,18 @@ def _elsewhere(volume: Any) -> Any:
             return {**volume, "source": str(engines.SOCKET)}
         return volume
     return volume.replace("/var/run/docker.sock:", f"{engines.SOCKET}:", 1)
+
+
+def write_index(folder: Path) -> None:
+    """The files of a package index that offers one package, `greeting`."""
+    about, name = "greeting-1.0.dist-info", "greeting-1.0-py3-none-any.whl"
+    project = folder / "simple" / "greeting"
+    project.mkdir(parents=True)
+    (project / "index.html").write_text(f'<a href="{name}">{name}</a>')
+    with zipfile.ZipFile(project / name, "w") as wheel:
+        wheel.writestr("greeting.py", "WORD = 'hello'\n")
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{about}/RECORD", "")

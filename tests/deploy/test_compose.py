@@ -25,7 +25,6 @@ LEFT_OUT = {
     "PARACLE_SANDBOX_DEFAULT_TIMEOUT": CONFIG,
     "PARACLE_SANDBOX_DEFAULT_MEMORY_MB": CONFIG,
     "PARACLE_SANDBOX_DEFAULT_CPU_CORES": CONFIG,
-    "PARACLE_SANDBOX_READ_ONLY_FS": CONFIG,
     "DOCKER_SANDBOX_IMAGE": CONFIG,
     "DOCKER_SANDBOX_TIMEOUT": CONFIG,
     "DOCKER_SANDBOX_MEMORY": CONFIG,
@@ -96,6 +95,7 @@ def test_what_the_operator_sets_arrives(checkout: Path) -> None:
         "SANDBOX_AUDIT_CONTENT": "1",
         "SANDBOX_PACKAGE_INDEX": "https://index.example/simple",
         "PARACLE_SANDBOX_NETWORK_MODE": "bridge",
+        "PARACLE_SANDBOX_READ_ONLY_FS": "false",
         "PARACLE_SANDBOX_LOG_LEVEL": "info",
     }
     lines = "".join(f"{name}={value}\n" for name, value in wanted.items())
@@ -105,7 +105,17 @@ def test_what_the_operator_sets_arrives(checkout: Path) -> None:
     assert wanted.items() <= found.items()
     settings = load_settings({name: value for name, value in found.items() if value is not None})
     assert (settings.packages, settings.user_rate, settings.service_disk_mb) == (False, 5, 2048)
+    assert (settings.network_mode, settings.read_only_filesystem) == ("bridge", False)
     assert (settings.audit_file_mb, settings.user_sandboxes) == (64, 5), "empty and unset alike"
+
+
+def test_a_checkout_without_a_key_builds_its_image(checkout: Path) -> None:
+    """Building needs no secret. A service without one makes a key at its first start."""
+    for folder in ("deploy", "sandbox_service"):
+        (checkout / folder / ".env").unlink()
+        services = resolved(checkout / folder)["services"]
+        assert services["sandbox-image"]["build"]["dockerfile"] == "docker/Dockerfile.sandbox"
+        assert not services[API]["environment"]["SANDBOX_API_KEY"]
 
 
 def test_the_folder_of_the_service_is_the_deployment(checkout: Path) -> None:

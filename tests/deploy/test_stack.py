@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from stack import API, BUILT, IMAGE, PROXY, ROOT, Stack
 
 import engines
+from paracle_sandbox.backends.registry import get_backend
+from paracle_sandbox.config import SandboxConfig
+from paracle_sandbox.sandbox.sandbox import Sandbox
+from paracle_sandbox.settings import Settings
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -80,14 +87,6 @@ def test_compose_understands_the_file(tmp_path: Path) -> None:
             assert (Path(one["build"]["context"]) / one["build"]["dockerfile"]).is_file()
 
 
-def test_a_stack_without_a_key_does_not_start(tmp_path: Path) -> None:
-    engines.require("docker")
-    stack = Stack(tmp_path)
-    (tmp_path / "deploy/.env").unlink()
-    with pytest.raises(AssertionError, match="SANDBOX_API_KEY"):
-        stack.resolve()
-
-
 def test_a_full_round_trip(stack: Stack) -> None:
     with stack.api() as client:
         health = client.get("/health").json()
@@ -107,6 +106,130 @@ def test_a_full_round_trip(stack: Stack) -> None:
         removed = client.delete("/sandbox/trip/destroy").json()
         assert (removed["status"], removed["files_preserved"]) == ("deleted", True)
     wait_until(lambda: not stack.sandboxes())
+
+
+def test_every_route_of_the_deployed_service_works(stack: Stack, tmp_path: Path) -> None:
+    """What the image lacks shows in the one route that needs it: each is asked with good input."""
+    with stack.api() as client:
+        described = {
+            (method.upper(), path)
+            for path, operations in client.get("/openapi.json").json()["paths"].items()
+            for method in operations
+        }
+        asked = Asked(client)
+        ask_operations(asked)
+        ask_sandboxes(asked)
+        ask_files(asked)
+        ask_commands(asked)
+        ask_leases(asked)
+        assert asked.routes == described
+    assert asyncio.run(run_remotely(stack, tmp_path)) == "from afar\n"
+
+
+class Asked:
+    """A client that insists on success, and notes which routes it has asked."""
+
+    def __init__(self, client: httpx2.Client) -> None:
+        self.client = client
+        self.routes: set[tuple[str, str]] = set()
+
+    def __call__(self, method: str, route: str, status: int = 200, **about: Any) -> Any:
+        names = {
+            name: about.pop(name)
+            for name in ("command_id", "key_id", "sandbox_id")
+            if name in about
+        }
+        self.routes.add((method, route))
+        answer = self.client.request(method, route.format(user_id="all", **names), **about)
+        assert answer.status_code == status, f"{method} {route}: {answer.status_code} {answer.text}"
+        is_json = answer.headers["content-type"].startswith("application/json")
+        return answer.json() if is_json else answer.text
+
+
+def ask_operations(asked: Asked) -> None:
+    assert asked("GET", "/health")["status"] == "healthy"
+    assert asked("GET", "/ready") == {"ready": True}
+    assert asked("GET", "/info")["packages"]
+    assert "paracle" in asked("GET", "/metrics")
+    made = asked("POST", "/keys", 201, json={"users": ["all"]})
+    assert made["key_id"] in str(asked("GET", "/keys"))
+    assert asked("DELETE", "/keys/{key_id}", key_id=made["key_id"])["status"] == "revoked"
+
+
+def ask_sandboxes(asked: Asked) -> None:
+    user = "/sandbox/{user_id}"
+    assert asked("POST", f"{user}/create", json={"memory_limit": "256m"})["status"] == "running"
+    assert asked("POST", f"{user}/execute", json={"code": "print(1)"})["output"] == "1\n"
+    assert asked("POST", f"{user}/shell", json={"command": "echo 2"})["output"] == "2\n"
+    assert asked("GET", f"{user}/status")["execution_count"] == 2
+    assert asked("GET", f"{user}/usage")["stats"]["memory_limit_mb"] == 256
+    assert asked("GET", "/sandboxes")["total"] == 1
+    installed = asked("POST", f"{user}/pip/install", json={"packages": ["greeting>=1"]})
+    assert installed["success"], installed
+    assert {"name": "greeting", "version": "1.0"} in asked("GET", f"{user}/pip/list")["packages"]
+    code = {"code": "import greeting; print(greeting.WORD)"}
+    assert asked("POST", f"{user}/execute", json=code)["output"] == "hello\n"
+    assert asked("POST", f"{user}/restart")["status"] == "running"
+    assert asked("POST", f"{user}/stop")["status"] == "stopped"
+    assert asked("DELETE", f"{user}/destroy")["status"] == "not_found"
+    assert asked("DELETE", user)["status"] == "not_found"
+
+
+def ask_files(asked: Asked) -> None:
+    user, path = "/sandbox/{user_id}", {"path": "notes.txt"}
+    asked("POST", f"{user}/file", json={**path, "content": "one"})
+    assert asked("GET", f"{user}/file", params=path)["content"] == "one"
+    asked("PUT", f"{user}/files/raw", params=path, content=b"two")
+    assert asked("GET", f"{user}/files/raw", params=path) == "two"
+    pack = {"command": "tar -czf notes.tgz notes.txt && rm notes.txt"}
+    assert asked("POST", f"{user}/shell", json=pack)["success"]
+    assert asked("POST", f"{user}/unzip", json={"path": "notes.tgz"})["success"]
+    names = [entry["name"] for entry in asked("GET", f"{user}/files")["files"]]
+    assert {"notes.txt", "notes.tgz"} <= set(names)
+    assert asked("GET", f"{user}/exists", params=path)["exists"]
+    assert asked("GET", f"{user}/stat", params=path)["size"] == 3
+    asked("POST", f"{user}/mkdir", json={"path": "folder"})
+    asked("DELETE", f"{user}/file", params=path)
+
+
+def ask_commands(asked: Asked) -> None:
+    user, one = "/sandbox/{user_id}", "/sandbox/{user_id}/commands/{command_id}"
+    assert "42" in asked("POST", f"{user}/stream", json={"code": "print(42)"})
+    cat = {"command": "cat", "keep_stdin": True, "timeout": 60}
+    command = asked("POST", f"{user}/commands", 201, json=cat)["command_id"]
+    assert asked("GET", f"{user}/commands")["total"] == 1
+    asked("POST", f"{one}/stdin", command_id=command, json={"data": "through", "close": True})
+    assert "through" in asked("GET", f"{one}/stream", command_id=command)
+    assert asked("GET", one, command_id=command)["exit_code"] == 0
+    waits = {"command": "read x", "keep_stdin": True, "timeout": 60}
+    command = asked("POST", f"{user}/commands", 201, json=waits)["command_id"]
+    asked("POST", f"{one}/signal", command_id=command, json={"signal": 9})
+    asked("DELETE", one, command_id=command)
+    asked("DELETE", user)
+
+
+def ask_leases(asked: Asked) -> None:
+    wish = {"sandbox_id": "leased", "config": {"memory_mb": 128, "base_image": BUILT[IMAGE]}}
+    assert asked("POST", "/v1/sandboxes", 201, json=wish)["sandbox_id"] == "leased"
+    assert len(asked("GET", "/v1/sandboxes")["sandboxes"]) == 1
+    assert asked("GET", "/v1/sandboxes/{sandbox_id}/usage", sandbox_id="leased")["processes"]
+    gone = asked("DELETE", "/v1/sandboxes/{sandbox_id}", sandbox_id="leased")
+    assert gone["status"] == "deleted"
+
+
+async def run_remotely(stack: Stack, folder: Path) -> str:
+    """Over the channel of the library's remote backend, which is a WebSocket."""
+    settings = Settings(
+        api_url=f"http://{stack.address(API, 8080)}", api_key=stack.key,
+        state_dir=str(folder / "state"), data_dir=str(folder / "data"),
+    )  # fmt: skip
+    backend = get_backend("remote", settings)
+    try:
+        config = SandboxConfig(memory_mb=128, base_image=BUILT[IMAGE])
+        async with Sandbox(backend, "afar", config) as sandbox:
+            return (await sandbox.run_code("print('from afar')"))["stdout"]
+    finally:
+        await backend.close()
 
 
 def test_the_proxy_lets_in_who_has_a_key(stack: Stack) -> None:
@@ -138,6 +261,35 @@ def logs(stack: Stack, service: str) -> str:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout + done.stderr
+
+
+def test_the_first_key_is_where_the_readme_says(stack: Stack, tmp_path: Path) -> None:
+    """A second stack of the same images, as somebody starts it who set no key."""
+    readme = (ROOT / "deploy/README.md").read_text()
+    read, remove = re.findall(r"^docker-compose (exec \S+ \S+ \S+first-key)$", readme, re.MULTILINE)
+    keyless = Stack(tmp_path, key="")
+    keyless.adapt(keyless.resolve())
+    try:
+        keyless.compose("up", "-d", API)
+        wait_until(lambda: is_ready(keyless))
+        keyless.key = in_the_container(keyless, read).strip()
+        assert keyless.key.startswith("prc_")
+        with keyless.api() as client:
+            assert client.get("/info").status_code == 200
+            assert client.get("/info", headers={"X-API-Key": ""}).status_code == 401
+        said = logs(keyless, API)
+        assert "first-key" in said and keyless.key.rsplit("_", 1)[1] not in said
+        in_the_container(keyless, remove)
+        with pytest.raises(AssertionError, match="No such file"):
+            in_the_container(keyless, read)
+    finally:
+        keyless.compose("down", "-v", "--remove-orphans")
+
+
+def in_the_container(stack: Stack, documented: str) -> str:
+    """A line of the README without a terminal, which the tests have not."""
+    command, *rest = documented.split()
+    return stack.compose(command, "-T", *rest)
 
 
 def answers(stack: Stack) -> bool:

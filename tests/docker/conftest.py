@@ -7,4 +7,4 @@ for folder in ("hostile", "docs"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / folder))
 
 from container_fixtures import *  # noqa: E402, F403
-from hostile_fixtures import fake, lying, pytest_configure, weak  # noqa: E402, F401
+from hostile_fixtures import fake, lying, weak  # noqa: E402, F401

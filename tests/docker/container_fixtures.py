@@ -20,10 +20,10 @@ import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.gvisor import GvisorBackend
 from paracle_sandbox.backends.docker.labels import SESSION
+from paracle_sandbox.backends.machine.process_isolation import read_posture
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.backends.posture import read_posture
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 Make = Callable[..., Awaitable[Sandbox]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.gvisor import GvisorBackend
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 BACKENDS = {"docker": DockerBackend, "gvisor": GvisorBackend}

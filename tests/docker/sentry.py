@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paracle_sandbox.backends.docker.backend import DockerBackend
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 # Ours are in the session of the guest, the first process, into which no program comes from another.
 # But a seed has its own already, as the program that it will be; it holds a socket to the guest.

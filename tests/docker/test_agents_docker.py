@@ -14,8 +14,8 @@ import pytest
 import engines
 from cli.paracle_cli import Cli, wait_for
 
-pytest.importorskip("openai", reason="asks models: pip install 'paracle-sandbox[agents]'")
-pytest.importorskip("anthropic", reason="asks models: pip install 'paracle-sandbox[agents]'")
+pytest.importorskip("openai", reason="asks models: pip install '.[agents]'")
+pytest.importorskip("anthropic", reason="asks models: pip install '.[agents]'")
 
 from agents.broken_project import broken_project, check_mended, fixing, words  # noqa: E402
 from agents.model_server import Script, Turn, model_server  # noqa: E402

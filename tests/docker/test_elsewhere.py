@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,6 +24,29 @@ from paracle_sandbox.errors import ResourceLimitError, SandboxCreationError
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.conformance import all_checks, run_check
 
+TESTS = Path(__file__).resolve().parents[1]
+CLIENT = """
+import asyncio
+from paracle_sandbox import SandboxConfig, SandboxManager
+from paracle_sandbox.errors import SandboxCreationError, SandboxError
+
+async def main():
+    async with SandboxManager() as manager:
+        sandbox = await manager.create(SandboxConfig(disk_mb=256, memory_mb=512))
+        print((await sandbox.run_code("open('a.txt', 'w').write('kept'); print(6 * 7)"))["stdout"],
+              end="")
+        print(await sandbox.read_file("a.txt"))
+        print((await sandbox.get_stats())["memory_mb"] > 0)
+        print([info.sandbox_id for info in await manager.backend.list_sandboxes()
+               if info.sandbox_id == sandbox.sandbox_id] == [sandbox.sandbox_id])
+        try:
+            await manager.create(SandboxConfig(network_mode="bridge"))
+        except SandboxError as error:
+            print(error)
+    print((await manager.backend.health()).available)
+
+asyncio.run(main())
+"""
 SMALL = SandboxConfig(disk_mb=256, memory_mb=1024, timeout_seconds=100)
 # What the disk limit promises, and what is told of it.
 CHECKS = (
@@ -134,3 +159,48 @@ async def test_its_folders_are_not_ours_to_give(backend: DockerBackend, settings
     config = SandboxConfig(volumes={settings.volumes[0]: "/data"})
     with pytest.raises(SandboxCreationError, match="paths of the engine's machine"):
         await backend.create("x", config, {})
+
+
+async def client(system: str, address: str, folder: Path) -> list[str]:
+    """What a program prints on a system without Linux that has an engine at that address."""
+    packages = "aiodocker.stream"  # others have what aiohttp wants
+    program = f"import elsewhere; elsewhere.become({system!r}, {packages!r})\n{CLIENT}"
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")]),
+        "HOME": str(folder),
+        "PARACLE_STATE_DIR": str(folder / "state"),
+        "SANDBOX_MODE": "docker",
+        "DOCKER_HOST": address,
+    }
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    async with asyncio.timeout(120):
+        said, complaints = await child.communicate()
+    assert child.returncode == 0, complaints.decode()
+    return said.decode().splitlines()
+
+
+WORKED = ["42", "kept", "True", "True"]
+
+
+@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("engine", ["docker"])
+async def test_a_client_without_linux(system: str, address: str, tmp_path: Path) -> None:
+    said = await client(system, address, tmp_path)
+    assert said[:4] == WORKED
+    assert said[4].startswith("network_mode=bridge needs root on the machine of the engine. ")
+    assert said[5:] == ["True"]
+
+
+@pytest.mark.parametrize("engine", ["docker"])
+async def test_an_engine_on_a_mac_has_a_socket(engine: str, tmp_path: Path) -> None:
+    engines.require(engine)
+    said = await client("macos", f"unix://{engines.SOCKET}", tmp_path)
+    assert said[:4] == WORKED and said[5:] == ["True"]
+
+
+async def test_windows_opens_no_socket(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="npipe:////./pipe/docker_engine or to tcp"):
+        await client("windows", f"unix://{tmp_path}/sock", tmp_path)

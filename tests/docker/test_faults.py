@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import oracles
@@ -19,20 +19,24 @@ import pytest
 from container_fixtures import BACKENDS, Make, changed
 
 import engines
+import immutable
+from event_loops import use_in_several
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.engine import EngineRefused
 from paracle_sandbox.backends.docker.owned import Owned
-from paracle_sandbox.command import Command
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     DockerConnectionError,
     ResourceLimitError,
+    SandboxCleanupError,
     SandboxCreationError,
     SandboxError,
     SandboxExecutionError,
 )
 from paracle_sandbox.ids import new_sandbox_id
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.manager import SandboxManager
+from paracle_sandbox.sandbox.command import Command
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 LOOP = "print('begun', flush=True)\nwhile True: pass"
@@ -130,6 +134,7 @@ async def test_its_shim_is_killed(make: Make, backend: DockerBackend) -> None:
 
 @pytest.mark.parametrize("engine", ["gvisor"])
 @pytest.mark.parametrize("part", ["runsc-gofer", "runsc-sandbox"])
+@pytest.mark.clock
 async def test_a_part_of_gvisor_is_killed(make: Make, backend: DockerBackend, part: str) -> None:
     """R10: the sentry, which is the kernel inside, or the gofer, which opens files for it."""
     sandbox, other = await make(), await make()
@@ -202,6 +207,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.clock
 async def test_an_engine_that_answers_nonsense(
     answer: bytes | None, settings: Settings, tmp_path: Path
 ) -> None:
@@ -253,6 +259,7 @@ async def test_other_backends_work_while_an_engine_hangs(
     await server.wait_closed()
 
 
+@pytest.mark.clock
 async def test_an_address_that_swallows_connections(settings: Settings) -> None:
     """R09: a machine that is there and says nothing, not even to the first packet."""
     with contextlib.ExitStack() as sockets:
@@ -380,3 +387,36 @@ async def test_the_engine_goes_and_comes_back(mortal: Mortal, settings: Settings
             assert await again.run_command("echo back") == "back\n"
         assert not await backend.list_sandboxes()
     await backend.close()
+
+
+@pytest.mark.parametrize("stock", [0, 1])
+def test_one_manager_serves_one_event_loop_after_the_other(settings: Settings, stock: int) -> None:
+    """J6: connections belong to the loop that they were made in."""
+    backend = BACKENDS["docker"](replace(settings, stock=stock))
+    use_in_several(SandboxManager(backend=backend))
+
+
+@pytest.mark.parametrize("how", ["destroy", "sweep", "close"])
+async def test_files_that_could_not_be_removed_are_tried_again(
+    backend: DockerBackend, make: Make, how: str
+) -> None:
+    sandbox = await make()
+    workspaces = await backend.store.get()
+    assert workspaces is not None
+    folder = f"{workspaces.path}/{backend._owned[sandbox.sandbox_id].workspace}"
+    immutable.mark(folder, immutable=True)
+    try:
+        for _ in range(2):
+            with pytest.raises(SandboxCleanupError, match="left files"):
+                await backend.destroy(sandbox.sandbox_id)
+        await backend.sweep()
+        assert Path(folder).exists()
+    finally:
+        immutable.mark(folder, immutable=False)
+    if how == "destroy":
+        await backend.destroy(sandbox.sandbox_id)
+    elif how == "sweep":
+        await backend.sweep()
+    else:
+        await backend.close()
+    assert not Path(folder).exists()

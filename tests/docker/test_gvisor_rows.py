@@ -31,11 +31,11 @@ from test_kernel import FAMILIES, LARGE_INTERFACES, MACHINE, SOCKETS
 from test_privileges import SETNS, THREADS
 from test_processes import DEAF_FORK_BOMB, FORK_BOMB
 
-from paracle_sandbox.backends import posture
 from paracle_sandbox.backends.docker.gvisor import GvisorBackend
+from paracle_sandbox.backends.machine import process_isolation
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxError, SandboxTimeoutError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 LIMIT = 48
 REMOVAL_SECONDS = 5
@@ -127,6 +127,7 @@ async def test_the_sentry_sees_what_there_is_to_see(
 
 @pytest.mark.case("A01", "A03")
 @pytest.mark.parametrize("bomb", [FORK_BOMB, DEAF_FORK_BOMB], ids=["A01", "A03"])
+@pytest.mark.clock
 async def test_a_fork_bomb_is_bounded_on_the_host(
     bomb: str, make: Make, backend: GvisorBackend
 ) -> None:
@@ -256,8 +257,8 @@ async def test_posture_of_all_that_runs_on_the_host(
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 root = os.stat(f"/proc/{pid}/root/")
                 assert (root.st_dev, root.st_ino) != (host.st_dev, host.st_ino)
-                for thread in posture.threads(pid):
-                    found = posture.read_posture(pid, thread)
+                for thread in process_isolation.threads(pid):
+                    found = process_isolation.read_posture(pid, thread)
                     assert found.no_new_privs == 1 and found.seccomp == 2, (pid, thread)
                     assert found.own_namespaces >= OWN_NAMESPACES, (pid, thread)
                     assert not [c for c in found.capabilities if c & ~CAPABILITIES], (pid, thread)

@@ -21,6 +21,8 @@ _HOST_PROC = "asks the host's /proc, where the processes inside are not; see tes
 _IMAGE = "the root is the image's, and the engine writes a resolv.conf without the host's"
 _NOT_HERE = "a row that is not gVisor's"
 DIFFERENT = {
+    "test_orders_of_earlier_sandboxes_are_not_in_the_memory_of_later_ones": "no sandbox is a fork"
+    " of another's memory: each has a kernel that was started for it",
     # What uses up all it can.
     "test_a_fork_bomb_stays_below_its_limit_and_leaves_no_survivor": "it leaves the kernel inside"
     " no time to tell how many there are; what the host counts is in test_gvisor_rows",
@@ -56,6 +58,7 @@ DIFFERENT = {
     "test_no_devices_but_the_handful": "nodes may be made, and lead nowhere; see test_gvisor_rows",
     "test_names_of_the_machine_are_made_up": _IMAGE,
     "test_no_credentials_or_sockets_to_be_found": _IMAGE,
+    "test_settings_and_figures_of_the_kernel_are_documented": "its kernel's are made up",
     "test_the_root_of_the_host_is_not_shown": _IMAGE,
     # Calls.
     "test_calls_are_refused": _ROWS,

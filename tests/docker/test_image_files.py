@@ -18,7 +18,7 @@ from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.endpoint import Endpoint
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import ResourceLimitError, SandboxCreationError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 EVERYWHERE = pytest.mark.parametrize("engine", ["docker", "gvisor", "podman"])

@@ -27,7 +27,7 @@ from paracle_sandbox.backends.docker.engine import Engine
 from paracle_sandbox.backends.docker.network import NETWORK, PREFIX, TABLE, bridge
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import BackendUnavailableError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 pytestmark = pytest.mark.skipif(
@@ -58,6 +58,28 @@ def attempt(address, port):
         return None
 print(json.dumps([attempt(*target) for target in json.loads(sys.argv[1])]))
 """
+
+# From one port, which a program has without limits, to as many as it likes.
+FLOOD = """
+import socket, sys
+address, first = sys.argv[1], int(sys.argv[2])
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for port in range(first, first + 12000):
+    try:
+        udp.sendto(b"x", (address, port))
+    except OSError:
+        pass
+syn = []
+for port in range(first, first + 400):
+    tcp = socket.socket()
+    tcp.setblocking(False)
+    tcp.connect_ex((address, port))
+    syn.append(tcp)
+print("sent")
+"""
+MOST = 4096
+# What others of this machine may open meanwhile; one flood is three times the most.
+OTHERS = 1024
 
 
 def run(command: str) -> str:
@@ -162,9 +184,14 @@ async def test_without_our_rules_it_would_not_hold(swept: None, internet: None, 
 
 async def test_where_there_can_be_no_rules_it_is_refused() -> None:
     elsewhere = Engine(Settings(docker_host="tcp://127.0.0.1:1"))
-    with pytest.raises(BackendUnavailableError, match="allow_degraded"):
+    with pytest.raises(BackendUnavailableError) as refused:
         async with bridge(elsewhere, BRIDGE):
             pass
+    for words in (
+        "root on the machine of the engine", "services of the engine's machine", "metadata",
+        "--allow-degraded firewall",
+    ):  # fmt: skip
+        assert words in refused.value.message
 
 
 @ON_EACH
@@ -185,3 +212,28 @@ async def test_ports_that_are_not_isolated_would_reach_each_other(
     for port in ports:
         port.write_text("0")
     assert await reached(sandbox, (there, PORT)) != [None]
+
+
+@pytest.mark.parametrize("engine", ["docker", "gvisor"])
+@pytest.mark.case("L10")
+async def test_a_flood_leaves_the_hosts_table_of_connections_to_others(
+    swept: None, internet: None, make: Make
+) -> None:
+    """UDP and SYN; a neighbour still gets out, and that one comes changes nothing."""
+
+    def connections() -> int:
+        return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+
+    sandbox, other = await make(BRIDGE), await make(BRIDGE)
+    before = connections()
+    result = await sandbox.run_code(FLOOD, [SERVER, "10000"], timeout=100)
+    assert result["stdout"] == "sent\n", result
+    held = connections() - before
+    assert held <= MOST + OTHERS, held
+    assert held > MOST // 2, "it was no flood: this shows nothing"
+    # There is an answer for the neighbour, and none for who has too many already.
+    assert await reached(other, (SERVER, PORT)) == [HERE]
+    await make(BRIDGE)
+    result = await sandbox.run_code(FLOOD, [SERVER, "30000"], timeout=100)
+    assert result["stdout"] == "sent\n", result
+    assert connections() - before <= MOST + OTHERS

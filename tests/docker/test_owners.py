@@ -21,10 +21,10 @@ from container_fixtures import BACKENDS
 
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxConflictError, SandboxCreationError
-from paracle_sandbox.owner import Owner
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 HERE = Path(__file__).parent

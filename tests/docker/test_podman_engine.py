@@ -17,19 +17,19 @@ import engines
 from paracle_sandbox.backends.catalog import engine_client
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.endpoint import Endpoint, find_endpoint
-from paracle_sandbox.backends.posture import read_posture
+from paracle_sandbox.backends.machine.owner import Owner
+from paracle_sandbox.backends.machine.process_isolation import read_posture
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import ResourceLimitError, SandboxConflictError
 from paracle_sandbox.images.builder import Images
-from paracle_sandbox.owner import Owner
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings, load_settings
 from paracle_sandbox.testing.conformance import run_quick
 
 OWNER = """
 import asyncio, sys
 from paracle_sandbox.backends.docker.backend import DockerBackend
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import load_settings
 
 async def main():

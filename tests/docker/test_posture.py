@@ -12,7 +12,7 @@ from container_fixtures import Make
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.spec import seccomp_profile
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 WRITES = """
 import os
@@ -104,7 +104,7 @@ async def test_the_shipped_profile_is_the_policy() -> None:
     import paracle_sandbox
 
     package = Path(paracle_sandbox.__file__).parent
-    program = [sys.executable, "-m", "paracle_sandbox.jail.oci"]
+    program = [sys.executable, "-m", "paracle_sandbox.jail.filters.engine_profile"]
     env = {**os.environ, "PYTHONPATH": str(package.parent)}
     made = subprocess.run(program, capture_output=True, text=True, check=True, env=env).stdout
     assert made == (package / "backends/docker/seccomp.json").read_text()

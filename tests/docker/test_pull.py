@@ -20,8 +20,10 @@ from collections.abc import Iterator
 import pytest
 
 import engines
+from paracle_sandbox.backends.docker import engine
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.images import Images
+from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxCreationError
 from paracle_sandbox.settings import Settings
 
@@ -53,6 +55,8 @@ class Registry:
         ).encode()  # fmt: skip
         self.blobs = {_digest(config): config, _digest(packed): packed}
         self.asked: Counter[str] = Counter()
+        self.is_quick = threading.Event()
+        self.is_quick.set()
 
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -69,6 +73,7 @@ def serving(registry: Registry) -> Iterator[str]:
             if "/manifests/" in self.path:
                 content, kind = registry.manifest, MANIFEST
             elif "/blobs/" in self.path:
+                registry.is_quick.wait(60)
                 name = self.path.rpartition("/")[2]
                 registry.asked[name] += self.command == "GET"
                 content, kind = registry.blobs[name], "application/octet-stream"
@@ -115,9 +120,76 @@ async def test_many_who_want_it_share_one_pull(
 
 
 async def test_a_pull_that_fails_is_tried_again_by_the_next(settings: Settings) -> None:
+    """R23: a registry that is down."""
     backend = DockerBackend(settings)
     images = Images(backend.engine, settings.state_dir)
     for _ in range(2):
         with pytest.raises(SandboxCreationError, match="Image not found: 127.0.0.1:1/x/y:1"):
             await images.fetch("127.0.0.1:1/x/y:1")
+    await backend.close()
+
+
+async def test_a_pull_that_never_ends_is_given_up(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R23: a registry that begins and does not go on. Whoever creates a sandbox is told, of the
+    registry and not of the engine, and no container is left; once it goes on, the same works."""
+    monkeypatch.setattr(engine, "PULL_SECONDS", 1.0)
+    registry, backend = Registry(), DockerBackend(settings)
+    registry.is_quick.clear()
+    with serving(registry) as address:
+        image = f"{address}/paracle-test/slow:1"
+        try:
+            with pytest.raises(SandboxCreationError) as late:
+                await backend.create("slow-pull", SandboxConfig(base_image=image), {})
+            assert f"Image not found: {image}" in late.value.message
+            assert "did not come within 1 seconds" in late.value.message
+            assert f"docker pull {image}" in late.value.message
+            assert await backend.list_sandboxes() == []
+            assert not await backend.engine.has_image(image)
+            registry.is_quick.set()
+            monkeypatch.setattr(engine, "PULL_SECONDS", 60.0)
+            await Images(backend.engine, settings.state_dir).fetch(image)
+            assert await backend.engine.has_image(image)
+        finally:
+            registry.is_quick.set()
+            env = {**os.environ, "DOCKER_HOST": engines.DOCKER_HOST}
+            subprocess.run(["docker", "rmi", image], env=env, capture_output=True, check=False)
+    await backend.close()
+
+
+OURS = [
+    "paracle/nobodys:1",
+    "paracle/nobodys",
+    "docker.io/paracle/nobodys:1",
+    "localhost/paracle/x",
+]
+
+
+async def test_our_images_are_asked_of_no_public_registry(settings: Settings) -> None:
+    """Their names are nobody's there. The engine is not asked to pull: it would not say this."""
+    backend = DockerBackend(settings)
+    images = Images(backend.engine, settings.state_dir)
+    for image in OURS:
+        with pytest.raises(SandboxCreationError) as refused:
+            await images.known(image)
+        assert "DOCKER_SANDBOX_REGISTRY names no registry" in refused.value.message
+        assert "paracle image build" in refused.value.message
+    await backend.close()
+
+
+async def test_our_images_come_from_a_registry_that_is_configured(settings: Settings) -> None:
+    registry, image = Registry(), "paracle/only-for-this-test:2"
+    backend = DockerBackend(settings)
+    with serving(registry) as address:
+        try:
+            found = await Images(backend.engine, settings.state_dir, f"{address}/team/").known(
+                image
+            )
+            assert {image, f"{address}/team/{image}"} == set(found["RepoTags"])
+        finally:
+            env = {**os.environ, "DOCKER_HOST": engines.DOCKER_HOST}
+            command = ["docker", "rmi", image, f"{address}/team/{image}"]
+            subprocess.run(command, env=env, capture_output=True, check=False)
+    assert set(registry.asked.values()) == {1}
     await backend.close()

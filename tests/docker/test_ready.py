@@ -17,12 +17,15 @@ from container_fixtures import BACKENDS, changed
 import engines
 from paracle_sandbox.backends.base import SandboxInfo
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.docker.owned import Owned
 from paracle_sandbox.backends.docker.ready import Wish
+from paracle_sandbox.backends.machine.cgroup_usage import read_cpu
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxConflictError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
+NOBODY = 1 << 30  # more than there may be processes
 KIND = SandboxConfig(memory_mb=200, disk_mb=300)
 
 
@@ -92,6 +95,25 @@ async def test_the_next_of_its_kind_is_the_ready_one(stocked: DockerBackend) -> 
         await other.close()
     again = await ready(stocked)
     assert len(again) == 1 and again != waiting, "each is used once"
+
+
+@pytest.mark.parametrize("engine", ["docker", "gvisor", "podman"])
+async def test_cpu_is_counted_from_the_hand_over(backend: DockerBackend) -> None:
+    """Of one that is made when it is asked for, and of one that was ready."""
+    for _ in range(3):
+        async with Sandbox(backend, new_name(), KIND) as sandbox:
+            owned = backend._owned[sandbox.sandbox_id]
+            making = owned.cpu_before
+            assert making > 0
+            told = (await backend.usage(sandbox.sandbox_id)).cpu_seconds
+            assert making + told <= read_cpu(owned.cgroups)
+            # On an engine elsewhere, its process is none of this machine: the engine is asked.
+            far = Owned(owned.container, owned.config, image=owned.image, pid=NOBODY)
+            await backend._meter.hand_over(far)
+            assert far.cpu_before >= making and not far.cgroups
+            later = await backend._meter.of(far)
+            assert far.cpu_before + later.cpu_seconds <= read_cpu(owned.cgroups)
+        await backend.stock.settled()
 
 
 async def test_nobody_gets_what_he_did_not_ask_for(stocked: DockerBackend) -> None:

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
+import oracles
 import pytest
 from container_fixtures import Make, changed
 
@@ -18,16 +20,20 @@ import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.endpoint import find_endpoint, no_engine
 from paracle_sandbox.backends.docker.engine import EngineRefused
+from paracle_sandbox.backends.docker.errors import creation_error
 from paracle_sandbox.backends.docker.gvisor import GvisorBackend
-from paracle_sandbox.backends.docker.refusals import creation_error
+from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     BackendUnavailableError,
     DockerConnectionError,
     SandboxCreationError,
+    SandboxPathError,
 )
 from paracle_sandbox.manager import SandboxManager
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
+from paracle_sandbox.service.errors import status_of
+from paracle_sandbox.service.recovery import classify
 from paracle_sandbox.settings import Settings
 
 
@@ -107,7 +113,7 @@ def test_a_missing_library_names_the_line_to_type() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                           timeout=60, check=True)  # fmt: skip
-    assert "pip install 'paracle-sandbox[docker]'" in done.stdout
+    assert "pip install '.[docker]'" in done.stdout
 
 
 def test_where_the_engine_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +189,8 @@ async def test_an_image_without_python(backend: DockerBackend) -> None:
         subprocess.run(["docker", "rmi", "paracle-test/empty:1"], capture_output=True,
                        env=docker_env(), check=False)  # fmt: skip
     assert "has no python3, which the guest needs" in said
+    error = creation_error(EngineRefused(400, 'exec: "python3": not found'), "x", SandboxConfig())
+    assert (status_of(error), classify(error).retryable) == (400, False), "it stays so"
     assert "refused" not in {info.sandbox_id for info in await backend.list_sandboxes()}
 
 
@@ -268,6 +276,31 @@ async def test_volumes_are_read_only_unless_asked_for(make: Make, settings: Sett
     assert (given / "shared/made").read_text() == "new\n"
 
 
+async def test_file_calls_reach_volumes_and_nothing_beside_them(
+    make: Make, settings: Settings
+) -> None:
+    given = Path(settings.volumes[0])
+    (given / "shared").mkdir(parents=True)
+    given.chmod(0o755)
+    (given / "shared").chmod(0o777)
+    (given / "shared/file").write_text("of the host")
+    (given / "shared/file").chmod(0o666)
+    (given / "shared/out").symlink_to("/etc")
+    source = str(given / "shared")
+    sandbox = await make(SandboxConfig(volumes={source: "/data"}))
+    assert await sandbox.read_file("/data/file") == "of the host"
+    for path in ("/data/file", "/data/new"):
+        with pytest.raises(PermissionError, match="Read-only"):
+            await sandbox.write_file(path, "x")
+    for path in ("/data/out/passwd", "/data/../etc/passwd", "/database"):
+        with pytest.raises(SandboxPathError):
+            await sandbox.read_file(path)
+    writable = await make(SandboxConfig(volumes={source: "/data:rw"}))
+    await writable.write_file("/data/made", "x")
+    assert (given / "shared/made").read_text() == "x"
+    assert (given / "shared/file").read_text() == "of the host"
+
+
 async def test_volumes_outside_the_allow_list_are_refused(
     backend: DockerBackend, settings: Settings, tmp_path: Path
 ) -> None:
@@ -282,6 +315,44 @@ async def test_volumes_outside_the_allow_list_are_refused(
     for target in ("data", "/", "/etc/x", "/proc", "/data/../etc", "/usr"):
         with pytest.raises(ValueError, match="path|nothing of the host"):
             SandboxConfig(volumes={"/srv/x": target})
+
+
+@pytest.mark.case("F17")
+async def test_a_volume_that_is_replaced_after_the_check(
+    backend: DockerBackend, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who can write above it puts a link in its place just before the engine looks."""
+    allowed, canary = Path(settings.volumes[0]), oracles.Canary(tmp_path / "secret" / "canary")
+    (allowed / "shared").mkdir(parents=True)
+    create, made = backend.engine.create, []
+
+    async def replaced_first(name: str, body: dict[str, Any]) -> str:
+        container = create(name, body)
+        if str(allowed / "shared") in str(body):
+            (allowed / "shared").rename(allowed / "away")
+            (allowed / "shared").symlink_to(canary.path.parent)
+            made.append(await container)
+            return made[-1]
+        return await container
+
+    monkeypatch.setattr(backend.engine, "create", replaced_first)
+    config = SandboxConfig(volumes={str(allowed / "shared"): "/data:rw"})
+    assert "volume" in await refusal(backend, config)
+    assert len(made) == 1, "it was not replaced in time: this shows nothing"
+    with pytest.raises(EngineRefused):
+        await backend.engine.inspect(made[0])
+    canary.assert_intact()
+
+
+@pytest.mark.case("F17")
+async def test_others_have_no_volumes(settings: Settings) -> None:
+    """Nothing of the host is mounted there by name, so nothing can be put in its place."""
+    Path(settings.volumes[0]).mkdir(parents=True)
+    config = SandboxConfig(volumes={settings.volumes[0]: "/data"})
+    native = NativeBackend(settings)
+    with pytest.raises(SandboxCreationError, match="volumes"):
+        await native.create("with-volumes", config, {})
+    await native.close()
 
 
 async def test_volume_bindings_of_the_manager(backend: DockerBackend, settings: Settings) -> None:

@@ -16,7 +16,7 @@ import pytest
 from container_fixtures import BACKENDS, changed
 from test_elsewhere import Relay
 
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 # To read one, of a container that never runs, is another thing: see image_files.py.

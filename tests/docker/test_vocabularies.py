@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 import engines
-from paracle_sandbox import AsyncDockerizedTerminal, DockerSandbox, SandboxConfig, SandboxSettings
+from paracle_sandbox import (
+    AsyncDockerizedTerminal,
+    DockerSandbox,
+    SandboxConfig,
+    SandboxManager,
+    SandboxSettings,
+)
 from paracle_sandbox.errors import (
     BackendUnavailableError,
     SandboxCreationError,
@@ -149,8 +155,28 @@ async def test_an_image_that_is_not_there() -> None:
 async def test_a_terminal_in_a_sandbox(sandbox: DockerSandbox) -> None:
     """B48."""
     async with AsyncDockerizedTerminal(sandbox, env_vars={"GIVEN": "seen"}) as terminal:
-        assert await terminal.run_command("echo $GIVEN; cd /tmp") == "seen\n"
-        assert await terminal.run_command("pwd") == "/tmp\n"
+        assert await terminal.run_command("echo $GIVEN; cd /tmp") == "seen"
+        assert await terminal.run_command("pwd") == "/tmp"
+        assert terminal.container.id and terminal.session is not None
+    assert terminal.session is None
+
+
+async def test_a_manager_has_sandboxes_of_this_kind() -> None:
+    async with SandboxManager(backend="docker") as manager:
+        config = SandboxConfig(base_image="python:3.12-slim", cpu_cores=0.5)
+        sandbox = await manager.get_sandbox(await manager.create_sandbox(config))
+        assert isinstance(sandbox, DockerSandbox) and sandbox.client is not None
+        assert (await sandbox.container.show())["State"]["Running"]
+        assert (
+            sandbox.terminal is not None and sandbox.terminal.container.id == sandbox.container.id
+        )
+        await sandbox.run_command("cd /tmp; export SET=kept")
+        assert await sandbox.run_command("echo $PWD $SET") == "/tmp kept\n"
+        assert await sandbox.terminal.run_command("pwd") == "/tmp"
+        named = sandbox.config
+        assert (named.image, named.work_dir) == ("python:3.12-slim", "/workspace")
+        assert (named.memory_limit, named.cpu_limit, named.timeout) == ("512m", 0.5, 300)
+        assert not named.network_enabled
 
 
 async def test_a_terminal_in_any_container() -> None:
@@ -158,10 +184,10 @@ async def test_a_terminal_in_any_container() -> None:
     try:
         terminal = AsyncDockerizedTerminal(container, "/tmp/work", {"GIVEN": "seen"}, 20)
         await terminal.init()
-        assert await terminal.run_command("pwd; echo $GIVEN") == "/tmp/work\nseen\n"
+        assert await terminal.run_command("pwd; echo $GIVEN") == "/tmp/work\nseen"
         with pytest.raises(SandboxTimeoutError):
             await terminal.run_command("sleep 50", timeout=1)
-        assert await terminal.run_command("cd /; pwd") == "/\n"
+        assert await terminal.run_command("cd /; pwd") == "/"
         assert (await terminal.run("exit 3"))["exit_code"] == 3
         await terminal.close()
         await terminal.close()

@@ -14,7 +14,7 @@ from pages import REPOSITORY, code_words, sections
 
 import paracle_sandbox
 from paracle_sandbox import errors
-from paracle_sandbox.cli.nouns import app
+from paracle_sandbox.cli.app import app
 from paracle_sandbox.older_keys import SHARED_KEYS
 from paracle_sandbox.settings import settings_table
 
@@ -158,7 +158,7 @@ def test_public_method(owner: str, name: str) -> None:
     assert name in called, f"{API}, {owner}: {name} is not there"
 
 
-@pytest.mark.parametrize("field", paracle_sandbox.SandboxConfig.model_fields)
+@pytest.mark.parametrize("field", paracle_sandbox.SandboxConfig.__dataclass_fields__)
 def test_config_field(field: str) -> None:
     assert f"\n| `{field}` | " in sections(API)["SandboxConfig"]
 
@@ -168,7 +168,9 @@ def test_presets_of_the_config() -> None:
         assert f"SandboxConfig.{name}()" in code_words(sections(API)["SandboxConfig"])
 
 
-@pytest.mark.parametrize("name", ["ExecutionResult", "CommandResult", "Stats", "FileInfo"])
+@pytest.mark.parametrize(
+    "name", ["ExecutionResult", "JobResult", "CommandResult", "Stats", "FileInfo"]
+)
 def test_result_keys(name: str) -> None:
     keys = getattr(paracle_sandbox, name).__annotations__
     assert set(keys) <= code_words(sections(API)["Results"])

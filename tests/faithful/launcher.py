@@ -13,7 +13,7 @@ import sys
 import traceback
 
 sys.path.insert(0, sys.argv[1])
-from paracle_sandbox.guest.program import become_program  # noqa: E402
+from paracle_sandbox.guest.python.program import become_program  # noqa: E402
 
 del sys.path[0]
 

@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from paracle_sandbox import Sandbox, SandboxConfig
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.backends.native.launcher import default_python
-from paracle_sandbox.command import Command
+from paracle_sandbox.backends.native.spawner_process import default_python
 from paracle_sandbox.ids import new_sandbox_id
+from paracle_sandbox.sandbox.command import Command
 from paracle_sandbox.settings import Settings
 
 from .programs import FILE, PROGRAMS, Program

@@ -24,7 +24,8 @@ from paracle_sandbox.settings import Settings
 CLEAN_SECONDS = 10.0
 # Descriptors that an event loop or a first import may open and keep.
 FD_TOLERANCE = 2
-_UIDS = 4 * 8192
+# Spawners take blocks of 8192, by a number that no other on the machine has, in other lanes, too.
+_UIDS = 64 * 8192
 _KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -42,7 +43,7 @@ class Place:
             path.mkdir(parents=True, exist_ok=True)
         found = self.state.stat()
         self.cgroup_name = f"{found.st_dev:x}-{found.st_ino:x}-"
-        first = 3_000_000_000 + secrets.randbelow(16_000) * _UIDS
+        first = 3_000_000_000 + secrets.randbelow(2000) * _UIDS
         self.uids = range(first, first + _UIDS)
 
     def settings(self, **more: object) -> Settings:

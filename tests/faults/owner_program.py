@@ -12,8 +12,9 @@ import signal
 import sys
 
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.errors import SandboxError
+from paracle_sandbox.errors import ResourceLimitError, SandboxError
 from paracle_sandbox.manager import SandboxManager
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 LOOP = "while True: pass\n"
 
@@ -88,7 +89,56 @@ async def copies(_: int) -> None:
         await sandbox.copy_from(os.environ["COPY_FROM"], destination)
 
 
-TASKS = {"loops": loops, "create": create, "polite": polite, "copies": copies}
+async def floods(count: int) -> None:
+    """On SIGUSR1, programs that print without end, ten at a time; what each was stopped for."""
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, told.set)
+    backend = NativeBackend()
+    async with SandboxManager(10, backend=backend) as manager:
+        sandboxes = [await manager.create({"max_output_mb": 1}) for _ in range(10)]
+        say(idle=True)
+        await told.wait()
+
+        async def flood(sandbox: Sandbox) -> list[str]:
+            outcomes = []
+            for _ in range(count // len(sandboxes)):
+                try:
+                    await sandbox.execute("yes", timeout=200)
+                    outcomes.append("no error")
+                except ResourceLimitError as error:
+                    outcomes.append(error.resource_type)
+            return outcomes
+
+        said = await asyncio.gather(*(flood(sandbox) for sandbox in sandboxes))
+        say(outcomes=[outcome for outcomes in said for outcome in outcomes])
+    await backend.close()
+
+
+async def destroys(count: int) -> None:
+    """Sandboxes with a tree each that takes a while to remove; then all are destroyed at once."""
+    backend = NativeBackend()
+    async with SandboxManager(count, backend=backend) as manager:
+        sandboxes = [await manager.create() for _ in range(count)]
+        many = "mkdir -p t/{a,b,c}/{1,2,3}; for d in t/*/*; do seq 100 | (cd $d; xargs touch); done"
+        await asyncio.gather(*(one.execute(f"bash -c '{many}'") for one in sandboxes))
+        for one in sandboxes:
+            await one.start_code(LOOP, timeout=600)
+        say(ready=True)
+        for one in sandboxes:
+            await backend.destroy(one.sandbox_id)
+            say(destroyed=one.sandbox_id)
+        say(over=True)
+        await asyncio.sleep(600)
+
+
+TASKS = {
+    "destroys": destroys,
+    "loops": loops,
+    "create": create,
+    "polite": polite,
+    "copies": copies,
+    "floods": floods,
+}
 
 if __name__ == "__main__":
     asyncio.run(TASKS[sys.argv[1]](int(sys.argv[2]) if len(sys.argv) > 2 else 1))

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from hoststate import HostState, Place, children_of, clean_since, start_time
 
+import loop_watch
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.manager import SandboxManager
 
 _SOURCE = Path(__file__).resolve().parents[2] / "src"
+_PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
 class Owner:
@@ -27,12 +29,12 @@ class Owner:
         self._environment = environment
 
     async def __aenter__(self) -> Owner:
-        path = os.pathsep.join([str(_SOURCE), os.environ.get("PYTHONPATH", "")])
+        watched = loop_watch.environment(_SOURCE, *filter(None, _PATHS))
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(Path(__file__).with_name("owner_program.py")),
             *self._arguments,
-            env=self._place.environment(PYTHONPATH=path, **self._environment),
+            env=self._place.environment(**watched, **self._environment),
             stdout=asyncio.subprocess.PIPE,
         )
         return self
@@ -97,7 +99,7 @@ def helpers() -> tuple[int, int]:
     return launcher, spawner
 
 
-def mold() -> int:
+def zygote() -> int:
     """The process that sandboxes are forks of."""
     (found,) = children_of(helpers()[1])
     return found
@@ -105,6 +107,10 @@ def mold() -> int:
 
 def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+
+
+def resident_kb(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 def cpu_seconds(pid: int) -> float:

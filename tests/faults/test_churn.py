@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hoststate import HostState, clean_since
-from owners import helpers, mold
+from owners import helpers, resident_kb, zygote
 
 CYCLES = int(os.environ.get("PARACLE_CHURN", "400"))
 # Kernel objects that go in the background, what else runs on the machine meanwhile, and what each
@@ -38,10 +38,6 @@ def kernel_objects() -> dict[str, int]:
         if fields[0] in names:
             found[fields[0]] = int(fields[1])
     return found
-
-
-def resident_kb(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 async def at_rest(pid: int) -> int:
@@ -69,10 +65,10 @@ async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record
         gc.collect()
         before, kernel = HostState.take(place), kernel_objects()
         owner, (launcher, spawner) = os.getpid(), helpers()
-        parent = mold()
+        parent = zygote()
         memory = {pid: resident_kb(pid) for pid in (owner, launcher, spawner, parent)}
         descriptors = await at_rest(spawner)
-        of_mold = await at_rest(parent)
+        of_zygote = await at_rest(parent)
 
         rate = await cycles(manager, CYCLES // 2)
 
@@ -83,7 +79,7 @@ async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record
             assert abs(await at_rest(spawner) - descriptors) <= 2
         else:
             assert await at_rest(spawner) <= descriptors + 5 * stock
-        assert await at_rest(parent) == of_mold
+        assert await at_rest(parent) == of_zygote
         for pid, kilobytes in memory.items():
             grown = resident_kb(pid) - kilobytes
             assert grown < 4096 + CYCLES // 2, f"{pid} grew by {grown} kB"

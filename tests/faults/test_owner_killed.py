@@ -1,4 +1,4 @@
-"""R01: the owner is killed, and everything goes with it, without anybody's help."""
+"""R01, R03: the owner is killed, and everything goes with it, without anybody's help."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 import pytest
 from hoststate import HostState, clean_since, is_alive
 from owners import usable
+
+pytestmark = pytest.mark.clock
 
 COUNT = 20
 DEAD_SECONDS = 2.0
@@ -92,6 +94,7 @@ async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
 async def test_a_copy_that_was_killed_is_removed_by_the_next_start(
     place, owner, tmp_path, source, target, drafts_in
 ):
+    """R03: what was there is as it was, and nothing is there in part."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("old")
     (tmp_path / "elsewhere").mkdir()
@@ -113,3 +116,29 @@ async def test_a_copy_that_was_killed_is_removed_by_the_next_start(
     assert not (tmp_path / "copy").exists()
     assert (tmp_path / "there" / "file").read_text() == "old"
     assert [*(place.state / "drafts").iterdir()] == []
+
+
+KILLS = 10
+
+
+async def test_an_owner_that_is_killed_while_it_destroys(place, owner):
+    """R03: at moments spread over the whole of it, the first and the last among them; each time
+    the next start finds nothing that is neither there nor gone."""
+    before = HostState.take(place)
+    async with owner("destroys", "2") as process:
+        await process.hear("ready")
+        began = time.monotonic()
+        await process.hear("over")
+        whole = time.monotonic() - began
+    in_the_middle = 0
+    for number in range(KILLS):
+        async with owner("destroys", "2") as process:
+            await process.hear("ready")
+            await asyncio.sleep(whole * number / (KILLS - 1))
+            process.process.kill()
+            in_the_middle += not any("over" in line for line in await process.lines())
+        await clean_since(before, place, but_records=True)
+        if number % 4 == 3:
+            await usable(place)
+            await clean_since(before, place)
+    assert in_the_middle >= 2, "it was hardly ever killed in the middle"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hoststate import below, children_of, is_alive
-from owners import helpers, mold
+from owners import helpers, zygote
 
 from paracle_sandbox.errors import SandboxExecutionError
 
@@ -103,13 +103,13 @@ async def test_killed_spares_are_replaced(managing):
             await assert_well(sandbox)
 
 
-@pytest.mark.parametrize("part", ["launcher", "spawner", "mold"])
+@pytest.mark.parametrize("part", ["launcher", "spawner", "zygote"])
 async def test_a_killed_helper_ends_its_sandboxes_and_the_next_create_works(managing, part):
     async with managing() as manager:
         sandboxes = [await manager.create() for _ in range(3)]
         commands = [await running(sandbox) for sandbox in sandboxes]
         launcher, spawner = helpers()
-        parts = {"launcher": launcher, "spawner": spawner, "mold": mold()}
+        parts = {"launcher": launcher, "spawner": spawner, "zygote": zygote()}
         os.kill(parts[part], signal.SIGKILL)
         for command in commands:
             with pytest.raises(SandboxExecutionError):
@@ -142,7 +142,7 @@ async def test_parked_children_that_were_killed_are_replaced(managing):
     """R28: what died in stock is never handed out."""
     async with managing(stock=2) as manager:
         await assert_well(await manager.create())
-        parent = mold()
+        parent = zygote()
         async with asyncio.timeout(30):
             while len(children_of(parent)) < 3:
                 await asyncio.sleep(0.02)

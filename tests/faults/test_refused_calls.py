@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from hoststate import HostState, clean_since
-from owners import helpers, mold, usable
+from owners import helpers, usable, zygote
 from test_failpoints import STEPS
 
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.errors import SandboxCreationError
 from paracle_sandbox.executor import SandboxExecutor
 from paracle_sandbox.manager import SandboxManager
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("strace"), reason="strace is missing: apt install strace"
@@ -52,9 +52,9 @@ IN_A_CHILD = {
     "close_range": {"start"},
     "clone": {"fork"},
 }  # fmt: skip
-# The bounding set alone takes forty calls, all alike; and of some, all but the first are the
-# guest's, who is confined by then.
-MOST_CALLS = 24
+# A child mounts less often. The bounding set alone takes forty calls, all alike; and of some, all
+# but the first are the guest's, who is confined by then.
+MOST_CALLS = 32
 ONLY_FIRST = ("setns", "chdir", "close_range", "clone")
 # The first only asks for the version, and a refusal there means that there is no Landlock here.
 FIRST = {"landlock_create_ruleset": 2}
@@ -140,7 +140,7 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
     assert IN_A_CHILD[call] <= {*STEPS, "start"}, "a step was renamed"
     async with managing() as manager:
         neighbour = await manager.create()
-        parent = mold()
+        parent = zygote()
         first = FIRST.get(call, 1)
         for number in range(first, MOST_CALLS + 1):
             trace = tmp_path / f"trace-{number}"
@@ -156,7 +156,7 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
                 break
         assert "INJECTED" in (tmp_path / f"trace-{first}").read_text(), "nothing is shown"
         if call == "setns":
-            return  # the mold's own: it makes no more sandboxes, and says so
+            return  # the zygote's own: it makes no more sandboxes, and says so
         another = await manager.create()
         assert (await another.execute("echo well"))["stdout"] == "well\n"
 
@@ -168,13 +168,13 @@ async def test_a_write_that_is_refused_ends_the_start(managing, tmp_path):
         neighbour = await manager.create()
         for who, steps in (
             (helpers()[1], {"record", "limits"}),
-            (mold(), {"cgroup attach", "identity"}),
+            (zygote(), {"cgroup attach", "identity"}),
         ):
             met = set()
             for number in range(1, MOST_CALLS + 1):
                 trace = tmp_path / f"trace-{who}-{number}"
                 step = None
-                async with refusing(who, "write", number, trace, children=who == mold()):
+                async with refusing(who, "write", number, trace, children=who == zygote()):
                     try:
                         await manager.create()
                     except SandboxCreationError as error:
@@ -199,7 +199,7 @@ async def test_what_cannot_be_looked_at_does_not_stay_in_view(managing, tmp_path
             number += 1
             trace = tmp_path / f"trace-{number}"
             sandbox = None
-            async with refusing(mold(), "%%stat", number, trace):
+            async with refusing(zygote(), "%%stat", number, trace):
                 with contextlib.suppress(SandboxCreationError):
                     sandbox = await manager.create()
             assert sandbox is None or mount_points(manager, sandbox) == usual, trace.read_text()

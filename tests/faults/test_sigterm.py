@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 
+import pytest
 from hoststate import HostState, clean_since
 from owners import usable
 
@@ -13,6 +14,7 @@ COUNT = 50
 EXIT_SECONDS = 10.0
 
 
+@pytest.mark.clock
 async def test_a_manager_that_closes_tells_every_client_and_leaves_nothing(place, owner):
     before = HostState.take(place)
     async with owner("polite", str(COUNT)) as process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -38,6 +39,13 @@ def alive(pid: int) -> bool:
 def resident_kib(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def wait_for(condition, seconds: float = 10) -> None:
@@ -234,6 +242,7 @@ def test_programs_start_clean(guest: GuestClient) -> None:
         assert int(ignored, 16) & ~(0b11 << 31) == 0
 
 
+@pytest.mark.clock
 def test_background_child_that_keeps_stdout_does_not_delay(guest: GuestClient) -> None:
     started = time.monotonic()
     answer = guest.run("sh", "-c", "sleep 30 & echo $!; exit 4")
@@ -370,6 +379,7 @@ hide(4)
 
 
 @pytest.mark.parametrize("first", [False, True])
+@pytest.mark.clock
 def test_kill_takes_the_whole_tree_and_nothing_else(
     guest: GuestClient, tmp_path: Path, first: bool
 ) -> None:
@@ -555,6 +565,19 @@ def test_what_a_command_left_keeps_the_direct_place(guest: GuestClient) -> None:
     assert not alive(left)
 
 
+def test_all_programs_are_killed_and_say_so(guest: GuestClient) -> None:
+    source = "import os, time; os.fork(); print(os.getpid(), flush=True); time.sleep(60)"
+    streams = [script(guest, source) for _ in range(3)]
+    for stream in streams:
+        guest.wait_until(lambda stream=stream: len(guest.answer(stream).stdout.split()) == 2)
+    pids = [int(pid) for stream in streams for pid in guest.answer(stream).stdout.split()]
+    assert guest.wait(guest.open("kill_programs")).result == {"survivors": 0}
+    assert not any(map(alive, pids))
+    for stream in streams:
+        assert guest.wait(stream).result == {"exit_code": -9, "killed": True}
+    assert guest.run("true").result == {"exit_code": 0}
+
+
 BOMB = """
 import os, signal, sys, time
 os.nice(5)
@@ -586,6 +609,56 @@ def test_kill_of_a_fork_bomb(guest: GuestClient, tmp_path: Path, how: str) -> No
     assert guest.wait(stream).result == {"exit_code": -9, "killed": True}
     assert not [pid for pid in pids_in(pids) if alive(pid)]
     assert guest.run("true").result == {"exit_code": 0}
+
+
+AS_FIRST_PROCESS = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
+
+
+def inside(first: int) -> list[int]:
+    """The living processes of the namespace that this one is the first of, without itself."""
+    namespace = os.readlink(f"/proc/{first}/ns/pid")
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{name}/ns/pid") == namespace and alive(int(name)):
+                found.append(int(name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != first]
+
+
+def starve(guest: int, how: str) -> None:
+    if how == "memory":
+        status = Path(f"/proc/{guest}/status").read_text()
+        size = int(status.split("VmSize:")[1].split()[0]) << 10
+        resource.prlimit(guest, resource.RLIMIT_AS, (size, size))
+        return
+    taken = set(map(int, os.listdir(f"/proc/{guest}/fd")))
+    free = min(set(range(1024)) - taken)
+    most = free + 1 if how == "all descriptors but one" else 3
+    resource.prlimit(guest, resource.RLIMIT_NOFILE, (most, most))
+
+
+@pytest.mark.parametrize("how", ["descriptors", "all descriptors but one", "memory"])
+def test_a_starved_guest_confirms_no_kill_that_it_did_not_do(tmp_path: Path, how: str) -> None:
+    """It may answer when nothing of the command is left, or end, and with it its sandbox."""
+    with GuestClient(tmp_path, wrap=AS_FIRST_PROCESS) as guest:
+        children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
+        first = int(children.read_text())
+        guest.exec("sleep", "1000")  # without it, everything is killed without a look
+        stream = script(guest, TREE, str(tmp_path / "pids"))
+        wait_for(lambda: len(pids_in(tmp_path / "pids")) == 5)
+        trees = [pid for pid in inside(first) if b"hide" in cmdline(pid)]
+        assert len(trees) >= 5
+        starve(first, how)
+        guest.signal(stream, kill=True)
+        try:
+            answer = guest.wait(stream)
+        except (EOFError, ConnectionError):
+            wait_for(lambda: not alive(first))
+        else:
+            assert answer.result == {"exit_code": -9, "killed": True}
+        assert not [pid for pid in trees if alive(pid)]
 
 
 # The channel

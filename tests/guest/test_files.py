@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paracle_sandbox.channel.frames import WINDOW, encode_json
-from paracle_sandbox.guest.files import OPS
-from paracle_sandbox.guest.trees import END, ENTRY, FILE, FOLDER, LINK
+from paracle_sandbox.guest.files.archive import END, ENTRY, FILE, FOLDER, LINK
+from paracle_sandbox.guest.files.ops import OPS
 
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100
@@ -274,7 +274,7 @@ def test_full_disk_is_named_and_leaves_no_temporary_file(guest: Guest) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_no_space_has_its_own_code() -> None:
-    from paracle_sandbox.guest.paths import explain
+    from paracle_sandbox.guest.files.paths import explain
 
     with pytest.raises(OSError) as caught:
         with open("/dev/full", "wb", buffering=0) as full:
@@ -295,6 +295,28 @@ def test_what_is_no_regular_file_is_refused_without_waiting(guest: Guest) -> Non
         guest.refused("invalid", "read", path="socket")
         guest.refused("invalid", "write", b"x", path="fifo", append=True)
         assert guest.ok("stat", path="fifo")["kind"] == "other"
+
+
+def test_places_are_what_a_request_names(guest: Guest, outside: Path) -> None:
+    """As volumes are: below them all is as in the working directory, with links between them."""
+    (outside / "folder").mkdir()
+    (outside / "folder" / "file").write_text("given")
+    (guest.working_dir / "link").symlink_to(outside / "folder")
+    (guest.working_dir / "up").symlink_to(f"../{outside.name}/folder/file")
+    (outside / "folder" / "back").symlink_to(guest.working_dir)
+    (outside / "folder" / "out").symlink_to("..")
+    places = [str(outside / "folder")]
+    for path in ("link/file", f"{places[0]}/file", f"{places[0]}/back/link/file", "up"):
+        guest.refused("path_escape", "read", path=path)
+        assert guest.ok("read", path=path, places=places)["output"] == b"given"
+    for path in ("link/out/secret", f"{places[0]}/../secret", str(outside / "secret"), "../x"):
+        guest.refused("path_escape", "read", path=path, places=places)
+        guest.refused("path_escape", "write", b"x", path=path, places=places)
+    alone = [f"{places[0]}/file"]
+    assert guest.ok("read", path=alone[0], places=alone)["output"] == b"given"
+    guest.refused("path_escape", "read", path=f"{places[0]}/other", places=alone)
+    guest.ok("write", b"new", path=alone[0], places=alone)
+    assert (outside / "folder" / "file").read_text() == "new"
 
 
 # Names and paths
@@ -397,13 +419,102 @@ def test_links_that_leave_are_refused(guest: Guest, outside: Path, target: str) 
     assert tree_hash(outside) == before
 
 
-def test_a_link_at_the_end_is_replaced_or_removed_itself(guest: Guest, outside: Path) -> None:
+def test_a_link_at_the_end_is_written_through_as_far_as_it_stays(
+    guest: Guest, outside: Path
+) -> None:
+    link, target = guest.working_dir / "link", guest.working_dir / "dir" / "target"
+    before = tree_hash(outside)
+    target.parent.mkdir()
+    target.write_text("old")
+    target.chmod(0o750)
+    link.symlink_to("dir/target")
+    guest.ok("write", b"new", path="link")
+    assert link.is_symlink() and target.read_text() == "new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o750
+    target.unlink()
+    guest.ok("write", b"made", path="link")
+    assert link.is_symlink() and target.read_text() == "made"
+    link.unlink()
+    for leaves in (outside / "secret", outside / "new"):
+        link.symlink_to(leaves)
+        guest.refused("path_escape", "write", b"mine", path="link")
+        link.unlink()
+    assert tree_hash(outside) == before
+
+
+def let_others_in(path: Path) -> None:
+    for folder in (path, *path.parents):
+        if not folder.stat().st_mode & 1:
+            folder.chmod(folder.stat().st_mode | 0o011)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody without its rights")
+def test_a_file_that_its_user_may_not_write_is_not_replaced(tmp_path: Path) -> None:
+    guest = Guest(tmp_path / "place", tmp_path / "tmp")
+    locked = guest.working_dir / "locked"
+
+    def as_user() -> None:
+        locked.write_text("kept")
+        locked.chmod(0o444)
+        guest.refused("permission", "write", b"x", path="locked")
+        assert locked.read_text() == "kept"
+        assert os.listdir(guest.working_dir) == ["locked"]
+
+    for folder in (guest.working_dir, Path(os.fsdecode(guest.setup["tmp_dir"]))):
+        folder.mkdir()
+        folder.chmod(0o777)
+    let_others_in(tmp_path)
+    as_nobody(as_user)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody without its rights")
+def test_where_nothing_can_be_made_beside_a_file_its_content_is_replaced(tmp_path: Path) -> None:
+    """As a program would that opens it: the directory is another's, the file is writable."""
+    guest = Guest(tmp_path / "place", tmp_path / "tmp")
+    for folder, mode in ((guest.working_dir, 0o755), (tmp_path / "tmp", 0o777)):
+        folder.mkdir()
+        folder.chmod(mode)
+    shared = guest.working_dir / "shared"
+    shared.write_text("a longer text than the new one")
+    shared.chmod(0o666)
+    let_others_in(tmp_path)
+    before = shared.stat().st_ino
+
+    def as_user() -> None:
+        guest.ok("write", b"short", path="shared")
+        guest.refused("permission", "write", b"x", path="new")
+
+    as_nobody(as_user)
+    assert shared.read_text() == "short"
+    assert shared.stat().st_ino == before
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_what_is_too_large_is_refused_before_any_of_it_is_sent(guest: Guest) -> None:
+    with open(guest.working_dir / "holes", "wb") as file:
+        file.truncate(1 << 40)
+    wire = FakeWire()
+    guest.begin("read", wire, path="holes", max_bytes=1 << 20)
+    assert wire.answers[0]["code"] == "too_large" and not wire.output
+    part = guest.ok("read", path="holes", offset=5, length=3, max_bytes=3)
+    assert part["output"] == bytes(3)
+
+
+def test_a_tree_of_hard_links_is_counted_before_any_of_it_is_sent(guest: Guest) -> None:
+    """Each name is a copy at the other end: one megabyte here would be a hundred there."""
+    one = guest.working_dir / "one"
+    one.write_bytes(bytes(1 << 20))
+    for number in range(100):
+        os.link(one, guest.working_dir / f"name{number}")
+    for limits in ({"max_bytes": 100 << 20}, {"max_entries": 100}):
+        answer = guest.run("get_tree", path=".", **limits)
+        assert answer["code"] == "too_large" and not answer["output"]
+    guest.ok("get_tree", path=".", max_bytes=101 << 20, max_entries=101)
+
+
+def test_a_link_at_the_end_is_removed_or_moved_itself(guest: Guest, outside: Path) -> None:
     link = guest.working_dir / "link"
     before = tree_hash(outside)
-    link.symlink_to(outside / "secret")
-    guest.ok("write", b"mine", path="link")
-    assert not link.is_symlink()
-    link.unlink()
     link.symlink_to(outside)
     guest.ok("remove", path="link", recursive=True)
     link.symlink_to(outside)

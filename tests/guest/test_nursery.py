@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from wireclient import Answer, GuestClient
 
-from paracle_sandbox.guest.children import Children
-from paracle_sandbox.guest.foresight import HURRY_SECONDS
-from paracle_sandbox.guest.nursery import Nursery
-from paracle_sandbox.guest.seed import Seed
+from paracle_sandbox.guest.prefork.fork_server import Nursery
+from paracle_sandbox.guest.prefork.policy import HURRY_SECONDS
+from paracle_sandbox.guest.prefork.preforked import Seed
+from paracle_sandbox.guest.processes.process_table import Children
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,11 +18,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from wireclient import GuestClient
 
-from paracle_sandbox.guest import kill
-from paracle_sandbox.guest.children import Children
-from paracle_sandbox.guest.ends import agree, announce_end, forget_told, tell_end, told_ends
-from paracle_sandbox.guest.foresight import HURRY_SECONDS, SERIES_SECONDS
 from paracle_sandbox.guest.loop import Loop
+from paracle_sandbox.guest.prefork.early_exit import (
+    agree,
+    announce_end,
+    forget_told,
+    tell_end,
+    told_ends,
+)
+from paracle_sandbox.guest.prefork.policy import HURRY_SECONDS, SERIES_SECONDS
+from paracle_sandbox.guest.processes import kill_tree
+from paracle_sandbox.guest.processes.process_table import Children
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -282,20 +288,30 @@ def test_signals_of_a_program_are_not_its_end(guest: GuestClient) -> None:
 
 
 def test_an_end_is_told_with_its_sender() -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {TELLS_SUCCESS, TELLS_SUCCESS + 1})
+    """In a process of its own, where no thread that another test began takes the signals."""
+    apart = os.fork()
+    if apart == 0:
+        code = 1
+        try:
+            ends_are_told()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(apart, 0)[1] == 0
+
+
+def ends_are_told() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {TELLS_SUCCESS, TELLS_SUCCESS + 1})
     agree()
-    try:
-        for status in (0, 1, 2):
-            forget_told()
-            child = os.fork()
-            if child == 0:
-                announce_end()
-                tell_end(status)
-                os._exit(status)
-            os.waitpid(child, 0)
-            assert list(told_ends()) == ([(child, status)] if status < 2 else [])
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for status in (0, 1, 2):
+        forget_told()
+        child = os.fork()
+        if child == 0:
+            announce_end()
+            tell_end(status)
+            os._exit(status)
+        os.waitpid(child, 0)
+        assert list(told_ends()) == ([(child, status)] if status < 2 else [])
 
 
 def descriptors_of(guest: GuestClient) -> list[str]:
@@ -389,8 +405,8 @@ def test_whoever_kills_everything_gives_the_seed_up(monkeypatch: pytest.MonkeyPa
     children = Children[object]()
     monkeypatch.setattr(children, "alone", lambda _: True)
     monkeypatch.setattr(children, "drop_seed", lambda: events.append("given up"))
-    monkeypatch.setattr(kill, "_kill", events.append)
-    monkeypatch.setattr(kill.Walk, "run", lambda _: None)
-    monkeypatch.setattr(kill.os, "getpid", lambda: 1)
-    kill.TreeKill(Loop(), children, None, events.append).round()
+    monkeypatch.setattr(kill_tree, "_kill", events.append)
+    monkeypatch.setattr(kill_tree.Walk, "run", lambda _: None)
+    monkeypatch.setattr(kill_tree.os, "getpid", lambda: 1)
+    kill_tree.TreeKill(Loop(), children, None, events.append).round()
     assert events == [-1, "given up", 0]

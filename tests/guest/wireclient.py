@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,18 @@ class Answer:
 
 
 class GuestClient:
-    """`with GuestClient(folder) as guest:`; every wait has a deadline."""
+    """`with GuestClient(folder) as guest:`; every wait has a deadline. ``wrap``: a command that
+    starts it."""
 
-    def __init__(self, working_dir: Any, python: str = sys.executable, **setup: object) -> None:
+    def __init__(
+        self,
+        working_dir: Any,
+        python: str = sys.executable,
+        wrap: Sequence[str] = (),
+        **setup: object,
+    ) -> None:
         self._setup = {"working_dir": str(working_dir), "env": BASE_ENV, "python": python, **setup}
+        self._wrap = wrap
         self._python = python
         self._streams: dict[int, Answer] = {}
         self._next = 1
@@ -52,7 +61,7 @@ class GuestClient:
     def __enter__(self) -> GuestClient:
         self.socket, theirs = socket.socketpair()
         self.process = subprocess.Popen(
-            [self._python, "-c", SERVE, str(theirs.fileno()), json.dumps(self._setup)],
+            [*self._wrap, self._python, "-c", SERVE, str(theirs.fileno()), json.dumps(self._setup)],
             pass_fds=[theirs.fileno()],
             env={"PYTHONPATH": str(Path(paracle_sandbox.__file__).parents[1])},
         )

@@ -26,18 +26,14 @@ import oracles
 import pytest
 from liars import HELLO, LyingBackend, Script
 
+from paracle_sandbox.backends.machine.process_isolation import read_posture
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.backends.posture import read_posture
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.fake import FakeBackend
 
 Make = Callable[..., Awaitable[Sandbox]]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "case(*ids): the rows of the hostile-code catalogue")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paracle_sandbox.backends import posture
+from paracle_sandbox.backends.machine import process_isolation
 
-NAMESPACES = posture.NAMESPACES
+NAMESPACES = process_isolation.NAMESPACES
 
 
 class Canary:
@@ -155,7 +155,7 @@ def processes_of_uid(uid: int, user_namespace: str | None = None) -> list[int]:
 
 
 def _uids(pid: int) -> tuple[int, ...]:
-    return posture.read_posture(pid).uids
+    return process_isolation.read_posture(pid).uids
 
 
 def descriptors(pid: int) -> dict[int, str]:

@@ -26,7 +26,7 @@ from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.manager import SandboxManager
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))

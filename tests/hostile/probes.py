@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 
 async def report(sandbox: Sandbox, code: str, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from paracle_sandbox.jail.syscalls import NUMBERS, architecture
+from paracle_sandbox.jail.filters.syscalls import NUMBERS, architecture
 
 Call = tuple[int | str, ...]
 

@@ -26,12 +26,12 @@ from liars import HELLO, LyingBackend, LyingChannel, Script
 from probes import report
 
 import paracle_sandbox
-from paracle_sandbox.backends import posture
+from paracle_sandbox.backends.machine import process_isolation
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.channel import frames
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.errors import SandboxError, StoppedError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.errors import SandboxError, SandboxTimeoutError, StoppedError
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 Lying = Callable[..., Awaitable[Sandbox]]
 
@@ -118,7 +118,7 @@ async def test_descriptors_of_the_manager_do_not_leak(
                     async with box:
                         await box.execute("true")
                         init = backend.init_pid(box.sandbox_id)
-                        for pid in (*posture.processes(init), *_ancestors(init)):
+                        for pid in (*process_isolation.processes(init), *_ancestors(init)):
                             leaked += [
                                 f"{pid}: {what}"
                                 for what in oracles.descriptors(pid).values()
@@ -372,6 +372,34 @@ async def test_limits_hold_with_a_guest_that_says_nothing(lying: Lying) -> None:
 
 
 @pytest.mark.case("M06")
+@pytest.mark.parametrize(("word", "destroyed"), [({}, 1), ({"nothing_runs": True}, 0)])
+async def test_an_error_is_no_confirmation_of_a_kill(
+    word: dict[str, object], destroyed: int, lying: Lying
+) -> None:
+    """Unless it says that nothing of the command runs, as when it could not be started."""
+
+    async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
+        if kind == frames.SIGNAL:
+            error = {"code": "internal", "message": "OSError: too many open files", **word}
+            channel.say(frames.encode_json(frames.ERROR, stream, error))
+
+    sandbox = await lying(script)
+    with pytest.raises(SandboxTimeoutError) as caught:
+        await sandbox.execute(["true"], timeout=0.1)
+    assert sandbox._backend.destroyed == destroyed
+    assert sandbox.is_running == (not destroyed)
+    assert ("destroyed because its guest did not confirm" in str(caught.value)) == bool(destroyed)
+
+
+async def test_an_error_does_not_confirm_that_leftovers_are_gone(lying: Lying) -> None:
+    async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
+        channel.say(frames.encode_json(frames.ERROR, stream, {"code": "internal", "message": ""}))
+
+    sandbox = await lying(script)
+    await sandbox.kill_leftovers()
+    assert sandbox._backend.destroyed == 1 and not sandbox.is_running
+
+
 def test_no_host_module_reads_code_from_data() -> None:
     package = Path(paracle_sandbox.__file__).parent
     forbidden = {
@@ -389,7 +417,7 @@ def test_no_host_module_reads_code_from_data() -> None:
             continue  # runs inside, and hears the host only
         if path.parent.name == "sessions" and path.stem in ("driver", "notebook", "values"):
             continue  # run inside too
-        if path == package / "channel" / "boot.py":
+        if path == package / "channel" / "bootstrap.py":
             continue  # compiles our own modules, for guests to load; it loads nothing itself
         for node in ast.walk(ast.parse(path.read_text())):
             names = []

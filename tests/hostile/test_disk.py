@@ -44,6 +44,7 @@ def assert_disk_error(error: ResourceLimitError) -> None:
 
 @pytest.mark.parametrize("path", ["/workspace/fill", "/tmp/fill"])
 @pytest.mark.case("D01")
+@pytest.mark.clock
 async def test_one_large_file_ends_at_the_limit(path):
     async with Scene() as scene:
         sandbox, peer = await scene.sandbox(disk_mb=DISK_MB), await scene.sandbox(disk_mb=DISK_MB)
@@ -86,6 +87,7 @@ async def test_the_host_s_own_writing_into_a_full_workspace_is_refused_as_such()
 
 
 @pytest.mark.case("D02")
+@pytest.mark.clock
 async def test_empty_files_are_bounded_and_quickly_removed():
     async with Scene() as scene:
         sandbox = await scene.sandbox(disk_mb=DISK_MB, cpu_cores=2)
@@ -109,6 +111,7 @@ async def test_the_same_program_with_few_files_succeeds():
 
 
 @pytest.mark.case("D04")
+@pytest.mark.clock
 async def test_allocating_punching_and_syncing_stay_within_the_limit():
     program = """
 import ctypes, os, time

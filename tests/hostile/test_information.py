@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import oracles
@@ -15,10 +17,10 @@ import pytest
 from hostile_fixtures import Make, Weak
 from probes import report
 
-from paracle_sandbox.backends import posture
+from paracle_sandbox.backends.machine import process_isolation
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 LIST_PROCESSES = """
 import json, os
@@ -44,7 +46,7 @@ async def test_only_their_own_processes(native: NativeBackend, sandbox: Sandbox)
     )
     try:
         found = await report(sandbox, LIST_PROCESSES)
-        count = len(posture.processes(native.init_pid(sandbox.sandbox_id)))
+        count = len(process_isolation.processes(native.init_pid(sandbox.sandbox_id)))
         assert len(found) <= count + 3 and len(found) < 10
         assert secret not in json.dumps(found)
         # The same program outside sees the marker.
@@ -62,7 +64,8 @@ async def test_no_environment_of_the_host(
     make: Make, native: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = f"SECRET_{secrets.token_hex(8)}"
-    monkeypatch.setenv("SECRET_CANARY", secret)
+    for name in ("SECRET_CANARY", "PIP_BREAK_SYSTEM_PACKAGES"):  # the second is ours, too
+        monkeypatch.setenv(name, secret)
     sandbox = await make()
     found = await report(sandbox, LIST_PROCESSES)
     own = await report(sandbox, "import json, os\nprint(json.dumps(dict(os.environ)))")
@@ -73,7 +76,8 @@ async def test_no_environment_of_the_host(
     if native.name in ("docker", "gvisor"):
         own = {name: value for name, value in own.items() if added.get(name) != value}
     assert set(own) <= {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_CTYPE",
-                        "PYTHONUNBUFFERED", "PWD", "TMPDIR"}  # fmt: skip
+                        "PYTHONUNBUFFERED", "PIP_BREAK_SYSTEM_PACKAGES", "PWD",
+                        "TMPDIR"}  # fmt: skip
     init = native.init_pid(sandbox.sandbox_id)
     for pid in (init, *_ancestors(init)):
         raw = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -131,7 +135,7 @@ async def test_no_secret_of_the_manager_in_any_memory(
     sandbox = await make()
     assert await report(sandbox, _scanner(secret)) == []
     # And from outside, in every process of the sandbox.
-    for pid in posture.processes(native.init_pid(sandbox.sandbox_id)):
+    for pid in process_isolation.processes(native.init_pid(sandbox.sandbox_id)):
         assert not _memory_has(pid, secret.encode())
     assert _memory_has(os.getpid(), secret.encode())
 
@@ -147,6 +151,20 @@ async def test_a_sandbox_holds_nothing_of_its_neighbours(make: Make) -> None:
         later = await make()
         found = await report(later, _scanner(label, first.sandbox_id))
         assert found == [], "a label or id of another sandbox is in the memory of this one"
+
+
+@pytest.mark.case("H02")
+async def test_orders_of_earlier_sandboxes_are_not_in_the_memory_of_later_ones(
+    make: Make, native: NativeBackend
+) -> None:
+    """Where one works, for example: that says something of whose it is."""
+    word = f"place{secrets.token_hex(12)}"
+    for _ in range(2):
+        await make(SandboxConfig(working_dir=f"/{word}"))
+    later = await make(SandboxConfig(working_dir="/elsewhere"))  # is forked now
+    await later.execute("true")
+    for pid in process_isolation.processes(native.init_pid(later.sandbox_id)):
+        assert not _memory_has(pid, word.encode())
 
 
 @pytest.mark.case("H02")
@@ -223,7 +241,8 @@ import json, os
 found = {}
 for path in ("/proc/kcore", "/proc/kallsyms", "/proc/keys", "/proc/timer_list", "/proc/sched_debug",
              "/proc/config.gz", "/proc/cmdline", "/proc/kmsg", "/proc/slabinfo", "/proc/vmallocinfo",
-             "/proc/key-users", "/proc/partitions", "/proc/diskstats", "/proc/kpageflags",
+             "/proc/key-users", "/proc/interrupts", "/proc/softirqs", "/proc/schedstat", "/proc/locks",
+             "/proc/pressure", "/proc/partitions", "/proc/diskstats", "/proc/kpageflags",
              "/dev/kmsg", "/sys/kernel/notes", "/sys/firmware", "/sys/kernel/slab",
              "/sys/class/dmi/id/product_uuid", "/sys/kernel/debug", "/sys/kernel/security",
              "/sys/class/net", "/sys/block", "/proc/sys/kernel/random/uuid"):
@@ -251,7 +270,7 @@ async def test_kernel_internals_are_masked(sandbox: Sandbox, weak: Weak) -> None
     assert {path for path, text in found.items() if text} == set()
     assert all(line.endswith("0x0000000000000000") or "(" in line for line in modules.splitlines())
     control = weak.report(READ_KERNEL)
-    assert control["/proc/kallsyms"] and control["/proc/cmdline"]
+    assert control["/proc/kallsyms"] and control["/proc/cmdline"] and control["/proc/interrupts"]
 
 
 DEVICES = """
@@ -302,17 +321,101 @@ def read(path):
         return ""
 print(json.dumps({"host": socket.gethostname(), "node": os.uname().nodename,
     "machine": read("/etc/machine-id") or read("/var/lib/dbus/machine-id"),
+    "boot": read("/proc/sys/kernel/random/boot_id"),
     "domain": read("/proc/sys/kernel/domainname"), "interfaces": [n for _, n in socket.if_nameindex()],
     "passwd": read("/etc/passwd"), "resolv": read("/etc/resolv.conf"), "fstab": read("/etc/fstab")}))
 """
     found = await report(sandbox, code)
     assert found["host"] == found["node"] == "sandbox"
     assert set(found["machine"]) <= {"0"}
+    assert uuid.UUID(found["boot"]).version == 4
+    assert found["boot"] != Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert found["interfaces"] == ["lo"]
     assert found["resolv"] == "" and found["fstab"] == ""
     host_users = {line.split(":")[0] for line in Path("/etc/passwd").read_text().splitlines()}
     inside = {line.split(":")[0] for line in found["passwd"].splitlines()}
     assert inside == {"root", "paracle", "nobody"} and host_users - inside
+
+
+FILES_OF_PROC = """
+import json, os
+found = {}
+for name in os.listdir("/proc"):
+    path = "/proc/" + name
+    if os.path.isfile(path) and not os.path.islink(path):
+        try:
+            with open(path, "rb") as file:
+                found[name] = file.read(1 << 16).decode(errors="replace")
+        except OSError:
+            pass
+print(json.dumps(found))
+"""
+ADDRESSES = re.compile(r"^\s*([0-9a-f]+)-([0-9a-f]+) :", re.MULTILINE)
+
+
+def _visible_inside() -> str:
+    document = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    (visible,) = re.findall(r"\n## Visible inside\n(.*?)\n## ", document, re.DOTALL)
+    return str(visible)
+
+
+@pytest.mark.case("G08")
+async def test_figures_of_the_machine_are_documented(sandbox: Sandbox, weak: Weak) -> None:
+    """Each file that tells something of the machine has a name in SECURITY.md."""
+    found = await report(sandbox, FILES_OF_PROC)
+    shown = {name for name, text in found.items() if text}
+    assert {"uptime", "loadavg", "meminfo", "cpuinfo", "version", "stat"} <= shown
+    named = set(re.findall(r"`([a-z_-]+)`", _visible_inside()))
+    assert shown - named == set()
+    for name in ("iomem", "ioports"):
+        assert all(
+            int(part, 16) == 0 for one in ADDRESSES.findall(found.get(name, "")) for part in one
+        )
+    assert {"keys", "kallsyms"} <= set(weak.report(FILES_OF_PROC, namespaces=False)) - named
+
+
+FILES_BELOW = """
+import json, os
+found = {}
+for top in ("/proc/sys", "/proc/tty", "/proc/driver", "/sys"):
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            except OSError:
+                continue
+            try:
+                if os.read(fd, 1):
+                    found[path] = os.fstat(fd).st_mode
+            except OSError:
+                pass
+            finally:
+                os.close(fd)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.case("G08")
+async def test_settings_and_figures_of_the_kernel_are_documented(sandbox: Sandbox) -> None:
+    """Settings, which root may write, as the folder they are in; what can only be read tells
+    something, and so has a name of its own, or its folder has."""
+    found = await report(sandbox, FILES_BELOW)
+    shown = ("/proc/sys/fs/file-nr", "/proc/tty/drivers", "/sys/devices/system/cpu/online")
+    assert set(shown) <= set(found)
+    own = "/proc/sys/net/"  # of the sandbox's network
+    named = set(re.findall(r"`([\w/.-]+)`", _visible_inside()))
+
+    def is_named(path: str, mode: int) -> bool:
+        is_setting = path.startswith("/proc/sys/") and mode & 0o222
+        parts = re.sub("^/proc/(sys/)?", "", path).strip("/").split("/")
+        names = ["/".join(parts[:end]) for end in range(1 if is_setting else 2, len(parts) + 1)]
+        return not named.isdisjoint([*names, *(f"/{name}" for name in names)])
+
+    assert not is_named("/proc/sys/fs/made-up", 0o444) and is_named("/proc/sys/fs/made-up", 0o644)
+    assert not is_named("/sys/devices/made-up", 0o444)
+    unnamed = [path for path, mode in found.items() if not is_named(path, mode)]
+    assert [path for path in unnamed if not path.startswith(own)] == []
 
 
 SEARCH = """
@@ -337,7 +440,7 @@ print(json.dumps([found, sockets, sorted(os.listdir("/")), os.listdir("/run"), o
 """
 
 
-@pytest.mark.case("H03", "K04")
+@pytest.mark.case("H03", "K04", "O04")
 async def test_no_credentials_or_sockets_to_be_found(sandbox: Sandbox, weak: Weak) -> None:
     found, sockets, top, run, home, var, secrets_dir = await report(sandbox, SEARCH)
     assert [path for path in found if not path.startswith("/usr/")] == [] and sockets == []

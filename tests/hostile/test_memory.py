@@ -11,7 +11,7 @@ import pytest
 from pressure import MIB, Scene, needs_root, resident_bytes, until
 
 from paracle_sandbox.errors import ResourceLimitError, SandboxError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 pytestmark = needs_root
 
@@ -60,6 +60,7 @@ async def works_or_is_gone(scene: Scene, sandbox: Sandbox) -> None:
 
 
 @pytest.mark.case("B01")
+@pytest.mark.clock
 async def test_growth_beyond_the_limit_ends_the_program_and_nothing_else():
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=LIMIT_MB)

@@ -27,12 +27,12 @@ from test_control_channel import _ancestors
 from test_network_none import CONNECT
 from test_terminal_ipc import CRASH, TERMINAL_IOCTLS
 
-from paracle_sandbox.backends import posture
+from paracle_sandbox.backends.machine import process_isolation
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.terminal import Terminal
 from paracle_sandbox.sessions.session import PythonSession
-from paracle_sandbox.terminal import Terminal
 
 # Each kind of process that a sandbox can have, and how one comes to be.
 READY = "print('ready', flush=True)\nimport time\ntime.sleep(100)\n"
@@ -66,11 +66,11 @@ class Expected:
 
     def __init__(self, native: NativeBackend, init: int, groups: dict[str, str]) -> None:
         self.init = init
-        uid = posture.read_posture(init).uids[0]
+        uid = process_isolation.read_posture(init).uids[0]
         base = native.settings.uid_base
         assert base <= uid < base + 8192 * 1024
-        self.posture = posture.Posture(
-            (uid,) * 4, (uid,) * 4, (), (0,) * 5, 1, 2, frozenset(posture.NAMESPACES)
+        self.posture = process_isolation.Posture(
+            (uid,) * 4, (uid,) * 4, (), (0,) * 5, 1, 2, frozenset(process_isolation.NAMESPACES)
         )
         self.namespaces = oracles.namespaces_of(init)
         self.groups = groups
@@ -79,7 +79,7 @@ class Expected:
     def check(self) -> int:
         """How many threads there were. Others than the first may come to their end meanwhile."""
         count = 0
-        for pid in posture.processes(self.init):
+        for pid in process_isolation.processes(self.init):
             try:
                 assert oracles.wait_until(lambda pid=pid: not self._strange_files(pid)), (
                     self._strange_files(pid)
@@ -90,9 +90,9 @@ class Expected:
         return count
 
     def _check(self, pid: int) -> int:
-        threads = posture.threads(pid)
+        threads = process_isolation.threads(pid)
         for thread in threads:
-            assert posture.read_posture(pid, thread) == self.posture, (pid, thread)
+            assert process_isolation.read_posture(pid, thread) == self.posture, (pid, thread)
             # Their own filter, and no other: programs here install none.
             assert "\nSeccomp_filters:\t1\n" in _text(f"/proc/{pid}/task/{thread}/status")
         assert oracles.namespaces_of(pid) == self.namespaces
@@ -169,12 +169,12 @@ async def test_posture_of_every_kind_of_process(make: Make, native: NativeBacken
 async def test_posture_of_those_that_wait_in_stock(native: NativeBackend, make: Make) -> None:
     """A parked child has run nothing yet, and is confined all the same."""
     sandbox = await make()
-    mold = _parent(native.init_pid(sandbox.sandbox_id))
+    zygote = _parent(native.init_pid(sandbox.sandbox_id))
     used = {native.init_pid(one) for one in native._owned}
     parked: list[int] = []
 
     def are_there() -> bool:
-        parked[:] = [pid for pid in _children(mold) if pid not in used and _is_confined(pid)]
+        parked[:] = [pid for pid in _children(zygote) if pid not in used and _is_confined(pid)]
         return bool(parked)
 
     assert oracles.wait_until(are_there, 20)
@@ -191,7 +191,7 @@ def test_the_reader_of_postures_can_fail(native: NativeBackend) -> None:
 def _is_confined(pid: int) -> bool:
     """On its way one is not yet: the filter is the last step."""
     with contextlib.suppress(OSError):
-        return posture.read_posture(pid).seccomp == 2
+        return process_isolation.read_posture(pid).seccomp == 2
     return False
 
 
@@ -232,16 +232,16 @@ async def test_setuid_programs_are_nobody_else_on_the_host(
     async with asyncio.timeout(20):
         while not (found := _postures_of("su", init)):
             await asyncio.sleep(0.01)
-    assert set(found) == {posture.read_posture(init)}
+    assert set(found) == {process_isolation.read_posture(init)}
     await command.kill()
 
 
-def _postures_of(name: str, init: int) -> list[posture.Posture]:
+def _postures_of(name: str, init: int) -> list[process_isolation.Posture]:
     found = []
-    for pid in posture.processes(init):
+    for pid in process_isolation.processes(init):
         with contextlib.suppress(OSError):
             if _text(f"/proc/{pid}/comm") == f"{name}\n":
-                found.append(posture.read_posture(pid))
+                found.append(process_isolation.read_posture(pid))
     return found
 
 
@@ -440,7 +440,7 @@ async def test_sessions_and_terminals_hold_nothing_else(
 
 
 def _host_pid(init: int, inside: int) -> int:
-    for pid in posture.processes(init):
+    for pid in process_isolation.processes(init):
         if _text(f"/proc/{pid}/status").split("NSpid:")[1].splitlines()[0].split()[-1] == str(
             inside
         ):

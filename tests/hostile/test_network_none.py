@@ -17,7 +17,7 @@ from hostile_fixtures import Make, Weak
 from probes import report
 
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 CONNECT = """
 import errno, json, socket

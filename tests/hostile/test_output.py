@@ -39,6 +39,7 @@ class Peak:
     ],
     ids=["E01-stdout", "E02-stderr", "E03-one-line", "E01-no-text"],
 )
+@pytest.mark.clock
 async def test_a_flood_ends_at_the_limit_and_costs_the_host_little(flood, is_text):
     async with Scene() as scene:
         cap = 32 * MIB
@@ -86,6 +87,7 @@ async def test_a_flood_that_is_consumed_flows_without_filling_memory():
 
 @pytest.mark.parametrize("pause", [0.2, 30])
 @pytest.mark.case("E01")
+@pytest.mark.clock
 async def test_a_slow_reader_stalls_the_writer_and_the_deadline_still_holds(pause):
     async def slowly(name: str, data: bytes) -> None:
         await asyncio.sleep(pause)

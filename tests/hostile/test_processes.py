@@ -11,9 +11,9 @@ import time
 import pytest
 from pressure import SLACK_SECONDS, Scene, is_alive, needs_root, until
 
-from paracle_sandbox.command import Command
 from paracle_sandbox.errors import ResourceLimitError, SandboxTimeoutError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.command import Command
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.testing.fake import FakeBackend
 
 pytestmark = needs_root
@@ -67,6 +67,7 @@ MORE = {"fork": "BlockingIOError", "thread": "can't start new thread"}
 
 @pytest.mark.case("A01", "A03")
 @pytest.mark.parametrize("bomb", [FORK_BOMB, DEAF_FORK_BOMB], ids=["A01", "A03"])
+@pytest.mark.clock
 async def test_a_fork_bomb_stays_below_its_limit_and_leaves_no_survivor(bomb):
     async with Scene() as scene:
         sandbox = await scene.sandbox(max_processes=LIMIT)
@@ -111,6 +112,7 @@ async def refused(scene: Scene, command: Command) -> str:
 
 @pytest.mark.case("A01", "A02")
 @pytest.mark.parametrize("more", MORE, ids=["A01-processes", "A02-threads"])
+@pytest.mark.clock
 async def test_processes_and_threads_are_counted_alike(more):
     full = asyncio.Event()
     async with Scene() as scene:
@@ -129,6 +131,7 @@ async def test_processes_and_threads_are_counted_alike(more):
 
 
 @pytest.mark.case("A04")
+@pytest.mark.clock
 async def test_an_exec_bomb_gets_its_share_of_a_processor_and_ends_in_time():
     async with Scene() as scene:
         sandbox = await scene.sandbox(cpu_cores=0.5)
@@ -296,6 +299,7 @@ async def test_the_first_process_cannot_be_ended_or_stopped_from_inside(number):
 
 
 @pytest.mark.case("A09")
+@pytest.mark.clock
 async def test_a_guest_that_is_stopped_all_the_same_does_not_block_the_manager():
     """From outside, which is the positive control: here the signal does arrive."""
     async with Scene() as scene:
@@ -309,6 +313,7 @@ async def test_a_guest_that_is_stopped_all_the_same_does_not_block_the_manager()
 
 
 @pytest.mark.case("A10")
+@pytest.mark.clock
 async def test_priority_cannot_be_raised_and_buys_no_processor_time():
     program = """
 import ctypes, os, time

@@ -17,11 +17,11 @@ from hostile_fixtures import Make, Weak
 from probes import report
 from syscall_probe import BAD_POINTER, PRELUDE, program, refused
 
-from paracle_sandbox.backends import posture
+from paracle_sandbox.backends.machine import process_isolation
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxError, SandboxExecutionError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 TERMINAL_IOCTLS = (
     PRELUDE
@@ -78,7 +78,7 @@ async def test_a_terminal_of_the_host_is_never_theirs(make: Make, native: Native
     """Even a manager that was started from a terminal hands none of it on."""
     sandbox = await make()
     await sandbox.execute("true")
-    for pid in posture.processes(native.init_pid(sandbox.sandbox_id)):
+    for pid in process_isolation.processes(native.init_pid(sandbox.sandbox_id)):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -257,7 +257,7 @@ async def test_a_crash_does_not_start_the_hosts_core_handler(
     )
     try:
         await asyncio.wait_for(ready.wait(), 20)
-        pids = posture.processes(native.init_pid(sandbox.sandbox_id))
+        pids = process_isolation.processes(native.init_pid(sandbox.sandbox_id))
         limits = [Path(f"/proc/{pid}/limits").read_text() for pid in pids]
     finally:
         await command.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -102,6 +103,44 @@ def test_starting_twice_is_starting_once(script: Script) -> None:
     assert script.docker("run", "--rm", "python:3.12-slim", "python", "-c", "print(1)") == "1"
     options = ["run", "--rm", "--runtime", "runsc", "--network", "none"]
     assert "gVisor" in script.docker(*options, "python:3.10-slim", "dmesg")
+
+
+def test_incus_is_started_with_all_it_needs(script: Script, tmp_path: Path) -> None:
+    """It looks for nft once. One that was started without is not what tests can use, and goes."""
+    without = tmp_path / "bin"
+    without.mkdir()
+    for folder in filter(os.path.isdir, script.environment["PATH"].split(":")):
+        for program in os.listdir(folder):
+            if program != "nft" and not (without / program).exists():
+                (without / program).symlink_to(os.path.join(folder, program))
+    (script.run_folder).mkdir()
+    hand = {**script.environment, "PATH": str(without), "INCUS_DIR": str(script.cache / "incus")}
+    (script.cache / "incus").mkdir()
+    log = script.run_folder / "incusd.log"
+    with log.open("wb") as output:
+        daemon = subprocess.Popen(
+            [INCUSD, "--group", "root", "--logfile", str(script.run_folder / "own.log")],
+            env=hand, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    (script.run_folder / "incusd.pid").write_text(f"{daemon.pid}\n")
+    (script.run_folder / "incus").symlink_to(script.cache / "incus")
+    await_that(lambda: firewall(script))
+    assert firewall(script) == "xtables", "the case that this is about"
+    assert script("start", "incus").returncode == 0
+    assert firewall(script) == "nftables"
+    assert daemon.wait(30) is not None
+
+
+INCUSD = "/usr/libexec/incus/incusd"
+
+
+def firewall(script: Script) -> str:
+    environment = {**script.environment, "INCUS_DIR": str(script.cache / "incus"),
+                   "INCUS_CONF": str(script.run_folder / "client")}  # fmt: skip
+    done = subprocess.run(
+        ["incus", "query", "/1.0"], env=environment, capture_output=True, text=True, check=False
+    )
+    return str(json.loads(done.stdout)["environment"]["firewall"]) if done.returncode == 0 else ""
 
 
 def test_daemons_that_were_killed_are_cleared_away(script: Script) -> None:

@@ -37,6 +37,7 @@ VARIANTS = [pytest.param(variant, id=variant) for variant in PACKAGES]
 def built() -> Iterator[dict[str, dict[str, object]]]:
     """The two small ones are built anew, the two large ones when they are outdated; and those
     that start from the first all at once."""
+    remove_what_is_not_of_a_recipe()
     found = {"sandbox": build("sandbox")}
     with ThreadPoolExecutor() as pool:
         others = {"api": (), "dev": ("--if-missing",), "ml": ("--if-missing",)}
@@ -45,6 +46,16 @@ def built() -> Iterator[dict[str, dict[str, object]]]:
     yield found
     # The former ones of the same names.
     docker("image", "prune", "-f", "--filter", "label=paracle.image.variant")
+
+
+def remove_what_is_not_of_a_recipe() -> None:
+    """Somebody may have built one of these by hand, which is not to be built again (--if-missing)
+    and not to be judged."""
+    rows = json.loads(paracle("image", "list", "--json").stdout)
+    names = [row["name"] for row in rows if row["name"] in NAMES.values() and row["built"]]
+    by_hand = {row["name"] for row in rows if row["current"] is None}
+    for name in by_hand.intersection(names):
+        docker("rmi", "-f", name)
 
 
 def build(variant: str, *how: str) -> dict[str, object]:

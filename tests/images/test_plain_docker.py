@@ -16,7 +16,7 @@ import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.images.package_index import files_of_this_machine
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 pytestmark = pytest.mark.timeout(600)

@@ -6,5 +6,5 @@ from pathlib import Path
 for folder in ("hostile", "conformance"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / folder))
 
-from hostile_fixtures import fake, lying, pytest_configure, weak  # noqa: E402, F401
+from hostile_fixtures import fake, lying, weak  # noqa: E402, F401
 from incus_fixtures import *  # noqa: E402, F403

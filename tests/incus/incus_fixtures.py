@@ -15,10 +15,10 @@ import pytest
 import engines
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.spec import OWN_PROCESSES
+from paracle_sandbox.backends.machine.process_isolation import read_posture
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.backends.posture import read_posture
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 Make = Callable[..., Awaitable[Sandbox]]

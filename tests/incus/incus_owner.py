@@ -1,4 +1,5 @@
-"""An owner of instances, to be killed: has sandboxes, or one kept ready, and says their names."""
+"""An owner of instances, to be killed: has sandboxes, or one kept ready, and says their names. Or
+it ends without closing anything, while one that is to be kept ready is being made."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import sys
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import SESSION
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 CONFIG = SandboxConfig(base_image="paracle-test-base")
@@ -21,6 +22,9 @@ async def main(what: str, options: dict[str, str]) -> None:
     sandbox = Sandbox(backend, f"owned-{os.getpid()}", CONFIG)
     await sandbox.start()
     await sandbox.start_code("while True: pass")
+    if what == "forget":
+        print(json.dumps([backend.session]), flush=True)
+        return
     if what == "hold":
         print(json.dumps([sandbox.sandbox_id]), flush=True)
     else:

@@ -17,17 +17,22 @@ from pathlib import Path
 import pytest
 from incus_fixtures import CONFIG, Make
 
+import immutable
+from event_loops import use_in_several
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.images import image_source
 from paracle_sandbox.backends.incus.labels import SESSION, instance_name, warm_name
+from paracle_sandbox.backends.machine.cgroup_usage import read_cpu
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     ResourceLimitError,
+    SandboxCleanupError,
     SandboxConflictError,
     SandboxError,
     SandboxExecutionError,
 )
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.manager import SandboxManager
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 # One write, so that whoever has seen something has seen it all.
@@ -135,6 +140,12 @@ async def test_it_is_removed_under_us(make: Make, backend: IncusBackend) -> None
         assert await again.run_command("echo again") == "again\n"
 
 
+@pytest.mark.parametrize("warm", [0, 1])
+def test_one_manager_serves_one_event_loop_after_the_other(settings: Settings, warm: int) -> None:
+    backend = IncusBackend(replace(settings, incus_warm=warm))
+    use_in_several(SandboxManager(backend=backend), CONFIG)
+
+
 async def test_want_of_memory_is_told_apart(make: Make) -> None:
     sandbox = await make(SandboxConfig(memory_mb=128))
     with pytest.raises(ResourceLimitError) as caught:
@@ -228,7 +239,7 @@ class _owner:  # noqa: N801  used as a function
             "incus_socket": settings.incus_socket,
             "state_dir": settings.state_dir,
             "data_dir": settings.data_dir,
-            "incus_warm": int(what == "ready"),
+            "incus_warm": int(what in ("ready", "forget")),
         }
         self._process = subprocess.Popen(
             [sys.executable, str(OWNER), what, json.dumps(options)],
@@ -248,3 +259,56 @@ class _owner:  # noqa: N801  used as a function
 def _line(owner: subprocess.Popen[str]) -> str:
     assert owner.stdout
     return owner.stdout.readline()
+
+
+async def test_a_program_that_closes_nothing_leaves_no_stopped_instance(
+    backend: IncusBackend, settings: Settings
+) -> None:
+    """Whatever runs ends by itself; one that was kept ready, or was being made, would stay."""
+    with _owner(settings, "forget") as owner:
+        (session,) = json.loads(await asyncio.to_thread(_line, owner))
+        assert await asyncio.to_thread(owner.wait, 90) == 0
+
+    async def left() -> list[str]:
+        everything = await backend.instances.all()
+        return [one["name"] for one in everything if one["config"].get(SESSION) == session]
+
+    assert not [name for name in await left() if name.startswith("paracle-warm-")]
+    deadline = asyncio.get_running_loop().time() + 30
+    while names := await left():
+        assert asyncio.get_running_loop().time() < deadline, names
+        await asyncio.sleep(0.1)
+
+
+async def test_cpu_is_counted_from_the_hand_over(backend: IncusBackend, make: Make) -> None:
+    sandbox = await make()
+    owned = backend._owned[sandbox.sandbox_id]
+    told = (await backend.usage(sandbox.sandbox_id)).cpu_seconds
+    assert owned.cpu_before > 0
+    assert owned.cpu_before + told <= read_cpu(owned.cgroups)
+
+
+@pytest.mark.parametrize("how", ["destroy", "sweep", "close"])
+async def test_files_that_could_not_be_removed_are_tried_again(
+    backend: IncusBackend, make: Make, how: str
+) -> None:
+    sandbox = await make()
+    workspaces = await backend.homes.store.get()
+    assert workspaces is not None
+    folder = f"{workspaces.path}/{backend._owned[sandbox.sandbox_id].slot}"
+    immutable.mark(folder, immutable=True)
+    try:
+        for _ in range(2):
+            with pytest.raises(SandboxCleanupError, match="left files"):
+                await backend.destroy(sandbox.sandbox_id)
+        await backend.sweep()
+        assert Path(folder).exists()
+    finally:
+        immutable.mark(folder, immutable=False)
+    if how == "destroy":
+        await backend.destroy(sandbox.sandbox_id)
+    elif how == "sweep":
+        await backend.sweep()
+    else:
+        await backend.close()
+    assert not Path(folder).exists()

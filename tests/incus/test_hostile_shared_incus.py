@@ -16,7 +16,7 @@ from test_hostile_incus import MODULES, blocks_a_release
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.ids import new_sandbox_id
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 pytestmark = [

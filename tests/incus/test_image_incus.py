@@ -13,7 +13,7 @@ import pytest
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import owner_of
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 pytestmark = pytest.mark.timeout(300)

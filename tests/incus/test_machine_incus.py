@@ -15,8 +15,8 @@ from incus_fixtures import CONFIG
 
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import instance_name
-from paracle_sandbox.backends.incus.machine import IncusMachineBackend
 from paracle_sandbox.backends.incus.spec import CONTAINER, MACHINE, Place, instance_body
+from paracle_sandbox.backends.incus.vm import IncusMachineBackend
 from paracle_sandbox.errors import BackendUnavailableError, SandboxCreationError
 from paracle_sandbox.settings import Settings
 

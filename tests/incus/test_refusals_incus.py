@@ -14,13 +14,15 @@ from incus_fixtures import CONFIG, Make, of_image
 
 import engines
 from paracle_sandbox.backends.incus.backend import IncusBackend
+from paracle_sandbox.backends.incus.errors import creation_error
 from paracle_sandbox.backends.incus.labels import instance_name
-from paracle_sandbox.backends.incus.machine import IncusMachineBackend
 from paracle_sandbox.backends.incus.network import nic_for
+from paracle_sandbox.backends.incus.server import Refused
+from paracle_sandbox.backends.incus.vm import IncusMachineBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import BackendUnavailableError, SandboxCreationError
 from paracle_sandbox.manager import SandboxManager
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings, load_settings
 
 
@@ -183,6 +185,7 @@ async def test_nothing_of_the_users_is_used_or_changed(
         await backend.server.change("PUT", "/1.0/profiles/default", body)
 
 
+@pytest.mark.case("O04", "O06")
 async def test_the_instance_is_hardened(make: Make, backend: IncusBackend) -> None:
     """O06 and what the server says of it: unprivileged, ids of its own, no guest API."""
     sandbox = await make(SandboxConfig(cpu_cores=0.5, memory_mb=256, max_processes=64))
@@ -260,3 +263,12 @@ async def test_idle_and_limits_come_from_the_settings() -> None:
         assert (config.base_image, config.memory_mb, config.cpu_cores) == ("clara-sandbox", 768, 2)
         assert settings.idle_timeout(name) == 120
     assert settings.idle_timeout("native") is None
+
+
+def test_an_older_firewall_is_named_with_its_remedy() -> None:
+    said = (
+        'Failed to start device "eth0": Failed to run: ip6tables -w -t filter -I x: exit status 1'
+    )
+    error = creation_error(Refused(400, said), "x", engines.INCUS_IMAGE)
+    assert isinstance(error, BackendUnavailableError) and error.step == "network firewall"
+    assert "apt install nftables" in error.message and "ip6tables -w" in error.message

@@ -15,10 +15,10 @@ from incus_private import PrivateServer, private_server
 import engines
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.labels import instance_name
+from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import BackendUnavailableError
-from paracle_sandbox.owner import Owner
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.conformance import FEATURES, all_checks, run_check
 

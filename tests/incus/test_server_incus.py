@@ -16,7 +16,7 @@ from test_faults_incus import dies_with
 import engines
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.errors import BackendUnavailableError, SandboxExecutionError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 pytestmark = pytest.mark.timeout(300)

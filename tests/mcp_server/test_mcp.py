@@ -12,7 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 
 from cli.paracle_cli import Cli, end, wait_for
 
-mcp = pytest.importorskip("mcp", reason="talks to the server: pip install 'paracle-sandbox[mcp]'")
+mcp = pytest.importorskip("mcp", reason="talks to the server: pip install '.[mcp]'")
 from mcp import Client, StdioServerParameters  # noqa: E402
 from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 
@@ -141,6 +141,79 @@ async def test_http_without_a_session(url: str, cli: Cli) -> None:
         assert guessed.is_error and there["sandbox"] not in ascii(guessed.structured_content)
         assert not (await client.call_tool("destroy_sandbox", there)).is_error
     assert not sandboxes(cli)
+
+
+def tool_call(url: str, tool: str, arguments: dict[str, Any], **headers: str) -> tuple[int, str]:
+    """A call of the newer protocol as raw HTTP: status and body."""
+    version = "2026-07-28"
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": version,
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    params = {"name": tool, "arguments": arguments, "_meta": meta}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    sent = {
+        "content-type": "application/json", "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": version, "mcp-method": "tools/call", "mcp-name": tool, **headers,
+    }  # fmt: skip
+    request = urllib.request.Request(url, json.dumps(body).encode(), sent)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def test_no_client_learns_the_name_of_anothers_sandbox(url: str, cli: Cli) -> None:
+    """V1: neither with a session, nor without, nor under a session's id that it made up."""
+    async with Client(url, mode="2026-07-28") as one, Client(url, mode="2026-07-28") as other:
+        made = await one.call_tool("create_sandbox", {})
+        assert made.structured_content is not None
+        there = {"sandbox": made.structured_content["sandbox"]}
+        await one.call_tool("sandbox_shell", {"command": "echo mine > f", **there})
+        [record] = sandboxes(cli)
+        secrets = (there["sandbox"], record["sandbox_id"])
+        guesses: list[tuple[str, dict[str, Any]]] = [
+            ("sandbox_shell", {"command": "cat f"}),
+            ("sandbox_shell", {"command": "cat f", "sandbox": "x"}),
+            ("sandbox_shell", {"command": "cat f", "sandbox": "sandbox-1"}),
+            ("list_sandboxes", {}),
+            ("destroy_sandbox", {}),
+            ("destroy_sandbox", {"sandbox": "x"}),
+        ]
+        heard = [ascii(await other.call_tool(tool, given)) for tool, given in guesses]
+        for session in ("forged", "stdio", record["sandbox_id"], "0" * 32):
+            for tool, given in guesses:
+                _, answer = await asyncio.to_thread(
+                    tool_call, url, tool, given, **{"mcp-session-id": session}
+                )
+                assert "jsonrpc" in answer, answer
+                heard.append(answer)
+        assert not [text for text in heard if any(secret in text for secret in secrets)]
+        assert not [text for text in heard if "mine" in text]
+        assert [one["sandbox_id"] for one in sandboxes(cli)] == [record["sandbox_id"]]
+        assert text(await one.call_tool("sandbox_shell", {"command": "cat f", **there})) == "mine\n"
+
+
+async def test_a_made_up_session_holds_nothing(url: str, cli: Cli) -> None:
+    """What two requests with one invented id make is not kept for that id, nor counted together."""
+    forged = {"mcp-session-id": "invented"}
+
+    def ask(tool: str, **given: Any) -> str:
+        return tool_call(url, tool, given, **forged)[1]
+
+    assert "no output" in await asyncio.to_thread(ask, "sandbox_shell", command="echo 1 > f")
+    assert "No such file" in await asyncio.to_thread(ask, "sandbox_shell", command="cat f")
+    assert not sandboxes(cli)
+    made = json.loads((await asyncio.to_thread(ask, "create_sandbox")).split("data: ")[-1])
+    assert len(made["result"]["structuredContent"]["sandbox"]) == 32, made
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(urllib.request.Request(url, method="DELETE", headers=forged))
+    with caught.value:
+        assert caught.value.code == 404
+    assert len(sandboxes(cli)) == 1
 
 
 async def test_concurrent_calls(cli: Cli) -> None:
@@ -313,25 +386,47 @@ async def test_stateful_python_over_the_protocol(cli: Cli) -> None:
         assert "NameError" in text(await cell("x", reset=True))
 
 
-def test_http_key(cli: Cli) -> None:
-    cli.env["PARACLE_MCP_KEY"] = "s3cret"
+KEYS = ("the-key-of-one-client", "the-key-of-another-one")
+
+
+@contextmanager
+def with_keys(cli: Cli) -> Iterator[str]:
+    """Its address."""
+    cli.env["PARACLE_MCP_KEY"] = " ".join(KEYS)
     process = cli.start("mcp", "--http", "--port", "0")
     try:
         assert process.stderr is not None
         found = re.search(r"http://\S+", process.stderr.readline().decode())
         assert found
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(urllib.request.Request(found[0], b"{}"))
-        assert caught.value.code == 401
-        caught.value.close()
-        headers = {"Authorization": "Bearer s3cret"}
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(urllib.request.Request(found[0], b"{}", headers))
-        assert caught.value.code != 401
-        caught.value.close()
+        yield found[0]
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
+
+
+def test_http_key(cli: Cli) -> None:
+    with with_keys(cli) as url:
+        assert asked(url) == 401
+        assert asked(url, Authorization="Bearer another") == 401
+        assert [asked(url, Authorization=f"Bearer {key}") for key in KEYS] == [200, 200]
+
+
+def test_who_guesses_http_keys_has_to_wait(cli: Cli) -> None:
+    """The others have not to: those of an address that comes through a proxy which is named, and
+    those whose key was right from there before."""
+    cli.env["SANDBOX_TRUSTED_PROXIES"] = "127.0.0.1"
+
+    def of(address: str, key: str) -> int:
+        return asked(url, Authorization=f"Bearer {key}", **{"X-Forwarded-For": address})
+
+    with with_keys(cli) as url:
+        assert of("192.0.2.1", KEYS[0]) == 200
+        assert [of("192.0.2.1", "one that is set wrong") for _ in range(3)] == [401] * 3
+        guesses = [of("192.0.2.1", f"guess {number}") for number in range(60)]
+        assert guesses == [401] * 59 + [429]
+        assert of("192.0.2.1", KEYS[1]) == 429, "not even a right guess is told"
+        assert of("192.0.2.1", KEYS[0]) == 200
+        assert of("192.0.2.2", KEYS[1]) == 200
 
 
 def test_open_address_needs_a_key(cli: Cli) -> None:
@@ -339,8 +434,29 @@ def test_open_address_needs_a_key(cli: Cli) -> None:
     assert done.code == 3 and "PARACLE_MCP_KEY" in done.stderr
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_a_key_is_one_that_nobody_guesses(cli: Cli, host: str) -> None:
+    cli.env["PARACLE_MCP_KEY"] = f"{KEYS[0]} s3cret"
+    done = cli.run("mcp", "--http", "--host", host, "--port", "0")
+    assert done.code != 0 and "PARACLE_MCP_KEY is too weak" in done.stderr
+
+
+def test_a_body_with_too_much_in_it_is_refused(url: str) -> None:
+    sent = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    for body in (b"[" + b"0," * 1_000_000 + b"0]", b'{"x": "' + b"x" * (5 << 20) + b'"}'):
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, body, sent), timeout=60)
+        except urllib.error.HTTPError as error:
+            with error:
+                assert error.code == 413
+        except (BrokenPipeError, ConnectionResetError, urllib.error.URLError):
+            pass  # it hung up before it had all
+        else:
+            pytest.fail("it was taken")
+
+
 def test_missing_sdk_names_the_command(cli: Cli) -> None:
     (cli.home / "mcp.py").write_text("raise ModuleNotFoundError(\"No module\", name='mcp')\n")
     cli.env["PYTHONPATH"] = f"{cli.home}:{cli.env['PYTHONPATH']}"
     done = cli.run("mcp")
-    assert done.code == 3 and "pip install 'paracle-sandbox[mcp]'" in done.stderr
+    assert done.code == 3 and "pip install '.[mcp]'" in done.stderr

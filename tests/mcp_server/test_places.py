@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from paracle_sandbox import SandboxConfig, SandboxManager, Settings
-from paracle_sandbox.mcp.calls import call
-from paracle_sandbox.mcp.places import Places
+from paracle_sandbox.mcp.client_sandboxes import MAX_PER_CLIENT, Client, Places
+from paracle_sandbox.mcp.tools import call
 from paracle_sandbox.testing.fake import FakeBackend
 from paracle_sandbox.tools import ToolResult
+
+ONE = Client(session="one")
+NOBODY = Client()
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ async def places() -> AsyncIterator[Places]:
 
 
 async def asked(
-    places: Places, tool: str, /, *, client: str | None = "one", **arguments: Any
+    places: Places, tool: str, /, *, client: Client = ONE, **arguments: Any
 ) -> ToolResult:
     async def progress(amount: float, message: str) -> None:
         pass
@@ -44,8 +47,8 @@ async def test_what_was_made_is_there(places: Places) -> None:
     assert listed.data["sandboxes"]["mine"] is not None, listed.text
 
 
-@pytest.mark.parametrize("client", ["one", None])
-async def test_a_sandbox_too_many_is_not_made(places: Places, client: str | None) -> None:
+@pytest.mark.parametrize("client", [ONE, NOBODY])
+async def test_a_sandbox_too_many_is_not_made(places: Places, client: Client) -> None:
     names = [(await asked(places, "create_sandbox", client=client)).data for _ in range(2)]
     refused = await asked(places, "create_sandbox", client=client)
     assert refused.is_error and refused.data["kind"] == "unavailable", refused.text
@@ -59,7 +62,7 @@ async def test_without_isolation_none_is_made() -> None:
     try:
         answer = await asked(places, "create_sandbox", name="mine")
         assert answer.is_error and answer.data["kind"] == "unavailable", answer.text
-        assert not places.names("one")
+        assert not places.names(ONE)
     finally:
         await places.close()
 
@@ -68,4 +71,35 @@ async def test_without_isolation_none_is_made() -> None:
 async def test_unknown_arguments_are_refused(places: Places, name: str) -> None:
     answer = await asked(places, name, colour="red")
     assert answer.is_error and "no argument 'colour'" in answer.text
-    assert not places.names("one")
+    assert not places.names(ONE)
+
+
+async def test_a_name_opens_nothing_without_the_key_it_was_made_with() -> None:
+    places = Places(SandboxManager(2, backend=FakeBackend()), SandboxConfig())
+    try:
+        mine, other = Client(key="a"), Client(key="b")
+        made = (await asked(places, "create_sandbox", client=mine)).data
+        for tool in ("sandbox_shell", "destroy_sandbox"):
+            arguments = {"command": "true"} if tool == "sandbox_shell" else {}
+            refused = await asked(places, tool, client=other, **arguments, **made)
+            assert refused.is_error, tool
+        assert not (
+            await asked(places, "sandbox_shell", client=mine, command="true", **made)
+        ).is_error
+        assert not (await asked(places, "destroy_sandbox", client=mine, **made)).is_error
+    finally:
+        await places.close()
+
+
+async def test_a_client_without_a_session_fills_its_own_limit_only() -> None:
+    places = Places(SandboxManager(20, backend=FakeBackend()), SandboxConfig())
+    try:
+        greedy = Client(key="a", address="192.0.2.1")
+        for _ in range(MAX_PER_CLIENT):
+            assert not (await asked(places, "create_sandbox", client=greedy)).is_error
+        refused = await asked(places, "create_sandbox", client=greedy)
+        assert refused.is_error and "destroy one first" in refused.text
+        for modest in (Client(key="b", address="192.0.2.1"), Client(key="a", address="192.0.2.2")):
+            assert not (await asked(places, "create_sandbox", client=modest)).is_error
+    finally:
+        await places.close()

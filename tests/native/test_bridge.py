@@ -32,13 +32,14 @@ from typing import Any
 
 import pytest
 
-from paracle_sandbox.backends.native import cable, firewall, network
+from paracle_sandbox.backends.native import firewall, network, veth
 from paracle_sandbox.backends.native.backend import NativeBackend
+from paracle_sandbox.backends.native.records import identified
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import BackendUnavailableError, SandboxCreationError
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.jail import kernel
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import load_settings
 
 pytest.importorskip("pyroute2")
@@ -118,7 +119,7 @@ class World:
         for address in (f"{SERVER}/24", *(f"{a}/32" for a in METADATA)):
             run(f"{inside}ip address add {address} dev out0")
         run(f"{inside}ip link set out0 up")
-        run(f"{inside}ip route add {cable.SANDBOXES} via {UPLINK}")
+        run(f"{inside}ip route add {veth.SANDBOXES} via {UPLINK}")
         run(f"ip route add default via {SERVER}")
 
     def backend(self) -> NativeBackend:
@@ -365,7 +366,7 @@ def test_forwarding_is_on_for_all_when_many_switch_it_on_at_once(tmp_path: Path)
             pids = [processes.enter_context(idle_process()) for _ in range(8)]
             for _ in range(20):
                 run("sysctl -qw net.ipv4.ip_forward=0")
-                made = await asyncio.gather(*(network.attach(pid) for pid in pids))
+                made = await asyncio.gather(*(network.attach(identified(pid)) for pid in pids))
                 settings = Path("/proc/sys/net/ipv4/conf").glob("*/forwarding")
                 assert [path for path in settings if path.read_text() != "1\n"] == []
                 await network.detach(*made)
@@ -383,6 +384,93 @@ def test_without_a_network_there_is_only_loopback(tmp_path: Path) -> None:
             assert names == ["lo"]
             assert await probe(sandbox, both(SERVER)) == [None, None]
             assert not links() and not tables()
+        finally:
+            await sandbox.stop()
+            await backend.close()
+
+    in_world(tmp_path, test)
+
+
+# Every third packet, in the order in which they come: loss that is the same in each run.
+LOSS = """table inet loss {
+    chain through {
+        type filter hook forward priority -10; policy accept;
+        numgen inc mod 3 0 counter drop
+    }
+}
+"""
+
+
+def test_a_network_that_loses_packets_is_slower_and_no_wider(tmp_path: Path) -> None:
+    """R23: with a third of all packets lost, what is reached is reached by the one way out."""
+
+    async def test(world: World) -> None:
+        answer_on(asyncio.get_running_loop(), world.listen(SERVER, internet=True))
+        canaries = [world.listen(UPLINK), *(world.listen(a, internet=True) for a in METADATA)]
+        backend = world.backend()
+        run("nft -f -", LOSS)
+        sandbox = await start(backend)
+        try:
+            ways: set[str] = set()
+            for _ in range(10):  # a datagram that is lost is no fault: another goes through
+                targets = both(SERVER) * 6
+                answers = await probe(sandbox, targets, UNREACHABLE_SECONDS)
+                assert set(answers) <= {UPLINK, None}, answers
+                ways |= {t[0] for t, answer in zip(targets, answers, strict=True) if answer}
+                if len(ways) == 2:
+                    break
+            assert ways == {"SOCK_STREAM", "SOCK_DGRAM"}
+            forbidden = [target for a in (UPLINK, *METADATA) for target in both(a)]
+            assert set(await probe(sandbox, forbidden)) == {None}
+            assert all(map(is_untouched, canaries))
+            lost = json.loads(run("nft --json list chain inet loss through"))["nftables"]
+            rule = next(one["rule"] for one in lost if "rule" in one)
+            assert any(part.get("counter", {}).get("packets", 0) > 3 for part in rule["expr"])
+        finally:
+            await sandbox.stop()
+            await backend.close()
+        await eventually(lambda: not links())
+
+    in_world(tmp_path, test)
+
+
+LOOK_UP = """
+import socket
+try:
+    print(socket.getaddrinfo("index.example", 443))
+except socket.gaierror as error:
+    print("no answer")
+"""
+
+
+def test_a_dead_name_server_is_asked_and_no_other(tmp_path: Path) -> None:
+    """R23: the sandbox starts, a lookup fails inside, and nobody else hears the name."""
+
+    def name_server(address: str) -> socket.socket:
+        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server.bind((address, 53))
+        server.setblocking(False)
+        return server
+
+    async def test(world: World) -> None:
+        servers = tmp_path / "resolv.conf"
+        servers.write_text(f"nameserver {SERVER}\noptions timeout:1 attempts:1\n")
+        kernel.mount(str(servers), "/etc/resolv.conf", "", kernel.MS_BIND)
+        dead = within(world.internet, lambda: name_server(SERVER))
+        others = [
+            name_server(UPLINK),
+            name_server("127.0.0.1"),
+            *within(world.internet, lambda: [name_server(address) for address in METADATA]),
+        ]
+        backend = world.backend()
+        sandbox = await start(backend)
+        try:
+            result = await sandbox.run_code(LOOK_UP)
+            assert result["stdout"] == "no answer\n", result
+            assert b"\x05index\x07example" in dead.recv(1000), "it was asked: this shows something"
+            for other in others:
+                with pytest.raises(BlockingIOError):
+                    other.recv(1000)
         finally:
             await sandbox.stop()
             await backend.close()
@@ -560,6 +648,61 @@ def send_forged(sources: list[str]) -> None:
 
 # -- what it leaves ------------------------------------------------------------------------
 
+# -- floods --------------------------------------------------------------------------------
+
+# From one port, which a program has without limits, to as many as it likes.
+FLOOD = """
+import socket, sys
+first = int(sys.argv[2])
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for port in range(first, first + 12000):
+    try:
+        udp.sendto(b"x", (sys.argv[1], port))
+    except OSError:
+        pass
+syn = []
+for port in range(first + 12000, first + 12400):
+    tcp = socket.socket()
+    tcp.setblocking(False)
+    tcp.connect_ex((sys.argv[1], port))
+    syn.append(tcp)
+print("sent")
+"""
+
+
+@pytest.mark.case("L10")
+def test_a_flood_leaves_the_hosts_table_of_connections_to_others(tmp_path: Path) -> None:
+    """UDP and SYN; a neighbour still gets out, and that one comes changes nothing."""
+
+    def connections() -> int:
+        return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+
+    async def test(world: World) -> None:
+        answer_on(asyncio.get_running_loop(), world.listen(SERVER, internet=True))
+        backend = world.backend()
+        sandbox, other = await start(backend), await start(backend)
+        try:
+            before = connections()
+            result = await sandbox.run_code(FLOOD, args=[SERVER, "10000"])
+            assert result["stdout"] == "sent\n", result
+            held = connections() - before
+            assert held <= 4096 + 64, held
+            assert held > 2000, "it was no flood: this shows nothing"
+            # There is an answer for the neighbour, and none for who has too many already.
+            assert await probe(other, both(SERVER), REACHABLE_SECONDS) == [UPLINK, UPLINK]
+            assert connections() - before <= 4096 + 128
+            third = await start(backend)
+            await third.stop()
+            result = await sandbox.run_code(FLOOD, args=[SERVER, "30000"])
+            assert result["stdout"] == "sent\n", result
+            assert connections() - before <= 4096 + 128
+        finally:
+            await sandbox.stop()
+            await other.stop()
+            await backend.close()
+
+    in_world(tmp_path, test)
+
 
 def test_nothing_is_left_after_the_last_one(tmp_path: Path) -> None:
     async def test(world: World) -> None:
@@ -629,7 +772,7 @@ def test_what_a_killed_owner_left_is_gone_with_the_next(how: str, tmp_path: Path
 def test_detach_removes_the_link_of_a_living_namespace(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         with idle_process() as pid:
-            link = await network.attach(pid)
+            link = await network.attach(identified(pid))
             assert links() == [link.name]
             await network.detach(link)
             assert links() == [] and tables() == ""
@@ -664,7 +807,7 @@ def test_processes_that_come_and_go_never_lose_the_rules(tmp_path: Path) -> None
     async def come_and_go() -> None:
         with idle_process() as pid:
             for _ in range(10):
-                link = await network.attach(pid)
+                link = await network.attach(identified(pid))
                 assert firewall.TABLE in tables()
                 await network.detach(link)
 
@@ -704,15 +847,15 @@ def idle_process() -> Iterator[int]:
 def test_a_failed_attachment_leaves_nothing(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         with idle_process() as pid:
-            link = await network.attach(pid)
+            link = await network.attach(identified(pid))
             with pytest.raises(SandboxCreationError, match="a network already"):
-                await network.attach(pid)
+                await network.attach(identified(pid))
             assert links() == [link.name]
             await network.detach(link)
         with pytest.raises(SandboxCreationError, match="the host's network"):
-            await network.attach(os.getpid())
+            await network.attach(identified(os.getpid()))
         with pytest.raises(SandboxCreationError) as caught:
-            await network.attach(pid)
+            await network.attach(identified(pid))
         assert caught.value.step == "network namespace"
         assert links() == [] and tables() == ""
 
@@ -724,7 +867,7 @@ def test_refused_rules_remove_the_link_again(tmp_path: Path) -> None:
         install_nft(world.directory / "bin", "echo no rules today >&2; exit 1")
         with idle_process() as pid:
             with pytest.raises(SandboxCreationError, match="no rules today"):
-                await network.attach(pid)
+                await network.attach(identified(pid))
             assert links() == []
 
     in_world(tmp_path, test)
@@ -739,7 +882,7 @@ def test_a_host_that_cannot_forward_is_an_error_and_leaves_nothing(tmp_path: Pat
         kernel.bind(str(world.directory / "off"), forward, kernel.ATTR_RDONLY)
         with idle_process() as pid:
             with pytest.raises(SandboxCreationError, match=forward) as caught:
-                await network.attach(pid)
+                await network.attach(identified(pid))
         assert caught.value.step == "network forwarding"
         assert links() == [] and tables() == ""
 
@@ -750,7 +893,7 @@ def test_a_cancelled_attachment_leaves_nothing(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         with idle_process() as pid:
             for delay in (0.0, 0.005, 0.02, 0.05):
-                task = asyncio.ensure_future(network.attach(pid))
+                task = asyncio.ensure_future(network.attach(identified(pid)))
                 await asyncio.sleep(delay)
                 task.cancel()
                 await asyncio.wait([task])
@@ -763,7 +906,7 @@ def test_a_cancelled_attachment_leaves_nothing(tmp_path: Path) -> None:
 
 def _attach_error() -> str:
     with idle_process() as pid, pytest.raises(BackendUnavailableError) as caught:
-        asyncio.run(network.attach(pid))
+        asyncio.run(network.attach(identified(pid)))
     return str(caught.value)
 
 
@@ -784,7 +927,7 @@ def test_without_pyroute2_the_error_names_the_extra() -> None:
         import sys
 
         sys.modules["pyroute2"] = None  # type: ignore[assignment]
-        assert "pip install 'paracle-sandbox[network]'" in _attach_error()
+        assert "pip install '.[network]'" in _attach_error()
         asyncio.run(network.sweep())
 
     apart(test)
@@ -794,7 +937,7 @@ def test_without_root_the_error_says_so() -> None:
     def test() -> None:
         os.seteuid(65534)
         with pytest.raises(BackendUnavailableError, match="needs root") as caught:
-            asyncio.run(network.attach(os.getpid()))
+            asyncio.run(network.attach(identified(os.getpid())))
         assert "network_mode=none" in str(caught.value)
 
     apart(test)

@@ -14,25 +14,24 @@ import pytest
 
 from paracle_sandbox import SandboxConfig, load_settings
 from paracle_sandbox.backends import ahead
-from paracle_sandbox.backends.native import launcher
+from paracle_sandbox.backends.native import spawner_process
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.errors import BackendUnavailableError
 from paracle_sandbox.jail import kernel, launch
-from paracle_sandbox.quick_config import quick_config
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(autouse=True)
 def nothing_ahead():
-    assert not launcher._ahead
+    assert not spawner_process._ahead
     yield
-    for launched in launcher._ahead.values():
+    for launched in spawner_process._ahead.values():
         launched.process.kill()
         launched.process.wait()
-    launcher._ahead.clear()
+    spawner_process._ahead.clear()
 
 
-def end(launched: launcher.Launched) -> int:
+def end(launched: spawner_process.Launched) -> int:
     """Hang up without a word; its exit status."""
     launched.control.close()
     assert launched.process.stderr is not None
@@ -42,28 +41,28 @@ def end(launched: launcher.Launched) -> int:
 
 
 def test_one_that_is_not_used_ends_by_itself():
-    launcher.launch_ahead()
-    assert end(launcher.launch(launcher.default_python())) == 0
+    spawner_process.launch_ahead()
+    assert end(spawner_process.launch(spawner_process.default_python())) == 0
 
 
 def test_the_next_launch_takes_it_and_the_one_after_does_not():
-    launcher.launch_ahead()
-    launcher.launch_ahead()
-    (waiting,) = launcher._ahead.values()
-    first = launcher.launch(launcher.default_python())
-    second = launcher.launch(launcher.default_python())
+    spawner_process.launch_ahead()
+    spawner_process.launch_ahead()
+    (waiting,) = spawner_process._ahead.values()
+    first = spawner_process.launch(spawner_process.default_python())
+    second = spawner_process.launch(spawner_process.default_python())
     assert first is waiting and second is not waiting
     assert [end(first), end(second)] == [0, 0]
 
 
 async def test_a_sandbox_runs_on_it():
-    launcher.launch_ahead()
-    (waiting,) = launcher._ahead.values()
+    spawner_process.launch_ahead()
+    (waiting,) = spawner_process._ahead.values()
     backend = NativeBackend()
     try:
         async with Sandbox(backend, "ahead") as sandbox:
             assert (await sandbox.run_code("print(6 * 7)"))["stdout"] == "42\n"
-            assert not launcher._ahead and waiting.process.poll() is None
+            assert not spawner_process._ahead and waiting.process.poll() is None
     finally:
         await backend.close()
     assert waiting.process.poll() == 0
@@ -77,8 +76,8 @@ def settings(tmp_path):
 async def test_one_that_was_told_makes_the_sandbox_ahead_of_the_backend(settings, monkeypatch):
     monkeypatch.delenv("SANDBOX_MODE", raising=False)
     ahead.start_ahead()
-    (waiting,) = launcher._ahead.values()
-    assert ahead.prepare_ahead(settings, quick_config())
+    (waiting,) = spawner_process._ahead.values()
+    assert ahead.prepare_ahead(settings, SandboxConfig())
     while not list(Path(settings.state_dir).glob("slot-*.json")):
         assert waiting.process.poll() is None
         await asyncio.sleep(0.01)
@@ -86,7 +85,7 @@ async def test_one_that_was_told_makes_the_sandbox_ahead_of_the_backend(settings
     try:
         async with Sandbox(backend, "ahead") as sandbox:
             assert (await sandbox.run_code("print(6 * 7)"))["stdout"] == "42\n"
-            assert not launcher._ahead and waiting.process.poll() is None
+            assert not spawner_process._ahead and waiting.process.poll() is None
             records = sorted(path.name for path in Path(settings.state_dir).glob("*.json"))
             assert len(records) == 2, "its own and that of the child made ahead, and no other"
     finally:
@@ -95,8 +94,8 @@ async def test_one_that_was_told_makes_the_sandbox_ahead_of_the_backend(settings
 
 
 async def test_limits_and_shape_that_were_not_foreseen_hold(settings):
-    launcher.launch_ahead()
-    ahead.prepare_ahead(settings, quick_config())
+    spawner_process.launch_ahead()
+    ahead.prepare_ahead(settings, SandboxConfig())
     wanted = SandboxConfig(memory_mb=256, working_dir="/data", max_processes=32)
     backend = NativeBackend(settings)
     try:
@@ -108,9 +107,9 @@ async def test_limits_and_shape_that_were_not_foreseen_hold(settings):
 
 
 async def test_one_that_was_told_something_else_ends_before_another_starts(settings):
-    launcher.launch_ahead()
-    (waiting,) = launcher._ahead.values()
-    ahead.prepare_ahead(replace(settings, stock=1), quick_config())
+    spawner_process.launch_ahead()
+    (waiting,) = spawner_process._ahead.values()
+    ahead.prepare_ahead(replace(settings, stock=1), SandboxConfig())
     backend = NativeBackend(settings)
     try:
         async with Sandbox(backend, "anew") as sandbox:
@@ -121,19 +120,19 @@ async def test_one_that_was_told_something_else_ends_before_another_starts(setti
 
 
 def test_one_that_was_told_and_is_not_used_leaves_nothing(settings):
-    launcher.launch_ahead()
-    (waiting,) = launcher._ahead.values()
-    ahead.prepare_ahead(settings, quick_config())
+    spawner_process.launch_ahead()
+    (waiting,) = spawner_process._ahead.values()
+    ahead.prepare_ahead(settings, SandboxConfig())
     ahead.end_ahead()
-    assert not launcher._ahead and waiting.process.poll() == 0
+    assert not spawner_process._ahead and waiting.process.poll() == 0
     assert [path.name for path in Path(settings.state_dir).rglob("*")] == ["instances"]
 
 
 def test_nothing_is_made_in_a_directory_of_others(settings, tmp_path):
     (tmp_path / "state").mkdir(mode=0o777)
     (tmp_path / "state").chmod(0o777)
-    launcher.launch_ahead()
-    assert not ahead.prepare_ahead(settings, quick_config())
+    spawner_process.launch_ahead()
+    assert not ahead.prepare_ahead(settings, SandboxConfig())
     ahead.end_ahead()
     assert not list((tmp_path / "state").iterdir())
 
@@ -141,7 +140,7 @@ def test_nothing_is_made_in_a_directory_of_others(settings, tmp_path):
 def test_no_descriptor_of_the_callers_is_passed_on():
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
-    launched = launcher.launch(launcher.default_python())
+    launched = spawner_process.launch(spawner_process.default_python())
     os.close(theirs)
     try:
         ready, _, _ = select.select([ours], [], [], 30)
@@ -155,10 +154,10 @@ def test_no_descriptor_of_the_callers_is_passed_on():
 def test_whoever_may_want_another_backend_gets_none_ahead(name, monkeypatch):
     monkeypatch.setenv(name, "other")
     ahead.start_ahead()
-    assert not launcher._ahead
+    assert not spawner_process._ahead
     monkeypatch.delenv(name)
     ahead.start_ahead()
-    assert end(launcher._ahead.popitem()[1]) == 0
+    assert end(spawner_process._ahead.popitem()[1]) == 0
 
 
 def test_why_it_cannot_come_up_is_told_whenever_the_owner_speaks(monkeypatch):
@@ -191,4 +190,23 @@ async def test_an_interpreter_that_cannot_be_started_is_named(python: str, tmp_p
     with pytest.raises(BackendUnavailableError, match="PARACLE_PYTHON") as caught:
         await backend.create("some-sandbox", SandboxConfig(), {})
     assert python in str(caught.value)
+    await backend.close()
+
+
+async def test_an_interpreter_that_takes_long_keeps_no_event_loop(tmp_path: Path) -> None:
+    """It is run to learn its version, and here it waits for what this loop does meanwhile."""
+    gate, python = tmp_path / "gate", tmp_path / "python"
+    os.mkfifo(gate)
+    python.write_text(f"#!/bin/sh\nread line < {gate}\necho $line >&2\nexit 1\n")
+    python.chmod(0o755)
+    places = {"state_dir": str(tmp_path / "state"), "data_dir": str(tmp_path / "data")}
+    wanted = replace(load_settings(), python=str(python), template_build=False, **places)
+    backend = NativeBackend(wanted)
+    creating = asyncio.create_task(backend.create("some-sandbox", SandboxConfig(), {}))
+    await asyncio.sleep(0)
+    with os.fdopen(os.open(gate, os.O_RDWR), "w") as file:
+        file.write("opened\n")
+        file.flush()
+        with pytest.raises(BackendUnavailableError, match="does not run.*opened"):
+            await creating
     await backend.close()

@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
 from pressure import MIB, SLACK_SECONDS, Scene, needs_root
 
 from paracle_sandbox.errors import ResourceLimitError, SandboxTimeoutError
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.clock]
 
 HOLD = """
 import os, sys, time

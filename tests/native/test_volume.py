@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from paracle_sandbox.jail import btrfs, kernel
-from paracle_sandbox.jail.volume import Volume, VolumeUnavailable
+from paracle_sandbox.jail import kernel
+from paracle_sandbox.jail.limits import btrfs
+from paracle_sandbox.jail.limits.volume import Volume, VolumeUnavailable
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not os.path.exists("/dev/loop-control"),
@@ -355,6 +356,27 @@ def test_a_thousand_subvolumes_leave_no_quota_behind(tmp_path: Path) -> None:
             return len(groups) < 200
 
         eventually(forgotten, seconds=40)
+
+    apart(test)
+
+
+@pytest.mark.parametrize("what", ["workspace", "file"])
+def test_what_was_removed_is_soon_given_back_to_the_host(tmp_path: Path, what: str) -> None:
+    """Not ten seconds after it is committed: a sandbox would have twice its limit meanwhile."""
+
+    def test() -> None:
+        mount_tmpfs(tmp_path, "1g")
+        volume = make(tmp_path, GIB)
+        path = workspace(volume, "one", 200)
+        assert fill(f"{path}/a", 150)[1] == 0
+        volume.commit()
+        assert taken(tmp_path) > 150 * MIB
+        if what == "workspace":
+            volume.delete_subvolume("one")
+        else:
+            os.unlink(f"{path}/a")
+            volume.commit()  # as the kernel does every five seconds
+        eventually(lambda: taken(tmp_path) < 50 * MIB, seconds=8)
 
     apart(test)
 

@@ -11,7 +11,7 @@ import pytest
 
 from paracle_sandbox import SandboxConfig, SandboxCreationError, SandboxError
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.backends.native.launcher import default_python
+from paracle_sandbox.backends.native.spawner_process import default_python
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.settings import Settings
 

@@ -3,6 +3,8 @@ one over native sandboxes for what is not."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -69,3 +71,14 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     assert (await place.shell("echo here > kept"))["recreated"] is False
     yield place
     await place.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("a small disk needs root and mount; run as root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)

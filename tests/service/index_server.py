@@ -18,8 +18,9 @@ def wheel(name: str, version: str, requires: str = "", body: str = "") -> tuple[
     if requires:
         metadata += f"Requires-Dist: {requires}\n"
     files = {
-        f"{name}.py": f"VERSION = {version!r}\n{body}",
+        f"{name}.py": f"VERSION = {version!r}\ndef main(): print(VERSION)\n{body}",
         f"{info}/METADATA": metadata,
+        f"{info}/entry_points.txt": f"[console_scripts]\n{name}-tool = {name}:main\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 
+from paracle_sandbox.audit.log import read
 from paracle_sandbox.service.app import make_app
 from paracle_sandbox.service.service import Service
 from paracle_sandbox.settings import Settings
@@ -22,9 +23,10 @@ NO_INDEX = "http://127.0.0.1:9/simple"
 class Place:
     """Started by whoever made it; the user is ann."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **fields: Any) -> None:
         self.backend = FakeBackend()
-        settings = Settings(service_dir=str(directory), api_key=KEY, package_index=NO_INDEX)
+        given = {"service_dir": str(directory), "api_key": KEY, "package_index": NO_INDEX}
+        settings = Settings(**{**given, **fields})
         self.service = Service(settings, self.backend)
         self.client = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=make_app(self.service)),
@@ -42,6 +44,15 @@ class Place:
         assert home is not None
         shutil.rmtree(home.workspace.directory)
         home.workspace.directory.touch()
+
+    def freeze(self, user: str) -> None:
+        """Its guest answers nothing any more."""
+        self.backend.freeze_guest(self.service.hosting.sandbox_id(user))
+
+    async def audit_lines(self) -> list[dict[str, Any]]:
+        """All that was written down; a thread of the service may not be through with it yet."""
+        await self.service.journal.written()
+        return list(read(Path(self.service.settings.service_dir) / "audit.jsonl"))
 
     async def lose(self) -> None:
         home = self.service.hosting.find("ann")

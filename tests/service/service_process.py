@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx2
 
+import loop_watch
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -33,7 +35,8 @@ class ServiceProcess:
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "LANG": "C.UTF-8",
-            "PYTHONPATH": str(SOURCE),
+            "PYTHONPATH": f"{loop_watch.WATCHED}:{SOURCE}",
+            loop_watch.REPORT_VARIABLE: str(home / "stalls"),
             "PARACLE_STATE_DIR": str(home / "state"),
             "PARACLE_DATA_DIR": str(home / "data"),
             "SANDBOX_DATA_DIR": str(self.data),
@@ -62,8 +65,8 @@ class ServiceProcess:
         found = re.search(r"http://\S+", self.lines[0])
         assert found, self.lines
         self.url = found[0]
-        if key := re.search(r"prc_\S+", self.lines[1]):
-            self.key = key[0]
+        if key_file := re.search(r"/\S+/first-key", self.lines[1]):
+            self.key = Path(key_file[0]).read_text().strip()
         elif "SANDBOX_API_KEY" in self.env:
             self.key = self.env["SANDBOX_API_KEY"]
         wait_until(self._is_ready, START_SECONDS, self.errors)
@@ -101,6 +104,8 @@ class ServiceProcess:
         assert self.process is not None and self.process.stdout is not None
         self.process.stdout.close()
         self.process = None
+        if (stalls := self.home / "stalls").exists():
+            raise AssertionError(f"the service's event loop {stalls.read_text()}")
 
     def client(self, key: str | None = None, **options: Any) -> httpx2.Client:
         return httpx2.Client(

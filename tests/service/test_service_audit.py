@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import multiprocessing
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,8 @@ import pytest
 from service_place import Place
 from service_process import ServiceProcess, wait_until
 
-from paracle_sandbox import audit
-from paracle_sandbox.audit_log import AuditLog, follow, read, verify
+from paracle_sandbox.audit import security_events
+from paracle_sandbox.audit.log import AuditLog, AuditQueue, follow, read, verify
 from paracle_sandbox.backends.base import Usage
 from paracle_sandbox.service.journal import SUSPICIOUS_EVENTS, SUSPICIOUS_FAILURES, Journal
 
@@ -79,8 +82,8 @@ def test_every_line_of_a_request_says_whose_it_was(tmp_path: Path) -> None:
 async def test_figures_are_the_programs_own_or_named_as_the_sandboxs(place: Place) -> None:
     name = place.service.hosting.sandbox_id("ann")
 
-    def resources() -> list[dict[str, float]]:
-        lines = read(Path(place.service.settings.service_dir) / "audit.jsonl")
+    async def resources() -> list[dict[str, float]]:
+        lines = await place.audit_lines()
         return [line["resources"] for line in lines if line["event"] == "execution"]
 
     def used(cpu_seconds: float) -> None:
@@ -94,7 +97,7 @@ async def test_figures_are_the_programs_own_or_named_as_the_sandboxs(place: Plac
     assert (await place.shell("sleep 30", timeout=1))["kind"] == "timeout"
     used(4.0)
     await asyncio.gather(place.shell("sleep 0.2"), place.shell("sleep 0.2"))
-    first, *alone, one, other = resources()
+    first, *alone, one, other = await resources()
     assert "cpu_seconds" not in first, "nobody had looked before it"
     assert [found["cpu_seconds"] for found in alone] == [1.0, 0.5, 2.0]
     assert [found["sandbox_cpu_seconds"] for found in alone] == [1.0, 1.5, 3.5]
@@ -102,6 +105,7 @@ async def test_figures_are_the_programs_own_or_named_as_the_sandboxs(place: Plac
     assert "cpu_seconds" not in one and "cpu_seconds" not in other
 
 
+@pytest.mark.case("N20")
 def test_refusals_are_written_down(fake: ServiceProcess) -> None:
     with fake.client("wrong") as stranger:
         stranger.get("/info")
@@ -280,12 +284,12 @@ def test_security_events_get_their_user_and_raise_suspicion(tmp_path: Path) -> N
     journal = Journal(AuditLog(tmp_path / "log"))
     journal.know_users({"u-1": "ann"}.get)
     for _ in range(SUSPICIOUS_EVENTS):
-        audit.security_event("path_escape", sandbox_id="u-1", path="/etc/passwd")
+        security_events.security_event("path_escape", sandbox_id="u-1", path="/etc/passwd")
     for _ in range(SUSPICIOUS_FAILURES):
         journal.execution(user="bob", ok=False)
-    audit.security_event("protocol", sandbox_id="unknown")
+    security_events.security_event("protocol", sandbox_id="unknown")
     journal.close()
-    audit.security_event("path_escape", sandbox_id="u-1", path="after the end")
+    security_events.security_event("path_escape", sandbox_id="u-1", path="after the end")
     lines = list(read(tmp_path / "log"))
     security = [line for line in lines if line["event"] == "security"]
     assert [line.get("user") for line in security] == ["ann"] * SUSPICIOUS_EVENTS + [None]
@@ -456,3 +460,166 @@ def test_the_service_and_its_commands_know_of_all_files(tmp_path: Path) -> None:
     service.start()
     service.stop()
     assert service.paracle("audit", "verify").returncode == 0
+
+
+def test_lines_that_were_lost_are_counted_in_the_next(
+    tmp_path: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = small_disk / "log"
+    log = AuditLog(path)
+    log.record("first")
+    filler = small_disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    while not log.failures:  # until the last page of the log is full as well
+        log.record("execution", text="x" * 1000)
+    log.record("refused")
+    assert log.failures == 2 and "cannot be written" in caplog.text
+    filler.unlink()
+    log.record("last")
+    *_, lost, last = read(path)
+    assert (lost["event"], lost["count"]) == ("lines_lost", 2)
+    assert lost["events"] == {"execution": 1, "refused": 1} and lost["since"] <= last["time"]
+    assert verify(path).broken_at is None
+    log.record("more")
+    assert sum(line["event"] == "lines_lost" for line in read(path)) == 1
+
+
+def test_a_made_up_beginning_shows(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    filled(path)
+    log = AuditLog(path)
+    first, *others = path.read_bytes().splitlines(keepends=True)[2:]
+    head = json.loads(first)["previous"]
+    forged = {"n": 2, "time": json.loads(first)["time"], "event": "pruned", "previous": "0" * 64,
+              "removed": 2, "head": head}  # fmt: skip
+    honest = path.read_bytes()
+    for more in ({}, {"seal": "0" * 64}):
+        body = _canonical({**forged, **more})
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        header = _canonical({**forged, **more, "hash": digest}).encode() + b"\n"
+        path.write_bytes(header + first + b"".join(others))
+        assert verify(path).broken_at == 1, "no key: nobody can tell who removed them"
+    path.write_bytes(honest)
+    # What paracle removes itself, it seals.
+    assert log.prune(time.time() + 1) == 5
+    log.record("after")
+    log.close()
+    whole = verify(path)
+    assert (whole.broken_at, whole.removed) == (None, 5)
+    sealed, *rest = path.read_bytes().splitlines(keepends=True)
+    line = json.loads(sealed)
+    for change in ({"removed": 4}, {"seal": "0" * 64}):
+        odd = {**line, **change}
+        del odd["hash"]
+        odd["hash"] = hashlib.sha256(_canonical(odd).encode()).hexdigest()
+        path.write_bytes(_canonical(odd).encode() + b"\n" + b"".join(rest))
+        assert "seal" in verify(path).reason, change
+    # Elsewhere, without the key, the hash that they ended with serves instead.
+    path.write_bytes(sealed + b"".join(rest))
+    (tmp_path / ".log.key").unlink()
+    assert verify(path).broken_at == 1
+    assert verify(path, after=line["head"]).broken_at is None
+
+
+def _canonical(line: dict[str, Any]) -> str:
+    return json.dumps(line, sort_keys=True, separators=(",", ":"))
+
+
+LONG_ADDRESS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("trusted", "given", "address"),
+    [
+        ((), "203.0.113.7", "127.0.0.1"),
+        (("10.0.0.0/8",), "203.0.113.7", "127.0.0.1"),
+        (("127.0.0.1",), "203.0.113.7", "203.0.113.7"),
+        (("127.0.0.1",), "198.51.100.1, 203.0.113.7:5000", "203.0.113.7"),
+        (("127.0.0.1", "10.0.0.0/8"), "198.51.100.1, 203.0.113.7, 10.1.1.1", "203.0.113.7"),
+        (("127.0.0.1",), "[2001:db8::7]:443", "2001:db8::7"),
+        (("127.0.0.1",), "<script>", "127.0.0.1"),
+        (("127.0.0.1",), LONG_ADDRESS, "127.0.0.1"),
+        (("127.0.0.1",), "203.0.113.7, " + LONG_ADDRESS, "127.0.0.1"),
+    ],
+)
+async def test_a_proxys_word_counts_only_where_it_is_trusted(
+    tmp_path: Path, trusted: tuple[str, ...], given: str, address: str
+) -> None:
+    place = Place(tmp_path, trusted_proxies=trusted)
+    await place.service.start()
+    headers = {"X-Forwarded-For": given, "X-API-Key": "wrong"}
+    assert (await place.client.get("/info", headers=headers)).status_code == 401
+    await place.close()
+    lines = list(read(tmp_path / "audit.jsonl"))
+    assert [one["address"] for one in lines if one["event"] == "refused"] == [address]
+
+
+def test_the_server_itself_believes_no_proxy(fake: ServiceProcess) -> None:
+    with fake.client("wrong") as stranger:
+        stranger.get("/info", headers={"X-Forwarded-For": "203.0.113.99"})
+    assert "203.0.113.99" not in (fake.data / "audit.jsonl").read_text()
+
+
+def test_lines_keep_their_order_and_what_finds_no_room_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log, other = AuditLog(path), AuditLog(path)
+    queue = AuditQueue(log, room=3)
+    with other._turn():  # as while another process prunes
+        for number in range(5):
+            queue.record("event", number=number)
+        queue.record("other")
+        assert (queue.failures, queue.is_written) == (3, False)
+        assert not queue.end(0.01), "nothing can be written yet"
+    assert queue.end()
+    assert queue.failures == 3 and queue.is_written
+    log.record("after")
+    lines = list(read(path))
+    assert [line.get("number") for line in lines[:3]] == [0, 1, 2]
+    assert [line["event"] for line in lines[3:]] == ["lines_lost", "after"]
+    assert lines[3]["events"] == {"event": 2, "other": 1}
+    assert verify(path).broken_at is None
+    log.close()
+    other.close()
+
+
+async def test_the_event_loop_goes_on_while_another_process_has_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    other, journal = AuditLog(path), Journal(AuditLog(path))
+    with other._turn():
+        journal.record("event")  # returns, though nobody can write
+        waiting = asyncio.create_task(journal.written())
+        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        assert not done and not journal.is_written
+    await waiting
+    assert journal.is_written and [line["event"] for line in read(path)] == ["event"]
+    await asyncio.to_thread(journal.close)
+    other.close()
+
+
+def test_a_service_answers_while_its_log_is_held(fake: ServiceProcess, user: str) -> None:
+    """And what is logged is answered once its line is written, not before."""
+    other = AuditLog(fake.data / "audit.jsonl")
+    answers: list[int] = []
+
+    def run() -> None:
+        with fake.client() as client:
+            answers.append(
+                client.post(f"/sandbox/{user}/shell", json={"command": "true"}).status_code
+            )
+
+    with fake.client() as client:
+        with other._turn():
+            asking = threading.Thread(target=run)
+            asking.start()
+            for _ in range(20):
+                assert client.get("/health").status_code == 200
+            assert not answers
+            assert not any(line.get("user") == user for line in events(fake))
+        asking.join()
+    assert answers == [200]
+    assert [line["event"] for line in events(fake) if line.get("user") == user] == [
+        "create", "execution",
+    ]  # fmt: skip
+    other.close()

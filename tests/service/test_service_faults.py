@@ -7,7 +7,6 @@ import json
 import os
 import random
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,17 +34,6 @@ def resident(service: ServiceProcess) -> int:
 
 def descriptors(service: ServiceProcess) -> int:
     return len(os.listdir(f"/proc/{service.pid}/fd"))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("a small disk needs root and mount; run as root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk_of_the_service_is_told_and_passes(
@@ -190,6 +178,7 @@ async def herd(service: ServiceProcess, users: list[str]) -> list[httpx2.Respons
         return await asyncio.gather(*(client.post(f"/sandbox/{user}/create") for user in users))
 
 
+@pytest.mark.clock
 async def test_a_herd_is_served_or_told_to_come_back(tmp_path: Path, native_works: None) -> None:
     """R27: five hundred at once, then once more while what runs takes all of the CPU."""
     service = ServiceProcess(

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from paracle_sandbox.service.gate import Gate
+from paracle_sandbox.service.middleware.auth import Gate
 
 SCOPE = {"type": "http", "method": "GET", "path": "/health", "headers": []}
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import secrets
 import socket
 import statistics
 import time
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import pytest
@@ -62,18 +63,25 @@ def resident(service: ServiceProcess) -> int:
 # Who are you
 
 
-def routes(service: ServiceProcess) -> Iterator[tuple[str, str]]:
+def routes(service: ServiceProcess, user: str = "u") -> Iterator[tuple[str, str]]:
     with service.client() as client:
         for path, methods in client.get("/openapi.json").json()["paths"].items():
             for method in methods:
-                yield method, path.format(user_id="u", command_id="c", key_id="k", sandbox_id="s")
+                yield method, path.format(user_id=user, command_id="c", key_id="k", sandbox_id="s")
 
 
-@pytest.mark.parametrize("key", [None, "", "wrong", "prc_000000000000_" + "x" * 43, "x" * 10_000])
+@pytest.mark.parametrize(
+    "key", [None, "", "wrong", "prc_000000000000_" + "x" * 43, "x" * 10_000, "revoked"]
+)
+@pytest.mark.case("N01")
 def test_every_route_wants_a_key(fake: ServiceProcess, key: str | None) -> None:
+    if key == "revoked":
+        key = fake.keys("make", "--admin")
+        assert fake.paracle("keys", "revoke", key.split("_")[1]).returncode == 0
     headers = {} if key is None else {"X-API-Key": key}
+    user = f"nobody-{secrets.token_hex(4)}"  # whom no other test has made a sandbox for
     found = [
-        *routes(fake),
+        *routes(fake, user),
         ("options", "/info"),
         ("head", "/info"),
         ("trace", "/info"),
@@ -94,8 +102,11 @@ def test_every_route_wants_a_key(fake: ServiceProcess, key: str | None) -> None:
             answer = client.request(method, path)
             expected = 200 if (method, path) in PUBLIC else 401
             assert answer.status_code == expected, (method, path, answer.status_code)
+    with fake.client() as operator:
+        assert operator.get(f"/sandbox/{user}/status").status_code == 404, "it was made"
 
 
+@pytest.mark.case("N01")
 def test_two_different_keys_in_one_request_open_nothing(fake: ServiceProcess) -> None:
     answer = httpx2.get(
         f"{fake.url}/info", headers=[("X-API-Key", fake.key), ("X-API-Key", "other")]
@@ -103,6 +114,7 @@ def test_two_different_keys_in_one_request_open_nothing(fake: ServiceProcess) ->
     assert answer.status_code == 401
 
 
+@pytest.mark.case("N04")
 def test_the_time_of_a_refusal_tells_nothing(fake: ServiceProcess) -> None:
     right_id = fake.key.rsplit("_", 1)[0] + "_" + "x" * 43
     nearly = fake.key[:-1] + ("A" if fake.key[-1] != "A" else "B")
@@ -141,6 +153,7 @@ def test_the_time_of_a_refusal_tells_nothing(fake: ServiceProcess) -> None:
         "/sandbox/%e2%88%95b/create",
     ],
 )
+@pytest.mark.case("N03")
 def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
     before = (
         sorted(p.name for p in (fake.data / "users").iterdir())
@@ -160,6 +173,7 @@ def test_odd_users_are_refused(fake: ServiceProcess, path: str) -> None:
 
 
 @pytest.mark.parametrize("user", ["a%2f...%2fcanary", "etc%2fpasswd", "...", "%252e%252e", "CON"])
+@pytest.mark.case("N03")
 def test_users_that_look_like_paths_lead_nowhere(fake: ServiceProcess, user: str) -> None:
     """A user id is text, and names of directories are hashes of it."""
     with fake.client() as client:  # with the first user comes the directory of all
@@ -190,6 +204,7 @@ def test_users_that_look_like_paths_lead_nowhere(fake: ServiceProcess, user: str
         "../" * 500 + "etc/passwd",
     ],
 )
+@pytest.mark.case("N03")
 def test_paths_that_leave_are_refused_and_recorded(native: ServiceProcess, path: str) -> None:
     with native.client() as client:
         user = "/sandbox/escaper"
@@ -198,6 +213,9 @@ def test_paths_that_leave_are_refused_and_recorded(native: ServiceProcess, path:
             client.post(f"{user}/file", json={"path": path, "content": "x"}),
             client.delete(f"{user}/file", params={"path": path}),
             client.get(f"{user}/files", params={"path": path}),
+            client.get(f"{user}/stat", params={"path": path}),
+            client.get(f"{user}/exists", params={"path": path}),
+            client.post(f"{user}/mkdir", json={"path": path}),
             client.get(f"{user}/files/raw", params={"path": path}),
             client.put(f"{user}/files/raw", params={"path": path}, content=b"x"),
         ]
@@ -208,6 +226,7 @@ def test_paths_that_leave_are_refused_and_recorded(native: ServiceProcess, path:
     assert "path_escape" in log and '"user": "escaper"' in log
 
 
+@pytest.mark.case("N03")
 def test_links_that_leave_are_refused(native: ServiceProcess) -> None:
     with native.client() as client:
         client.post("/sandbox/linker/shell", json={"command": "ln -s /etc/passwd l; ln -s /etc d"})
@@ -215,6 +234,7 @@ def test_links_that_leave_are_refused(native: ServiceProcess) -> None:
         assert client.get("/sandbox/linker/file", params={"path": "d/passwd"}).status_code == 400
 
 
+@pytest.mark.case("N17")
 def test_a_file_name_cannot_add_a_header(native: ServiceProcess) -> None:
     name = 'x"\r\nSet-Cookie: evil=1\r\n.html'
     with native.client() as client:
@@ -236,6 +256,7 @@ def body_request(service: ServiceProcess, headers: str, path: str = "/sandbox/u/
     ).encode()
 
 
+@pytest.mark.case("N05")
 def test_an_announced_giant_is_refused_at_once(fake: ServiceProcess) -> None:
     for length in ("10737418240", "9" * 30):
         answer = raw(fake, body_request(fake, f"Content-Length: {length}\r\n"))
@@ -244,11 +265,13 @@ def test_an_announced_giant_is_refused_at_once(fake: ServiceProcess) -> None:
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "abc", "+5", "5, 6"])
+@pytest.mark.case("N05")
 def test_a_length_that_is_none(fake: ServiceProcess, length: str) -> None:
     answer = raw(fake, body_request(fake, f"Content-Length: {length}\r\n"))
     assert answer.startswith(b"HTTP/1.1 4"), answer[:100]
 
 
+@pytest.mark.case("N05")
 def test_an_endless_body_is_cut_off_and_costs_little(fake: ServiceProcess) -> None:
     before = resident(fake)
     piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
@@ -267,6 +290,7 @@ def test_an_endless_body_is_cut_off_and_costs_little(fake: ServiceProcess) -> No
     assert resident(fake) - before < 50 << 20
 
 
+@pytest.mark.case("N05")
 def test_compressed_bodies_are_not_unpacked(fake: ServiceProcess) -> None:
     answer = raw(
         fake, body_request(fake, "Content-Encoding: gzip\r\nContent-Length: 5\r\n") + b"xxxxx"
@@ -279,6 +303,7 @@ def test_compressed_bodies_are_not_unpacked(fake: ServiceProcess) -> None:
     ["X-Big: " + "x" * (1 << 20) + "\r\n", "".join(f"X-{n}: 1\r\n" for n in range(100_000))],
     ids=["one of a megabyte", "a hundred thousand"],
 )
+@pytest.mark.case("N05")
 def test_too_many_headers(fake: ServiceProcess, headers: str) -> None:
     before = resident(fake)
     answer = raw(fake, body_request(fake, headers))
@@ -295,6 +320,7 @@ def test_too_many_headers(fake: ServiceProcess, headers: str) -> None:
     ],
     ids=["what describes a piece", "headers after it", "one header after it"],
 )
+@pytest.mark.case("N05")
 def test_what_has_no_end_around_a_body_is_cut_off(
     fake: ServiceProcess, begin: bytes, more: bytes
 ) -> None:
@@ -313,6 +339,7 @@ def test_what_has_no_end_around_a_body_is_cut_off(
 
 
 @pytest.mark.parametrize("hosts", ["", "Host: a\r\nHost: b\r\n"], ids=["none", "two"])
+@pytest.mark.case("N05")
 def test_a_request_names_one_host(fake: ServiceProcess, hosts: str) -> None:
     request = f"GET /health HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n"
     assert raw(fake, request.encode()).startswith(b"HTTP/1.1 400")
@@ -391,6 +418,7 @@ def test_answered_requests_are_not_kept(fake: ServiceProcess) -> None:
 
 
 @pytest.mark.parametrize("count", [10_000, 1_000_000])
+@pytest.mark.case("N05")
 def test_parts_without_end_are_refused(fake: ServiceProcess, count: int) -> None:
     """Nothing here takes forms: a body of many parts is not JSON, or too large."""
     before = resident(fake)
@@ -405,6 +433,7 @@ def test_parts_without_end_are_refused(fake: ServiceProcess, count: int) -> None
     assert resident(fake) - before < 50 << 20
 
 
+@pytest.mark.case("N05")
 def test_a_small_body_that_unpacks_to_much_is_not_unpacked(fake: ServiceProcess) -> None:
     bomb = gzip.compress(b" " * (100 << 20))
     before = resident(fake)
@@ -461,6 +490,7 @@ def test_what_is_not_http_ends_in_a_refusal(fake: ServiceProcess, request_bytes:
         '{"a":' * 40 + "1" + "}" * 40,
     ],
 )
+@pytest.mark.case("N08")
 def test_json_that_means_mischief(fake: ServiceProcess, body: str) -> None:
     with fake.client() as client:
         answer = client.post(
@@ -468,25 +498,35 @@ def test_json_that_means_mischief(fake: ServiceProcess, body: str) -> None:
             content=body.encode("latin-1"),
             headers={"Content-Type": "application/json"},
         )
-    assert answer.status_code in (400, 422), (body[:50], answer.text[:200])
+    assert answer.status_code in (400, 413, 422), (body[:50], answer.text[:200])
     assert answer.json()["error"] and answer.json()["kind"] == "bad_input"
 
 
+@pytest.mark.case("N19")
 def test_log_lines_cannot_be_forged(fake: ServiceProcess) -> None:
     evil = 'a"}\n{"n": 1, "event": "forged'
     with fake.client() as client:
         client.post("/sandbox/forger/file", json={"path": evil, "content": "x"})
         client.get("/info", headers={"X-API-Key": evil.replace("\n", " ")})
+        for name in ("\x1b[2Jwiped", "\u202egpj.exe", "\x9b31m"):
+            client.post("/sandbox/forger/file", json={"path": f"../{name}", "content": "x"})
+            client.post(f"/sandbox/forger-{quote(name)}/create")
+        client.get("/metrics", headers={"User-Agent": "\x9b31m\u00ff".encode("latin-1")})
     lines = (fake.data / "audit.jsonl").read_text().splitlines()
     assert all(json.loads(line)["event"] != "forged" for line in lines)
     assert fake.paracle("audit", "verify").returncode == 0
+    raw_text = "\n".join(lines) + fake.errors.read_text()
+    assert "wiped" in raw_text, "they are on record"
+    assert not {"\x1b", "\x9b", "\u202e"} & set(raw_text), "what is read in a terminal"
 
 
+@pytest.mark.case("N04")
 def test_keys_are_in_no_log(fake: ServiceProcess) -> None:
     with fake.client("prc_123456789abc_" + "s" * 43) as stranger:
         stranger.get("/info")
     secret = fake.key.split("_", 2)[2]
-    written = [path for path in fake.home.rglob("*") if path.is_file()]
+    # The file for the owner alone is where the key is to be.
+    written = [p for p in fake.home.rglob("*") if p.is_file() and p.name != "first-key"]
     for path in written:
         content = path.read_bytes()
         assert secret.encode() not in content, path
@@ -496,6 +536,7 @@ def test_keys_are_in_no_log(fake: ServiceProcess) -> None:
 # Slow clients
 
 
+@pytest.mark.case("N06")
 def test_a_connection_that_says_nothing_is_closed(fake: ServiceProcess) -> None:
     with dial(fake) as silent, dial(fake) as slow, dial(fake) as stuck:
         slow.sendall(b"GET /health HTTP/1.1\r\nHo")
@@ -530,6 +571,8 @@ def assert_no_slower(client: httpx2.Client, alone: float) -> None:
     pytest.fail(f"{alone:.3f} s alone, now {rounds}")
 
 
+@pytest.mark.case("N06")
+@pytest.mark.clock
 def test_many_slow_clients_do_not_slow_the_others(fake: ServiceProcess) -> None:
     """N06, and more of them than the service has connections for."""
     before = resident(fake)
@@ -551,6 +594,8 @@ def test_many_slow_clients_do_not_slow_the_others(fake: ServiceProcess) -> None:
                 connection.close()
 
 
+@pytest.mark.case("N06")
+@pytest.mark.clock
 def test_idle_websockets_are_counted(fake: ServiceProcess) -> None:
     """N06: a key has so many open, and its neighbours do not notice."""
     greedy, modest = fake.keys("make", "greedy"), fake.keys("make", "modest")
@@ -581,6 +626,7 @@ def test_idle_websockets_are_counted(fake: ServiceProcess) -> None:
         wait_until(lambda: client.get("/info").status_code == 200, 30)
 
 
+@pytest.mark.case("N06")
 def test_a_reader_that_stops_does_not_stop_the_others(native: ServiceProcess) -> None:
     body = json.dumps({"command": "yes | head -c 200000000", "timeout": 120}).encode()
     before = resident(native)
@@ -597,6 +643,7 @@ def test_a_reader_that_stops_does_not_stop_the_others(native: ServiceProcess) ->
         wait_until(lambda: client.get(usage).json()["running_executions"] == 0, 60)
 
 
+@pytest.mark.case("N14")
 def test_who_goes_away_leaves_nothing_running(native: ServiceProcess) -> None:
     body = json.dumps({"command": "echo started > mark; sleep 250", "timeout": 300}).encode()
     with native.client() as client:

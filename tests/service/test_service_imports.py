@@ -24,7 +24,7 @@ def test_running_a_program_loads_nothing_of_it(tmp_path: Path) -> None:
     done = python(
         home,
         "import sys\n"
-        "from paracle_sandbox.cli.nouns import run\n"
+        "from paracle_sandbox.cli.app import run\n"
         "code = run(['sandbox', 'execute', 'hello.py'])\n"
         "print(code, *sys.modules)",
     )
@@ -41,11 +41,11 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
         done = python(
             home,
             f"import sys; sys.modules[{module!r}] = None\n"
-            "from paracle_sandbox.cli.nouns import run\n"
+            "from paracle_sandbox.cli.app import run\n"
             "sys.exit(run(['serve']))",
         )
         assert done.returncode == 2, done
-        assert "pip install 'paracle-sandbox[service]'" in done.stderr
+        assert "pip install '.[service]'" in done.stderr
 
 
 def test_a_missing_extra_of_the_remote_backend_is_named(tmp_path: Path) -> None:
@@ -64,4 +64,4 @@ def test_a_missing_extra_of_the_remote_backend_is_named(tmp_path: Path) -> None:
     ):
         done = python(home, program.format(module, call))
         assert done.stdout.startswith("BackendUnavailableError"), done
-        assert "pip install 'paracle-sandbox[remote]'" in done.stdout, done
+        assert "pip install '.[remote]'" in done.stdout, done

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from service_place import Place
 
-from paracle_sandbox.service.workspaces import Listed
+from paracle_sandbox.service.users.kept_files import Listed
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

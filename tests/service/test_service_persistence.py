@@ -16,8 +16,8 @@ import httpx2
 import pytest
 from service_process import ServiceProcess, wait_until
 
-from paracle_sandbox.sandbox import Sandbox
-from paracle_sandbox.service.workspaces import Workspace, Workspaces
+from paracle_sandbox.sandbox.sandbox import Sandbox
+from paracle_sandbox.service.users.kept_files import Workspace, Workspaces
 from paracle_sandbox.testing.fake import FakeBackend
 
 Make = Callable[..., ServiceProcess]
@@ -81,6 +81,7 @@ def test_files_survive_a_restart(make: Make) -> None:
         ]  # fmt: skip
 
 
+@pytest.mark.clock
 def test_a_killed_service_leaves_files_and_nothing_else(make: Make) -> None:
     """R01: twenty sandboxes in endless loops are dead within two seconds, and nothing is left."""
     users = ["ann", *(f"u{number}" for number in range(1, LOOPS))]
@@ -220,6 +221,7 @@ def _kill_sandbox(service: ServiceProcess) -> None:
     raise AssertionError("there is no sandbox")
 
 
+@pytest.mark.clock
 def test_sigterm_ends_running_programs_with_a_definite_answer(make: Make) -> None:
     """R05: with fifty of them, within ten seconds."""
     service = make(SANDBOX_MAX_CONTAINERS="60")
@@ -348,6 +350,7 @@ def test_idempotency_keys_survive_a_restart(make: Make) -> None:
         assert secret.split("_", 2)[2].encode() not in path.read_bytes()
 
 
+@pytest.mark.case("N14")
 def test_what_was_under_way_when_the_service_was_killed_is_not_run_again(make: Make) -> None:
     first = make()
     body = {"command": "echo run >> log; echo begun > mark; sleep 200"}

@@ -11,8 +11,8 @@ import pytest
 from service_process import ServiceProcess, wait_until
 
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.service.faults import TooMany
-from paracle_sandbox.service.quotas import Executions, check_room
+from paracle_sandbox.service.errors import TooMany
+from paracle_sandbox.service.users.quotas import Executions, check_room
 from paracle_sandbox.settings import Settings
 
 
@@ -65,6 +65,7 @@ def test_executions_at_the_same_time() -> None:
     "wanted",
     [{"cpu_cores": 5.0}, {"memory_mb": 3000}, {"disk_mb": 6000}],
 )
+@pytest.mark.case("N09")
 def test_room_of_one_user(wanted: dict[str, float]) -> None:
     settings = Settings(user_cpu_cores=8.0, user_memory_mb=4096, user_disk_mb=10240)
     config = SandboxConfig(**wanted)  # type: ignore[arg-type]
@@ -118,6 +119,7 @@ def _running(client: httpx2.Client) -> int:
     return int(client.get("/sandbox/c/usage").json()["running_executions"])
 
 
+@pytest.mark.case("N09")
 def test_a_request_cannot_ask_for_more_than_the_service_gives(
     client: httpx2.Client, user: str
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_request_cannot_ask_for_more_than_the_service_gives(
         {"timeout_seconds": 1e9},
     ],
 )
+@pytest.mark.case("N09")
 def test_a_remote_client_gets_no_more_than_the_operator_gives(
     client: httpx2.Client, config: dict[str, object]
 ) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
+import pytest
 from service_process import ServiceProcess
 
 from paracle_sandbox.backends.base import Health, SandboxInfo, Usage
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import BackendUnavailableError
 from paracle_sandbox.service.app import make_app
-from paracle_sandbox.service.hosting import LABEL
 from paracle_sandbox.service.readiness import Readiness
 from paracle_sandbox.service.service import Service
+from paracle_sandbox.service.users.user_sandboxes import LABEL
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.fake import FakeBackend
 
@@ -141,3 +142,43 @@ def test_a_service_without_its_engine_starts_and_says_so(tmp_path: Path) -> None
         process.wait(30)
         process.stdout.close()
     assert "Traceback" not in service.errors.read_text()
+
+
+class Faulty(FakeBackend):
+    """One with a mistake of ours in it."""
+
+    is_faulty = True
+
+    async def create(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        if self.is_faulty:
+            raise ValueError("unexpected kwargs: umask")
+        await super().create(sandbox_id, config, labels)
+
+
+async def test_a_fault_of_ours_is_no_mistake_of_the_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a 500 that is in the log, on every way in, and the service is not ready with it."""
+    engine = Faulty()
+    service = Service(Settings(service_dir=str(tmp_path), api_key=KEY), engine)
+    service.readiness._pause_seconds = 0.02
+    transport = httpx2.ASGITransport(app=make_app(service), raise_app_exceptions=False)
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://service", headers={"X-API-Key": KEY}
+    ) as client:
+        await service.start()
+        await until(lambda: "unexpected kwargs" in caplog.text)
+        assert (await client.get("/ready")).status_code == 503
+        for way, body in (("execute", {"code": "1"}), ("create", {}), ("shell", {"command": "ls"})):
+            caplog.clear()
+            answer = await client.post(f"/sandbox/ann/{way}", json=body)
+            assert (answer.status_code, answer.json()["kind"]) == (500, "internal"), way
+            assert "umask" not in answer.text and "umask" in caplog.text
+        engine.is_faulty = False
+        await until(lambda: service.ready)
+        refused = await client.post("/sandbox/ann/execute", json={"code": "1", "timeout": 0.0})
+        assert refused.status_code in (400, 422), "what a check refused is still the client's"
+    await service.close()
+    await engine.close()

@@ -19,13 +19,29 @@ from hypothesis import strategies as st
 from service_place import Place
 from service_process import ServiceProcess
 
-from paracle_sandbox.audit_log import read
+from event_loops import use_in_several
 from paracle_sandbox.backends.base import Usage
 from paracle_sandbox.backends.registry import explain, get_backend
 from paracle_sandbox.backends.remote.backend import RemoteBackend
 from paracle_sandbox.backends.remote.failures import remote_error
-from paracle_sandbox.channel.frames import OPEN, RESULT, encode_json
-from paracle_sandbox.channel.resumable import Inbox, Outbox, OutOfStep, count_of, parse
+from paracle_sandbox.channel.frames import (
+    CHUNK,
+    DATA,
+    OPEN,
+    PART,
+    RESULT,
+    ProtocolError,
+    encode,
+    encode_json,
+)
+from paracle_sandbox.channel.resumable import (
+    MAX_MESSAGE,
+    Inbox,
+    Outbox,
+    OutOfStep,
+    count_of,
+    parse,
+)
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     BackendUnavailableError,
@@ -38,12 +54,14 @@ from paracle_sandbox.errors import (
     SandboxNotFoundError,
     SandboxTimeoutError,
 )
-from paracle_sandbox.sandbox import Sandbox
-from paracle_sandbox.service.leases import Leases
-from paracle_sandbox.service.relay import Watch
+from paracle_sandbox.manager import SandboxManager
+from paracle_sandbox.sandbox.sandbox import Sandbox
+from paracle_sandbox.service.remote.leases import Leases
+from paracle_sandbox.service.remote.relay import Relay, Watch
 from paracle_sandbox.service.service import Service
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.fake import FakeBackend
+from turns import Flood, Turns
 
 
 class Wire:
@@ -184,6 +202,7 @@ async def test_a_wrong_key_and_no_service_say_what_to_do(native: ServiceProcess)
         await unset.create("x", SandboxConfig(), {})
 
 
+@pytest.mark.case("N02")
 async def test_ids_of_different_users_do_not_meet(native: ServiceProcess) -> None:
     ann, bob = (remote(native, key=native.keys("make", user)) for user in ("ra", "rb"))
     async with Sandbox(ann, "same-id") as hers, Sandbox(bob, "same-id") as his:
@@ -269,7 +288,7 @@ async def test_a_limit_is_told_once_for_each_time(place: Place) -> None:
     ):  # fmt: skip
         place.backend.usage_of[lease.name] = usage
         await leases.usage(lease)
-    lines = read(Path(place.service.settings.service_dir) / "audit.jsonl")
+    lines = await place.audit_lines()
     told = [line["details"]["error"] for line in lines if line["event"] == "security"]
     assert [text.split()[0] for text in told] == ["Memory", "Memory", "Disk"]
 
@@ -307,15 +326,65 @@ async def test_programs_whose_sandbox_was_lost_are_written_down(place: Place) ->
     )  # fmt: skip
     for stream in (1, 3):
         await watch.passed(encode_json(OPEN, stream, {"op": "exec", "argv": ["sleep", "9"]}))
-    watch.answered(encode_json(RESULT, 1, {"exit_code": -9, "killed": True}))
+    await watch.answered(encode_json(RESULT, 1, {"exit_code": -9, "killed": True}))
     watch.close("sandbox_lost")
     assert failures == ["failed"] and parts.executions.running("bob") == 0
-    lines = read(Path(parts.settings.service_dir) / "audit.jsonl")
+    lines = await place.audit_lines()
     found = [line for line in lines if line.get("user") == "bob" and line["event"] != "create"]
     assert [line.get("cause") or line["kind"] for line in found] == [
         "killed", "sandbox_lost", "sandbox_lost",
     ]  # fmt: skip
     assert [line["event"] for line in found] == ["execution", "execution", "security"]
+
+
+def watch_of(parts: Service, answer: Any = None) -> Watch:
+    """What a client of bob's asks a guest."""
+    return Watch(
+        "bob", "box", parts.executions, parts.journal, parts.metrics, answer, lambda: None
+    )  # fmt: skip
+
+
+async def test_a_message_of_many_small_frames_shares_the_loop(place: Place) -> None:
+    """As many as a message may hold; the guest gets every one of them."""
+    watch, turns = watch_of(place.service), Turns()
+    message = b"".join(encode_json(OPEN, number, {}) for number in range(1, 16385))
+    assert await watch.passed(message) == message
+    assert turns.count >= 16384 // 512
+    turns.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [encode(OPEN, 1, b"{}"), encode(DATA, 1, b""), encode(PART, 1, b""), encode(PART, 1, b"x")],
+    ids=["more than a client asks", "empty", "an empty part", "a small part"],
+)
+async def test_a_message_full_of_tiny_frames_is_refused(place: Place, frame: bytes) -> None:
+    """None of our clients sends it, and going through it would be all that the service does."""
+    with pytest.raises(ProtocolError, match=r"more than 16384 frames|empty frame|not full"):
+        await watch_of(place.service).passed(frame * (MAX_MESSAGE // len(frame)))
+
+
+@pytest.mark.parametrize("size", [1, 9000], ids=["tiny frames", "one frame at a time"])
+async def test_a_guest_that_floods_shares_the_loop_of_the_service(place: Place, size: int) -> None:
+    """V3: also while no client is there that it would have to wait for."""
+    parts = place.service
+    frame = encode(DATA, 1, b"x" * size)
+    many = CHUNK // len(frame) if size == 1 else 1
+    flood = Flood(*[frame * many] * 24)
+    relay = Relay(
+        flood, "bob", "box", parts.executions, parts.journal, parts.metrics, lambda: None
+    )  # fmt: skip
+    relay.start()
+    await flood.read.wait()
+    assert min(flood.turns[1:]) >= many // 2048 and sum(flood.turns) >= 24 // 8
+    told: list[bytes] = []
+
+    async def send(message: bytes) -> None:
+        told.append(message)
+
+    await relay.attach(send, 0)
+    assert b"".join(message[1:] for message in told if message[:1] == b"d") == frame * many * 24
+    await relay.close()
 
 
 def logged(service: ServiceProcess, user: str) -> list[dict[str, Any]]:
@@ -379,6 +448,13 @@ def test_the_command_line_runs_elsewhere(native: ServiceProcess, tmp_path: Path)
     (there.home / "hello.py").write_text("import getpass; print('hello from', getpass.getuser())")
     done = there.paracle("sandbox", "execute", "hello.py")
     assert (done.returncode, done.stdout) == (0, "hello from paracle\n"), done
+
+
+# Event loops
+
+
+def test_one_manager_serves_one_event_loop_after_the_other(native: ServiceProcess) -> None:
+    use_in_several(SandboxManager(backend=remote(native)))
 
 
 # The parts

@@ -13,11 +13,11 @@ import httpx2
 import pytest
 from service_process import ServiceProcess
 
-from paracle_sandbox.service import shapes
+from paracle_sandbox.service import schemas
 
 MODELS = [
     name
-    for name, found in vars(shapes).items()
+    for name, found in vars(schemas).items()
     if isinstance(found, type) and "examples" in str(getattr(found, "model_config", ""))
 ]
 OLD_EXECUTION = {"success", "output", "error", "exit_code", "execution_time"}
@@ -27,6 +27,7 @@ def at(user: str, rest: str = "") -> str:
     return f"/sandbox/{quote(user, safe='')}{rest}"
 
 
+@pytest.mark.case("N12")
 def test_health_needs_no_key_and_everything_else_does(fake: ServiceProcess) -> None:
     with fake.client(key="wrong") as stranger:
         health = stranger.get("/health").json()
@@ -58,13 +59,14 @@ def test_create_twice_is_the_same_sandbox(client: httpx2.Client, user: str) -> N
         ({"memory_limit": "-1"}, "memory_limit: not an amount of memory: '-1'"),
         (
             {"memory_limit": "64m"},
-            "memory_limit in MB: Input should be greater than or equal to 128",
+            "memory_limit in MB: it must be from 128 to 16384",
         ),
         ({"memory_limit": ""}, "memory_limit: "),
         ({"image": "a b"}, "image: not an image name"),
         ({"cpu_limit": 0}, "body.cpu_limit: "),
     ],
 )
+@pytest.mark.case("N09")
 def test_limits_that_cannot_be(client: httpx2.Client, wish: dict[str, object], told: str) -> None:
     answer = client.post("/sandbox/limits/create", json=wish)
     assert (answer.status_code, answer.json()["kind"]) == (422, "bad_input"), answer.text
@@ -100,6 +102,7 @@ def test_a_timeout_is_an_answer_and_the_next_request_works(
 
 
 @pytest.mark.parametrize("seconds", [0, 301, -1, 1e9])
+@pytest.mark.case("N09")
 def test_timeouts_out_of_range(client: httpx2.Client, user: str, seconds: float) -> None:
     for path, body in (("/execute", {"code": "1"}), ("/shell", {"command": "true"})):
         answer = client.post(at(user, path), json={**body, "timeout": seconds})
@@ -139,6 +142,7 @@ def test_listing_comes_in_pages(client: httpx2.Client, user: str) -> None:
     assert second["next_offset"] is None
 
 
+@pytest.mark.case("N17")
 def test_raw_upload_download_and_ranges(client: httpx2.Client, user: str) -> None:
     size = 3 << 20
     content = bytes(i % 251 for i in range(1000)) * (size // 1000)
@@ -188,7 +192,9 @@ def test_head_tells_what_get_would(client: httpx2.Client, user: str) -> None:
 def test_destroy_in_both_shapes_keeps_the_files(client: httpx2.Client, user: str) -> None:
     for address in (at(user, "/destroy"), at(user)):
         client.post(at(user, "/file"), json={"path": "kept.txt", "content": "here"})
-        assert client.delete(address).json() == {"status": "deleted", "files_preserved": True}
+        assert client.delete(address).json() == {
+            "status": "deleted", "files_preserved": True, "files_kept": True,
+        }  # fmt: skip
         assert client.delete(address).json()["status"] == "not_found"
         assert client.get(at(user, "/status")).status_code == 404
         again = client.post(at(user, "/shell"), json={"command": "cat kept.txt"}).json()
@@ -331,6 +337,7 @@ def test_streams_begin_with_the_first_byte(client: httpx2.Client, user: str) -> 
         assert "".join(e.get("text", "") for e in events) == f"{number}\n", events
 
 
+@pytest.mark.case("N14")
 def test_the_same_idempotency_key_runs_once(client: httpx2.Client, user: str) -> None:
     body = {"command": "echo run >> log; wc -l < log"}
     headers = {"Idempotency-Key": f"{user}-1"}
@@ -356,6 +363,24 @@ def test_metrics_count(client: httpx2.Client, user: str) -> None:
     assert user not in text, "no text of a user becomes a label"
 
 
+def test_directories_and_what_is_there(client: httpx2.Client, user: str) -> None:
+    def ask(what: str, path: str) -> httpx2.Response:
+        return client.get(at(user, f"/{what}"), params={"path": path})
+
+    assert ask("exists", "a").json() == {"path": "a", "exists": False}
+    assert ask("stat", "a").status_code == 404
+    assert client.post(at(user, "/mkdir"), json={"path": "a/b"}).json()["output"] == "Made a/b"
+    assert ask("exists", "a/b").json()["exists"]
+    found = ask("stat", "a/b").json()
+    assert (found["kind"], found["is_dir"], found["name"]) == ("directory", True, "b")
+    wish = {"path": "a/b", "parents": False}
+    again = client.post(at(user, "/mkdir"), json=wish)
+    assert (again.status_code, again.json()["error_type"]) == (409, "SandboxFileExistsError")
+    assert again.json()["details"]["filename"] == "a/b"
+    for what in ("exists", "stat"):
+        assert ask(what, "/etc").status_code == 400
+
+
 def test_openapi_describes_every_route_with_examples(client: httpx2.Client) -> None:
     schema = client.get("/openapi.json").json()
     paths = schema["paths"]
@@ -363,7 +388,8 @@ def test_openapi_describes_every_route_with_examples(client: httpx2.Client) -> N
         ("create", "post"), ("execute", "post"), ("shell", "post"), ("file", "get"),
         ("file", "post"), ("file", "delete"), ("pip/install", "post"), ("destroy", "delete"),
         ("status", "get"), ("stop", "post"), ("restart", "post"), ("files", "get"),
-        ("unzip", "post"), ("pip/list", "get"),
+        ("unzip", "post"), ("pip/list", "get"), ("stat", "get"), ("exists", "get"),
+        ("mkdir", "post"),
     ):  # fmt: skip
         operation = paths[f"/sandbox/{{user_id}}/{path}"][method]
         assert operation["description"], path
@@ -374,7 +400,7 @@ def test_openapi_describes_every_route_with_examples(client: httpx2.Client) -> N
 
 @pytest.mark.parametrize("name", MODELS)
 def test_examples_are_what_they_show(name: str) -> None:
-    model = getattr(shapes, name)
+    model = getattr(schemas, name)
     for one in model.model_config["json_schema_extra"]["examples"]:
         assert model.model_validate(one)
 

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from paracle_sandbox.errors import ResourceLimitError
-from paracle_sandbox.service.running import MAX_OUTPUT
-from paracle_sandbox.service.spool import IN_MEMORY, Spool, SpooledText, is_large, json_pieces
+from paracle_sandbox.service.users.executions import MAX_OUTPUT
+from paracle_sandbox.service.users.spool import IN_MEMORY, Spool, SpooledText, is_large, json_pieces
 
 ODD = 'a"\\\n\x00\x1f\u2028é日😀\ud7ff</script>'
 

@@ -63,6 +63,7 @@ async def test_users(place: Place, user: str) -> None:
     assert straight == described
 
 
+@pytest.mark.case("N02")
 async def test_somebody_elses_sandbox_is_not_there(place: Place) -> None:
     key = place.service.keys.make(["bob"])
     headers = {"X-API-Key": key}
@@ -90,7 +91,7 @@ async def test_the_log_tells_of_both_alike(place: Place) -> None:
 
 
 def lines(place: Place) -> list[dict[str, Any]]:
-    from paracle_sandbox.audit_log import read
+    from paracle_sandbox.audit.log import read
 
     return list(read(place.service.journal.log.path))
 

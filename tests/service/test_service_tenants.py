@@ -16,9 +16,9 @@ from service_process import ServiceProcess
 from websockets.sync.client import connect
 
 from paracle_sandbox.errors import SandboxError
-from paracle_sandbox.service.faults import BadRequest
+from paracle_sandbox.service.errors import BadRequest
 from paracle_sandbox.service.keys import Doorman, KeyStore
-from paracle_sandbox.service.tenants import Names, checked_user_id
+from paracle_sandbox.service.users.names import Names, checked_user_id
 
 ALIKE = [
     "a.b",
@@ -62,6 +62,7 @@ ALIKE = [
 ]
 
 
+@pytest.mark.case("N03")
 def test_any_text_is_a_user_of_its_own(fake: ServiceProcess) -> None:
     with fake.client() as client:
         for number, user in enumerate(ALIKE):
@@ -87,6 +88,7 @@ def raw_post(service: ServiceProcess, path: str, body: bytes = b"") -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
+@pytest.mark.case("N03")
 def test_steps_of_a_path_are_no_users(fake: ServiceProcess) -> None:
     before = users_of(fake)
     for user in (".", "..", "%2E", "%2e%2E", "a%2F..%2Fb", "%2Fa", "..%5Cb", quote("\u2215b")):
@@ -128,6 +130,7 @@ def test_a_user_that_is_no_text_is_refused(fake: ServiceProcess) -> None:
         assert b" 400 " in raw_post(fake, f"/sandbox/{user}/create").split(b"\r\n")[0], user
 
 
+@pytest.mark.case("N02")
 def test_names_are_injective_and_differ_between_installations(tmp_path: Path) -> None:
     here, there = Names(tmp_path / "a"), Names(tmp_path / "b")
     made = [name for user in ALIKE for name in (here.user_sandbox(user), there.user_sandbox(user))]
@@ -142,6 +145,7 @@ def test_what_is_no_user(user: str) -> None:
         checked_user_id(user)
 
 
+@pytest.mark.case("N02")
 def test_a_key_acts_only_for_its_users(fake: ServiceProcess) -> None:
     key = fake.keys("make", "ann", "ann.b")
     with fake.client() as admin, fake.client(key) as ann:
@@ -173,16 +177,52 @@ def test_a_key_acts_only_for_its_users(fake: ServiceProcess) -> None:
         )
 
 
+@pytest.mark.case("N02")
+def test_every_address_of_another_user_is_one_of_nobody(fake: ServiceProcess, user: str) -> None:
+    """All that the service describes, and not only what somebody thought of."""
+    with fake.client() as admin:
+        paths = admin.get("/openapi.json").json()["paths"]
+        admin.post(f"/sandbox/{user}/file", json={"path": "mark", "content": "kept"})
+        with fake.client(fake.keys("make", "alone")) as other:
+            found: list[int] = []
+            for path, methods in paths.items():
+                if "{user_id}" not in path:
+                    continue
+                answers = [
+                    [
+                        other.request(method, path.format(user_id=whose, command_id="c"),
+                                      params={"path": "mark"}, json=WISH)
+                        for whose in (user, "nobody-at-all")
+                    ]
+                    for method in methods
+                ]  # fmt: skip
+                for theirs, nobodys in answers:
+                    found.append(theirs.status_code)
+                    assert (theirs.status_code, theirs.json()["error"]) == (
+                        nobodys.status_code, nobodys.json()["error"]
+                    ), path  # fmt: skip
+                    assert theirs.status_code in (404, 422), (path, theirs.text)
+            assert found.count(404) > 20 and len(found) > 25, found
+        kept = admin.get(f"/sandbox/{user}/file", params={"path": "mark"}).json()
+        assert kept["content"] == "kept"
+
+
+# Enough for a route that looks at what is asked before it looks at who asks.
+WISH = {"command": "true", "path": "mark", "content": "x"}
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/metrics"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/abc")],
 )
+@pytest.mark.case("N20")
 def test_admin_addresses_need_an_admin_key(fake: ServiceProcess, method: str, path: str) -> None:
     with fake.client(fake.keys("make", "ann")) as ann:
         answer = ann.request(method, path, json={"admin": True} if method == "POST" else None)
         assert (answer.status_code, answer.json()["kind"]) == (403, "denied")
 
 
+@pytest.mark.case("N01")
 def test_a_revoked_or_expired_key_opens_nothing_at_once(fake: ServiceProcess) -> None:
     key = fake.keys("make", "carol")
     with fake.client(key) as carol:
@@ -204,6 +244,7 @@ def test_a_revoked_or_expired_key_opens_nothing_at_once(fake: ServiceProcess) ->
 @pytest.mark.parametrize(
     "wish", [{}, {"users": []}, {"users": [""]}, {"users": ["ann", "../x"]}, {"users": ["a\nb"]}]
 )
+@pytest.mark.case("N20")
 def test_a_key_is_for_somebody(client: httpx2.Client, wish: dict[str, object]) -> None:
     before = client.get("/keys").json()
     refused = client.post("/keys", json=wish)
@@ -211,6 +252,7 @@ def test_a_key_is_for_somebody(client: httpx2.Client, wish: dict[str, object]) -
     assert client.get("/keys").json() == before
 
 
+@pytest.mark.case("N04")
 def test_keys_are_stored_hashed(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
     key = store.make(["ann"], note="for ann")
@@ -250,6 +292,7 @@ def test_another_process_changes_the_keys_while_we_read(tmp_path: Path) -> None:
     theirs.close()
 
 
+@pytest.mark.case("N14")
 def test_a_storm_of_first_requests_makes_one_sandbox(fake: ServiceProcess, user: str) -> None:
     found: list[str] = []
 
@@ -267,6 +310,7 @@ def test_a_storm_of_first_requests_makes_one_sandbox(fake: ServiceProcess, user:
     assert len(found) == 20 and len(set(found)) == 1
 
 
+@pytest.mark.case("N02")
 def test_two_users_never_see_each_other(native: ServiceProcess) -> None:
     with native.client() as client:
         client.post(

@@ -11,7 +11,7 @@ import engines
 from paracle_sandbox import LocalSandboxClient, SandboxBrowserTool, SandboxConfig
 from paracle_sandbox.tools import ToolResult
 from paracle_sandbox.tools.browser_program import NAMES
-from paracle_sandbox.tools.pictures import size_of
+from paracle_sandbox.tools.image_headers import size_of
 
 PAGE = """<!doctype html><title>Start</title><h1>Hello</h1><a href="two.html">next page</a>
 <label>Name <input name="who"></label>

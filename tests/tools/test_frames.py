@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
 from paracle_sandbox.sessions.cells import Cell
-from paracle_sandbox.sessions.frames import FrameReader
+from paracle_sandbox.sessions.frames import FrameReader, frame_limit
+from paracle_sandbox.tools.browser import _outcome
+
+Result = TypeVar("Result")
 
 MIB = 1 << 20
 
@@ -70,9 +75,80 @@ def test_an_answer_takes_no_more_memory_than_its_size_says(name: str) -> None:
     assert peak < 6 * len(data)
 
 
+def deepest(is_accepted: Callable[[int], bool]) -> int:
+    """The largest depth that is accepted, of those that are at all."""
+    accepted, refused = 0, 100_000
+    while refused - accepted > 1:
+        middle = (accepted + refused) // 2
+        accepted, refused = (middle, refused) if is_accepted(middle) else (accepted, middle)
+    return accepted
+
+
+def far_down(call: Callable[[], Result], frames: int = 60) -> Result:
+    """As an application calls it, whose own calls have taken much of the stack."""
+    return call() if frames == 0 else far_down(call, frames - 1)
+
+
+@pytest.mark.parametrize("field", ["name", "value", "traceback", "number", "more"])
+def test_what_nests_as_deep_as_is_let_pass_can_still_be_told(field: str) -> None:
+    def ended(depth: int) -> dict[str, Any] | None:
+        nested = "[" * depth + "]" * depth
+        text = f'{{"type":"end","number":{nested},"error":{{"{field}":{nested}}}}}'
+        pieces = list(FrameReader("mark").feed(framed(text.encode())))
+        return next((piece for piece in pieces if isinstance(piece, dict)), None)
+
+    depth = deepest(lambda depth: ended(depth) is not None)
+    assert 1 < depth < 100
+    found = Cell(MIB, ended=ended(depth))
+    error = far_down(found.result)["error"]
+    assert error == {"name": "Error", "message": "", "traceback": ""}
+    assert far_down(lambda: json.dumps(found.ended))
+
+
+def test_an_error_is_made_of_texts() -> None:
+    nested: list[object] = []
+    for _ in range(5000):
+        nested = [nested]
+    said = {"name": nested, "value": "went wrong", "traceback": 1.5}
+    error = Cell(MIB, ended={"error": said}).result()["error"]
+    assert error == {"name": "Error", "message": "went wrong", "traceback": ""}
+
+
+def test_a_page_that_nests_as_deep_as_is_shown_can_still_be_told() -> None:
+    def shown(depth: int) -> Cell:
+        cell = Cell(MIB, ended={})
+        nested = "[" * depth + "]" * depth
+        text = f'{{"title":{nested},"url":"about:blank","elements":[{nested},"1 link",2]}}'
+        cell.take("stdout", {"type": "display", "data": {"application/json": text}})
+        return cell
+
+    for depth in (1, 2, deepest(lambda depth: bool(shown(depth).shown))):
+        told = far_down(lambda depth=depth: _outcome(shown(depth).result()))
+        assert "Traceback" not in told.text and "[[" not in told.text
+        assert json.dumps(told.data)
+    assert _outcome(shown(1).result()).text == "(no title) - about:blank\n1 link\n2"
+
+
 def test_long_texts_are_still_answers() -> None:
     text = '{"a": ["\\" \\\\", [1, 2]]}, "\u00e9" ' * 20_000
     payload = json.dumps({"type": "result", "data": {"text/plain": text}}).encode()
     assert len(payload) > MIB // 2
     (piece,) = FrameReader("mark").feed(framed(payload))
     assert piece == json.loads(payload)
+
+
+def test_a_forged_answer_is_no_larger_than_what_may_be_shown() -> None:
+    """Reading it as JSON would hold the event loop, whatever its size is then said to be."""
+    data = framed(json.dumps({"type": "display", "data": {"text/html": "\n" * 4 * MIB}}).encode())
+    pieces = list(FrameReader("mark", frame_limit(MIB)).feed(data))
+    assert b"".join(p for p in pieces if isinstance(p, bytes)) == data
+    shown = framed(json.dumps({"type": "display", "data": {"text/html": "\n" * MIB}}).encode())
+    (piece,) = FrameReader("mark", frame_limit(MIB)).feed(shown)
+    assert isinstance(piece, dict)
+
+
+def test_a_document_of_very_many_values_is_not_looked_at() -> None:
+    cell = Cell(max_output=8 * MIB)
+    for document in ("[" + "[]," * MIB + "[]]", "[1, 2]"):
+        cell.take("stdout", {"type": "display", "data": {"application/json": document}})
+    assert cell.shown == [{"application/json": "[1, 2]"}]

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image as Pillow
 
 from paracle_sandbox import LocalSandboxClient, SandboxVisionTool
-from paracle_sandbox.tools.pictures import media_type_of, size_of
+from paracle_sandbox.tools.image_headers import media_type_of, size_of
 
 
 def drawn(kind: str, width: int = 30, height: int = 20) -> bytes:
@@ -42,6 +42,13 @@ def test_what_and_how_large(kind: str) -> None:
     for cut in range(len(data)):
         size_of(data[:cut])  # whatever is left of it raises nothing
     assert media_type_of(b"<svg/>") is None and size_of(b"") is None
+
+
+def test_segments_without_end_are_not_followed() -> None:
+    """Each of these takes a step of two bytes; what comes after them is never looked at."""
+    frame = b"\xff\xc0\0\x11\x08\0\x14\0\x1e"
+    assert size_of(b"\xff\xd8" + b"\xff\xe0\0\x02" * 10 + frame) == (30, 20)
+    assert size_of(b"\xff\xd8" + b"\xff\xe0\0\x02" * 10_000 + frame) is None
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
+import pickle
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 from paracle_sandbox.backends.base import Channel
 from paracle_sandbox.channel import frames
 from paracle_sandbox.channel.connection import Connection
-from paracle_sandbox.channel.socket_channel import SocketChannel
+from paracle_sandbox.channel.socket import SocketChannel
 from paracle_sandbox.errors import (
     ResourceLimitError,
     SandboxCreationError,
@@ -21,6 +24,7 @@ from paracle_sandbox.errors import (
     SandboxFileNotFoundError,
     SandboxPathError,
 )
+from turns import Flood
 
 HELLO = frames.encode_json(frames.HELLO, 0, {"protocol": 1, "python": "3.11.7", "pid": 1})
 
@@ -75,6 +79,31 @@ async def test_a_call_is_answered(ends: Ends) -> None:
     assert await call == {"pong": 1}
 
 
+async def test_a_hello_that_nobody_waits_for_any_more_is_none_too_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever began it went away before the guest was there: the guest did nothing wrong."""
+    host, inside = socket.socketpair()
+    connection, guest = Connection(SocketChannel(host), "box"), Guest(inside)
+    starting = asyncio.create_task(connection.start())
+    while not (begun := connection._hello):
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    assert begun.cancelled()
+    await guest.send(HELLO)
+    call = asyncio.create_task(connection.call({"op": "ping"}))
+    _, stream, _ = await guest.take()
+    await guest.result(stream, {"pong": 1})
+    assert await call == {"pong": 1}
+    assert "protocol" not in caplog.text
+    await guest.send(HELLO)
+    with pytest.raises(SandboxExecutionError, match="second HELLO"):
+        await connection.call({"op": "ping"})
+    await connection.close()
+    guest.close()
+
+
 async def test_streams_do_not_mix(ends: Ends) -> None:
     connection, guest = ends
     first, second = connection.open({"op": "a"}), connection.open({"op": "b"})
@@ -96,7 +125,10 @@ async def test_streams_do_not_mix(ends: Ends) -> None:
         ("not_found", SandboxFileNotFoundError, "not found"),
         ("path_escape", SandboxPathError, "leaves"),
         ("no_space", ResourceLimitError, "Disk limit exceeded"),
-        ("permission", SandboxFileError, "denied"),
+        ("permission", PermissionError, "denied"),
+        ("exists", FileExistsError, "denied"),
+        ("is_directory", IsADirectoryError, "denied"),
+        ("not_directory", NotADirectoryError, "denied"),
         ("__class__", SandboxFileError, "denied"),
         (["not_found"], SandboxFileError, "denied"),
     ],
@@ -112,6 +144,38 @@ async def test_an_error_becomes_a_typed_one(
     with pytest.raises(kind, match=text) as caught:
         await call
     assert len(str(caught.value)) < 1000
+    if isinstance(caught.value, SandboxFileError):
+        assert caught.value.filename == "x"
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (again.errno, again.filename) == (caught.value.errno, "x")
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ({"code": "permission", "errno": errno.EROFS}, errno.EROFS),
+        ({"code": "permission", "errno": 10**4000}, errno.EACCES),
+        ({"code": "is_directory", "errno": errno.ENOENT}, errno.EISDIR),
+        ({"code": "too_large", "errno": errno.EFBIG}, errno.EFBIG),
+        ({"code": "odd", "errno": "EFBIG"}, None),
+    ],
+)
+async def test_an_error_has_the_number_of_its_kind(
+    ends: Ends, said: dict[str, Any], number: int | None
+) -> None:
+    connection, guest = ends
+    call = asyncio.create_task(connection.call({"op": "write", "path": "x"}))
+    _, stream, _ = await guest.take()
+    await guest.send(frames.encode_json(frames.ERROR, stream, {"message": "no", **said}))
+    with pytest.raises(SandboxFileError) as caught:
+        await call
+    assert caught.value.errno == number
+
+
+def test_values_are_counted_without_what_is_text() -> None:
+    text = json.dumps({"path": '[{,"\\' * 100_000}).encode()
+    assert not frames.has_more_items(text, 10)
+    assert frames.has_more_items(json.dumps({"all": [[]] * 10}).encode(), 10)
 
 
 def _raw(kind: int, stream: int, payload: bytes) -> bytes:
@@ -132,6 +196,8 @@ VIOLATIONS: dict[str, Callable[[int], bytes]] = {
     "no json": lambda n: _raw(frames.RESULT, n, b"\xff"),
     "no object": lambda n: _raw(frames.RESULT, n, b"[]"),
     "deep": lambda n: _raw(frames.RESULT, n, b'{"a":' * 5000 + b"1" + b"}" * 5000),
+    "many values": lambda n: _raw(frames.RESULT, n, b'{"a":[' + b"[]," * 5000 + b"0]}"),
+    "a number of megabytes": lambda n: _raw(frames.RESULT, n, b'{"a":' + b"9" * 5000 + b"}"),
     "odd credit": lambda n: _raw(frames.CREDIT, n, b"123"),
     "no credit": lambda n: _raw(frames.CREDIT, n, b"\0\0\0\0"),
     "unowed credit": lambda n: _raw(frames.CREDIT, n, b"\0\0\0\1"),
@@ -199,6 +265,22 @@ async def test_a_guest_that_floods_shares_the_loop() -> None:
         await asyncio.sleep(0)
         turns += 1
     assert turns > 100
+    await starting
+    await connection.close()
+
+
+async def test_a_flood_of_tiny_frames_shares_the_loop() -> None:
+    """V3: one piece of what a guest says may hold twenty thousand of them."""
+    tiny = frames.encode(frames.DATA, 1, b"x")
+    many = frames.CHUNK // len(tiny)
+    flood = Flood(HELLO, tiny * many, tiny * many, tiny * many)
+    connection = Connection(flood, "box")
+    starting = asyncio.create_task(connection.start())
+    await asyncio.sleep(0)
+    stream = connection.open({"op": "read"})
+    await flood.read.wait()
+    assert min(flood.turns[2:]) >= many // 2048
+    assert len((await anext(stream))[1]) == 3 * many
     await starting
     await connection.close()
 
@@ -395,7 +477,36 @@ async def test_what_the_channel_does_not_take_at_once_comes_in_order(ends: Ends)
 async def test_a_request_that_fits_no_frame(ends: Ends) -> None:
     connection, _ = ends
     with pytest.raises(ValueError, match="too large"):
-        connection.open({"op": "exec", "argv": ["x" * frames.MAX_PAYLOAD]})
+        connection.open({"op": "exec", "argv": ["x" * frames.MAX_REQUEST]})
+
+
+async def test_a_large_request_arrives_as_one(ends: Ends) -> None:
+    connection, guest = ends
+    request = {"op": "exec", "argv": ["\u4e2d\udcff" * 400_000, 'a"b\n'], "env": {"A": "x" * 10**6}}
+    stream = connection.open(request)
+    connection.open({"op": "ping"})
+    kind, number, payload = await guest.take()
+    assert (kind, number) == (frames.OPEN, stream.number)
+    assert frames.decode_json(payload, frames.MAX_REQUEST_ITEMS) == request
+    assert len(payload) > frames.MAX_PAYLOAD
+    assert (await guest.take())[0] == frames.OPEN
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        _raw(frames.PART, 1, b"x" * frames.MAX_PAYLOAD) + _raw(frames.DATA, 1, b"x"),
+        _raw(frames.PART, 1, b"x" * frames.MAX_PAYLOAD) + _raw(frames.OPEN, 2, b"}"),
+        _raw(frames.PART, 1, b"{"),
+        _raw(frames.PART, 1, b""),
+        _raw(frames.PART, 1, b"x" * frames.MAX_PAYLOAD) * 9,
+    ],
+)
+def test_parts_that_make_no_request(sent: bytes) -> None:
+    with pytest.raises(frames.ProtocolError):
+        list(frames.FrameReader(frames.TO_GUEST).feed(sent))
+    with pytest.raises(frames.ProtocolError):
+        list(frames.FrameReader(frames.TO_HOST).feed(sent))
 
 
 @pytest.mark.parametrize(

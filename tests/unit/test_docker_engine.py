@@ -1,13 +1,16 @@
-"""What becomes of answers that a real engine gives only now and then."""
+"""What becomes of answers that a real engine gives only now and then, or only elsewhere."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from paracle_sandbox.backends.docker.engine import Engine, EngineRefused
+from paracle_sandbox.backends.docker.usage import usage_of
+from paracle_sandbox.backends.machine.cgroup_usage import MemoryPeak
 from paracle_sandbox.settings import Settings
 
 IMPROPER = {"message": "cannot remove it: sending SIGKILL: container state improper: stopped"}
@@ -55,3 +58,39 @@ async def test_a_removal_that_is_refused(
     finally:
         await engine.close()
         await runner.cleanup()
+
+
+# What an engine said of a container that had written a file of 60 MiB, read it again and put 20 MiB
+# into /dev/shm.
+V1 = {
+    "usage": 92786688,
+    "max_usage": 93011968,
+    "stats": {
+        "active_file": 62947328, "cache": 83984384, "inactive_anon": 28602368,
+        "inactive_file": 28672, "rss": 7639040,
+        "total_active_file": 62947328, "total_cache": 83984384, "total_inactive_anon": 28602368,
+        "total_inactive_file": 28672, "total_rss": 7639040,
+    },
+}  # fmt: skip
+V2 = {
+    "usage": 92786688,
+    "stats": {
+        "active_file": 62947328, "anon": 7639040, "file": 83947520, "inactive_anon": 28602368,
+        "inactive_file": 28672, "shmem": 20971520,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", [V1, V2], ids=["v1", "v2"])
+def test_page_cache_is_no_memory_of_the_sandbox(memory: dict[str, Any]) -> None:
+    """Neither that which was read once, nor that in use; shared memory is."""
+    usage = usage_of({"memory_stats": memory})
+    assert usage.cache_bytes == 62976000
+    assert usage.memory_bytes == 92786688 - 62976000 > 20 << 20
+    # The most of both together is told with the cache; ``MemoryPeak`` takes that off.
+    assert MemoryPeak().of(usage).memory_peak_bytes < 31 << 20
+
+
+def test_an_engine_that_tells_no_cache() -> None:
+    usage = usage_of({"memory_stats": {"usage": 92995584, "limit": 536870912}})
+    assert (usage.memory_bytes, usage.cache_bytes) == (92995584, 0)

@@ -13,11 +13,11 @@ import pytest
 
 from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.remote.backend import RemoteBackend
 from paracle_sandbox.channel.drafts import Drafts
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxError
-from paracle_sandbox.owner import Owner
 from paracle_sandbox.settings import Settings
 
 NAME = ".paracle-0123456789abcdef"
@@ -77,7 +77,8 @@ def test_the_state_directory_that_is_made_is_ours_alone(tmp_path: Path):
 
 def test_whom_we_cannot_look_at_is_alive(monkeypatch: pytest.MonkeyPatch):
     me = Owner.of(os.getpid())
-    monkeypatch.setattr("paracle_sandbox.owner.start_time", lambda _: None)  # as with hidepid
+    # As with hidepid.
+    monkeypatch.setattr("paracle_sandbox.backends.machine.owner.start_time", lambda _: None)
     assert me.is_alive
     assert not replace(me, pid=1 << 24).is_alive  # more than there can be
 

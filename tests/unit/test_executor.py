@@ -181,6 +181,7 @@ async def test_output_is_streamed(executor: SandboxExecutor) -> None:
     assert ("".join(out), "".join(err)) == ("one\n", "two\n")
 
 
+@pytest.mark.clock
 async def test_a_deadline_is_raised_and_leaves_nothing(
     executor: SandboxExecutor, backend: WatchedBackend
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paracle_sandbox.backends.incus.errors import creation_error, no_machines
 from paracle_sandbox.backends.incus.images import alias_of
 from paracle_sandbox.backends.incus.labels import (
     instance_name,
@@ -18,7 +19,6 @@ from paracle_sandbox.backends.incus.labels import (
 )
 from paracle_sandbox.backends.incus.meter import usage_of
 from paracle_sandbox.backends.incus.provision import download_command
-from paracle_sandbox.backends.incus.refusals import creation_error, no_machines
 from paracle_sandbox.backends.incus.remotes import Remotes, read_remotes
 from paracle_sandbox.backends.incus.server import Refused
 from paracle_sandbox.backends.incus.spec import (
@@ -32,13 +32,15 @@ from paracle_sandbox.backends.incus.spec import (
     state_change,
 )
 from paracle_sandbox.backends.incus.start import guest_error
+from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.registry import get_backend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     BackendUnavailableError,
     SandboxCreationError,
 )
-from paracle_sandbox.owner import Owner
+from paracle_sandbox.service.errors import status_of
+from paracle_sandbox.service.recovery import classify
 from paracle_sandbox.settings import Settings, load_settings
 
 SOURCE = {"type": "image", "fingerprint": "ab" * 32}
@@ -186,7 +188,9 @@ def test_refusals_say_what_to_do() -> None:
 def test_a_guest_that_did_not_start() -> None:
     error = guest_error("noise\nparacle-step proc: [Errno 1] Operation not permitted", "image")
     assert error.step == "proc" and "Operation not permitted" in str(error)
-    assert "has no python3" in str(guest_error('exec: "python3": executable not found', "image"))
+    missing = guest_error('exec: "python3": executable not found', "image")
+    assert "has no python3" in str(missing) and missing.step == "image"
+    assert (status_of(missing), classify(missing).retryable) == (400, False)
     assert guest_error("", "image").step == "guest"
 
 
@@ -238,4 +242,4 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'paracle-sandbox[incus]'" in done.stdout, done
+    assert "pip install '.[incus]'" in done.stdout, done

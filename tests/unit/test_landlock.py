@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import paracle_sandbox
-from paracle_sandbox.jail import landlock
+from paracle_sandbox.jail.filters import landlock
 
 SOURCE = str(pathlib.Path(paracle_sandbox.__file__).parent.parent)
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(bool(landlock.unavailable()), reason=str(landloc
 
 TOOLS = """
 import ctypes, errno, os, socket, sys
-from paracle_sandbox.jail import landlock
+from paracle_sandbox.jail.filters import landlock
 
 libc = ctypes.CDLL(None)
 libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4

@@ -24,6 +24,7 @@ from paracle_sandbox import (
     Settings,
     load_settings,
 )
+from paracle_sandbox.backends import auto
 from paracle_sandbox.backends.registry import explain, get_backend
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.testing.fake import FakeBackend
@@ -321,6 +322,15 @@ async def test_a_slot_handed_to_a_cancelled_waiter_is_passed_on(backend: Watched
         await manager.create()
 
 
+def test_the_older_module_of_errors() -> None:
+    from paracle_sandbox import errors, exceptions
+
+    own = {n: kind for n, kind in vars(errors).items() if isinstance(kind, type)}
+    assert {n: getattr(exceptions, n) for n in own} == own
+    assert {*own, "SandboxResourceError"} == set(exceptions.__all__)
+    assert exceptions.SandboxResourceError is errors.ResourceLimitError
+
+
 async def test_the_older_names(backend: WatchedBackend) -> None:
     async with managed(backend, 3) as manager:
         sandbox_id = await manager.create_sandbox(SandboxSettings(memory_limit="1g"))
@@ -328,6 +338,15 @@ async def test_the_older_names(backend: WatchedBackend) -> None:
         assert sandbox.config.memory_mb == 1024
         assert manager._sandboxes == {sandbox_id: sandbox}
         assert set(manager._last_used) == {sandbox_id}
+        # The manager's own commands follow one another.
+        await sandbox.run_command("cd /tmp")
+        assert await sandbox.run_command("pwd") == "/tmp\n"
+        await manager._cleanup_idle_sandboxes()
+        assert sandbox_id in manager._sandboxes
+        manager._last_used[sandbox_id] = 0
+        await manager._cleanup_idle_sandboxes()
+        assert not manager._sandboxes and not backend.alive
+        sandbox_id = await manager.create_sandbox()
         await manager.delete_sandbox(sandbox_id)
         with pytest.raises(KeyError, match="Sandbox .* not found"):
             await manager.get_sandbox(sandbox_id)
@@ -380,6 +399,32 @@ async def test_idle_sandboxes_are_removed_but_never_one_in_use(backend: WatchedB
         assert not manager.active_sandboxes
         again = await manager.create()
         await wait_until(lambda: again.sandbox_id not in backend.alive)
+
+
+async def test_a_short_idle_timeout_is_kept_without_a_short_cleanup_interval(
+    backend: WatchedBackend,
+) -> None:
+    """The usual interval of 300 seconds would keep a sandbox that long."""
+    async with SandboxManager(
+        backend=backend, settings=Settings(), idle_timeout=0.2, cleanup_interval=300
+    ) as manager:
+        await manager.create()
+        await wait_until(lambda: not backend.alive)
+
+
+async def test_auto_that_takes_docker_has_its_idle_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def passed_over(_: Settings) -> str:
+        return "not here"
+
+    monkeypatch.setattr(
+        auto, "PROBLEMS", {"native": passed_over, "docker": lambda _: None, "incus": passed_over}
+    )
+    async with SandboxManager(settings=Settings()) as manager:
+        assert (manager.backend.name, manager.idle_timeout) == ("docker", 900)
+    async with SandboxManager(settings=Settings(), idle_timeout=None) as manager:
+        assert (manager.backend.name, manager.idle_timeout) == ("docker", None)
 
 
 async def test_no_idle_timeout_means_for_ever(backend: WatchedBackend) -> None:
@@ -490,7 +535,7 @@ def test_what_was_set_for_containers_holds_for_them_alone() -> None:
     settings = load_settings(env)
     assert SandboxManager(backend="docker", settings=settings).idle_timeout == 60
     assert SandboxManager(backend="native", settings=settings).idle_timeout == 3600
-    assert SandboxManager(backend="docker", settings=Settings()).idle_timeout == 3600
+    assert SandboxManager(backend="docker", settings=Settings()).idle_timeout == 900
     assert SandboxManager(idle_timeout=5, backend="docker", settings=settings).idle_timeout == 5
     assert settings.default_config("docker").base_image == "mine:1"
     assert settings.default_config("native").base_image == "paracle/sandbox:latest"

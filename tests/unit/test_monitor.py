@@ -9,7 +9,8 @@ import pytest
 
 from paracle_sandbox import Sandbox, SandboxConfig, SandboxError, SandboxMonitor
 from paracle_sandbox.backends.base import Usage
-from paracle_sandbox.monitor import Sample
+from paracle_sandbox.backends.machine.cgroup_usage import MemoryPeak
+from paracle_sandbox.sandbox.monitor import Sample
 from paracle_sandbox.testing.fake import FakeBackend
 
 MIB = 1 << 20
@@ -25,6 +26,7 @@ class Meter:
     oom_kills: int = 0
     cpu_cores_used: float = 0.0
     fails: bool = False
+    peak: MemoryPeak = field(default_factory=MemoryPeak)
     started: float = field(default_factory=time.monotonic)
 
 
@@ -36,13 +38,14 @@ class MeteredBackend(FakeBackend):
     async def usage(self, sandbox_id: str) -> Usage:
         if self.meter.fails:
             raise SandboxError("no meter", sandbox_id)
-        return Usage(
+        usage = Usage(
             cpu_seconds=(time.monotonic() - self.meter.started) * self.meter.cpu_cores_used,
             memory_bytes=int(self.meter.memory_mb * MIB),
             memory_peak_bytes=int(self.meter.peak_mb * MIB),
             cache_bytes=int(self.meter.cache_mb * MIB),
             oom_kills=self.meter.oom_kills,
         )
+        return self.meter.peak.of(usage)
 
 
 @pytest.fixture
@@ -65,6 +68,7 @@ async def until_samples(monitor: SandboxMonitor, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.clock
 async def test_samples_are_taken_while_something_runs(sandbox: Sandbox) -> None:
     monitor = SandboxMonitor(sandbox, interval_seconds=0.05)
     async with monitor:

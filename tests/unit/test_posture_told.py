@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paracle_sandbox.backends.cgroup_usage import KeptLimits, read_limits
-from paracle_sandbox.backends.native.orders import missing_layers
-from paracle_sandbox.backends.probe import limit_layers
+from paracle_sandbox.backends.health_probe import limit_layers
+from paracle_sandbox.backends.machine.cgroup_usage import KeptLimits, read_limits
+from paracle_sandbox.backends.native.spawner_protocol import missing_layers
 from paracle_sandbox.cli.execute import _show_end
 from paracle_sandbox.cli.program import Outcome
 from paracle_sandbox.config import SandboxConfig

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
+import contextlib
 import copy
+import gc
 import pickle
 import random
 import tracemalloc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,7 +21,9 @@ from paracle_sandbox.errors import (
     SandboxTimeoutError,
     StoppedError,
 )
+from paracle_sandbox.manager import SandboxManager
 from paracle_sandbox.printed import Printed
+from paracle_sandbox.testing.fake import FakeBackend
 
 MIB = 1 << 20
 # Of each length, so that they are cut at any place; newlines of every kind.
@@ -124,3 +130,24 @@ def test_what_an_error_carries_can_be_replaced():
     error = StoppedError("stopped", stdout=printed(TEXT, 1), stderr="why")
     error.stdout, error.stderr = "other", "reason"
     assert (error.stdout, error.stderr) == ("other", "reason")
+
+
+async def test_output_is_let_go_of_with_its_error() -> None:
+    """By no garbage collector: fifty floods would be a hundred megabytes by the time it runs."""
+    gc.disable()
+    try:
+        backend = FakeBackend()
+        async with SandboxManager(1, backend=backend) as manager:
+            sandbox = await manager.create({"max_output_mb": 1})
+            command = await sandbox.start_command("yes", timeout=60)
+            gone = weakref.ref(command)
+            for _ in range(2):
+                with contextlib.suppress(ResourceLimitError):
+                    await command.wait()
+            with contextlib.suppress(ResourceLimitError):
+                await sandbox.execute("yes", timeout=60)
+            del command
+            await asyncio.sleep(0)
+            assert gone() is None
+    finally:
+        gc.enable()

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from paracle_sandbox.backends.native import records as records_module
 from paracle_sandbox.backends.native.records import RecordStore
 from paracle_sandbox.jail.records import Records
 
 SLOT = "slot-0-1"
-ONE = {"id": "one", "instance": 0, "slot": SLOT, "owner": "me"}
-OTHER = {**ONE, "owner": "another"}
+ONE = {"id": "one", "instance": 0, "slot": SLOT, "owner": {"who": "me"}}
+OTHER = {**ONE, "owner": {"who": "another"}}
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def records(tmp_path: Path):
 
 def owner(store: RecordStore) -> str | None:
     record = store.find("one")
-    return None if record is None else str(record.content["owner"])
+    return None if record is None else str(record.content["owner"]["who"])
 
 
 def test_a_child_becomes_a_sandbox_and_keeps_its_record(store, records) -> None:
@@ -73,7 +74,7 @@ def test_one_whose_child_is_gone_already_is_recorded_all_the_same(store, records
 
 
 def test_a_file_system_without_second_names(store, records, monkeypatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "no links here")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -127,7 +128,7 @@ def test_a_child_is_not_found_by_its_own_name(store, records) -> None:
 def test_no_descriptor_for_it_and_it_is_another_ones(store, records, monkeypatch) -> None:
     store.name(SLOT, "one", ONE)
 
-    def none_left(*_: object) -> int:
+    def none_left(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, "too many")
 
     with monkeypatch.context() as patch:
@@ -140,17 +141,63 @@ def test_no_descriptor_for_it_and_it_is_another_ones(store, records, monkeypatch
 @pytest.mark.parametrize("holder", [True, False])
 def test_of_a_dead_one_goes_what_was_its_alone(tmp_path: Path, holder: bool) -> None:
     """Whoever has its number now has the directory that its groups were in."""
-    store, group = RecordStore(tmp_path / "state"), tmp_path / "groups" / "top" / "0" / "slot"
-    (tmp_path / "state" / "instances").mkdir(parents=True)
+    state = tmp_path / "state"
+    (state / "instances").mkdir(parents=True)
+    group = group_of(state, tmp_path / "groups")
     group.mkdir(parents=True)
-    dead = {"id": "one", "instance": 0, "token": "dead", "cgroups": {"memory": str(group)}}
-    (tmp_path / "state" / "one.json").write_text(json.dumps(dead) + "\n")
-    living = Records(str(tmp_path / "state")) if holder else None
+    dead = {**DEAD, "cgroups": {"memory": str(group)}}
+    (state / "one.json").write_text(json.dumps(dead) + "\n")
+    living = Records(str(state)) if holder else None
+    store = RecordStore(state)
     assert store.sweep() == 1 and not store.is_taken("one")
     assert not group.exists() and group.parent.exists() == holder
     if living is not None:
         assert living.instance == 0
         living.close()
+
+
+DEAD = {"id": "one", "instance": 0, "token": "dead", "slot": "slot-0-dead-1"}
+
+
+def group_of(state: Path, hierarchy: Path) -> Path:
+    """Where the spawner of a state directory makes the cgroup of that child."""
+    about = state.stat()
+    spawner = f"{about.st_dev:x}-{about.st_ino:x}-0"
+    return hierarchy / "paracle-sandbox" / spawner / "slot-0-dead-1"
+
+
+@pytest.mark.parametrize("where", ["another", "above", "relative"])
+def test_no_other_cgroup_is_touched(tmp_path: Path, where: str, monkeypatch) -> None:
+    state = tmp_path / "state"
+    (state / "instances").mkdir(parents=True)
+    ours = group_of(state, tmp_path)
+    places = {
+        "another": tmp_path / "another" / "group",
+        "above": ours / ".." / ".." / "other" / "slot-0-dead-1",
+        "relative": ours.relative_to(tmp_path),
+    }
+    monkeypatch.chdir(tmp_path)
+    ours.mkdir(parents=True)
+    places[where].mkdir(parents=True, exist_ok=True)
+    dead = {**DEAD, "cgroups": {"memory": str(places[where])}}
+    (state / "one.json").write_text(json.dumps(dead) + "\n")
+    RecordStore(state).sweep()
+    assert places[where].is_dir() and ours.is_dir()
+
+
+def test_a_cgroup_that_stays_keeps_its_record(tmp_path: Path, monkeypatch) -> None:
+    """Or nobody would ever try again."""
+    monkeypatch.setattr(records_module, "_SWEEP_SECONDS", 0.0)
+    state = tmp_path / "state"
+    (state / "instances").mkdir(parents=True)
+    group = group_of(state, tmp_path)
+    (group / "busy").mkdir(parents=True)
+    dead = {**DEAD, "cgroups": {"memory": str(group)}}
+    (state / "one.json").write_text(json.dumps(dead) + "\n")
+    store = RecordStore(state)
+    assert store.sweep() == 0 and store.is_taken("one")
+    (group / "busy").rmdir()
+    assert store.sweep() == 1 and not store.is_taken("one") and not group.exists()
 
 
 def test_a_number_whose_holder_changes_meanwhile_is_not_free(tmp_path: Path, monkeypatch) -> None:

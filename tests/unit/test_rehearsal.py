@@ -1,4 +1,4 @@
-"""What the mold plays through must leave no trace in the mold."""
+"""What the zygote plays through must leave no trace in the zygote."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ _PROGRAM = """
 import _signal, concurrent.futures.process, concurrent.futures.thread, ctypes, faulthandler, gc
 import os, resource, signal, socket, sys, threading
 
-from paracle_sandbox.guest import children, ends, kernel, program_end, program_stack, seed
-from paracle_sandbox.guest import start as guest_start
-from paracle_sandbox.guest.commands import Command
-from paracle_sandbox.guest.program import make_ready
-from paracle_sandbox.guest.program_end import Ending
-from paracle_sandbox.guest.program_state import forget_guest
-from paracle_sandbox.guest.stdio import Output
+from paracle_sandbox.guest.processes import process_table as children
+from paracle_sandbox.guest.prefork import early_exit as ends, preforked as seed
+from paracle_sandbox.guest import kernel
+from paracle_sandbox.guest.python import exit as program_end, stack as program_stack
+from paracle_sandbox.guest.processes import spawn as guest_start
+from paracle_sandbox.guest.processes.command import Command
+from paracle_sandbox.guest.python.program import make_ready
+from paracle_sandbox.guest.python.exit import Ending
+from paracle_sandbox.guest.python.interpreter_state import forget_guest
+from paracle_sandbox.guest.processes.stdio import Output
 from paracle_sandbox.guest.wire import Channel
-from paracle_sandbox.jail import seccomp
+from paracle_sandbox.jail.filters import seccomp
 from paracle_sandbox.jail.child import Order, Start, keep_only
 from paracle_sandbox.jail.confine import Filters, Identity, Shape
-from paracle_sandbox.jail.place import Place
-from paracle_sandbox.jail.rehearsal import rehearse
+from paracle_sandbox.jail.limits.sandbox_resources import Place
+from paracle_sandbox.jail.warmup.rehearsal import rehearse
 
 
 def process():
@@ -80,7 +83,7 @@ def test_a_rehearsal_comes_to_its_end_and_changes_nothing() -> None:
 
 def test_what_is_made_after_gaps_were_filled_lies_beside_the_heads_of_pools() -> None:
     code = """
-from paracle_sandbox.jail.rehearsal import _fill_gaps
+from paracle_sandbox.jail.warmup.rehearsal import _fill_gaps
 sizes = list(range(48, 513, 16))
 def beside_heads():
     return sum(id(bytes(size - 33)) % (16 << 10) < 4096 for size in sizes)
@@ -97,7 +100,7 @@ print(len(sizes), before, beside_heads())
 def test_what_is_made_after_gaps_were_filled_lies_at_the_end_of_the_heap() -> None:
     code = """
 from paracle_sandbox.jail import kernel
-from paracle_sandbox.jail.rehearsal import _fill_gaps
+from paracle_sandbox.jail.warmup.rehearsal import _fill_gaps
 sizes = list(range(520, 4000, 60)) * 5
 blocks = [b"x" * size for size in sizes]
 del blocks[::2]

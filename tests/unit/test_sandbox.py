@@ -27,7 +27,7 @@ from paracle_sandbox.errors import (
     SandboxPathError,
     SandboxTimeoutError,
 )
-from paracle_sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.testing.fake import FakeBackend
 
 MIB = 1 << 20
@@ -258,11 +258,17 @@ async def test_what_cannot_be_a_command(sandbox: Sandbox, command: str | list[st
         await sandbox.execute(command)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 async def test_what_cannot_be_a_timeout(sandbox: Sandbox, timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout"):
         await sandbox.execute("true", timeout)
     assert sandbox.in_use == 0
+
+
+async def test_an_infinite_timeout_is_no_limit(sandbox: Sandbox) -> None:
+    sandbox._config.__dict__["timeout_seconds"] = 0.2  # what None would be
+    result = await sandbox.execute("sleep 0.5; echo late", float("inf"))
+    assert result["stdout"] == "late\n"
 
 
 async def test_a_misspelt_option(sandbox: Sandbox) -> None:
@@ -303,6 +309,7 @@ async def test_run_file(sandbox: Sandbox) -> None:
 # Time
 
 
+@pytest.mark.clock
 async def test_a_timeout_kills_the_tree_and_keeps_the_output(sandbox: Sandbox) -> None:
     script = "echo so far; (trap '' TERM; setsid sleep 60) & echo $! > pid; sleep 60"
     begun = time.monotonic()
@@ -662,7 +669,10 @@ async def test_files_round_trip(sandbox: Sandbox) -> None:
     await sandbox.write_file("/workspace/raw", b"\xff\x00")
     assert await sandbox.read_bytes("raw") == b"\xff\x00"
     assert await sandbox.read_file("raw", encoding=None) == b"\xff\x00"
-    assert await sandbox.read_file("raw") == "\ufffd\x00"
+    assert await sandbox.read_file("raw", errors="replace") == "\ufffd\x00"
+    with pytest.raises(UnicodeDecodeError, match="read_bytes") as caught:
+        await sandbox.read_file("raw")
+    assert isinstance(caught.value, SandboxFileError) and caught.value.filename == "raw"
     await sandbox.write_file("empty", "")
     assert await sandbox.read_file("empty") == ""
 
@@ -948,3 +958,36 @@ async def test_the_guest_hears_that_processes_are_few(
         monkeypatch.setattr(connection, "open", noting)
         await sandbox.run_code("pass")
     assert asked[0] is few
+
+
+# What a program inside says, and the host reads
+
+
+async def test_packages_are_those_that_programs_can_import(
+    backend: FakeBackend, sandbox: Sandbox
+) -> None:
+    folder = "lib/named-1.5.dist-info"
+    await sandbox.write_file(
+        f"{folder}/METADATA", "Metadata-Version: 2.1\nName: named\nVersion: 1.5\n"
+    )
+    planted = "import sys; sys.stdout.write('[' * (16 << 20)); sys.exit()"
+    for name in ("json", "site", "importlib"):
+        await sandbox.write_file(f"{name}.py", planted)
+    sandbox._config.env_vars["PYTHONPATH"] = f"{backend.directory_of('box')}/lib"
+    found = await sandbox.installed_packages()
+    assert {"name": "named", "version": "1.5"} in found
+
+
+@pytest.mark.parametrize("said", ["no table", "x\ty\n" * 20_000, "\t\t\n", "[" * (16 << 20)])
+async def test_a_list_of_packages_that_is_none(
+    backend: FakeBackend, sandbox: Sandbox, said: str
+) -> None:
+    """The program that lists them is the sandbox's own, which can be anything."""
+    place = backend.directory_of("box")
+    python = f"#!/bin/sh\nhead -c {len(said)} {place}/said"
+    await sandbox.write_file("said", said)
+    await sandbox.write_file("bin/python3", python)
+    await sandbox.execute("chmod +x bin/python3")
+    sandbox._config.env_vars["PATH"] = f"{place}/bin:{os.environ['PATH']}"
+    with pytest.raises((SandboxExecutionError, ResourceLimitError)):
+        await sandbox.installed_packages()

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import paracle_sandbox
-from paracle_sandbox.jail import syscalls
+from paracle_sandbox.jail.filters import syscalls
 
 SOURCE = str(pathlib.Path(paracle_sandbox.__file__).parent.parent)
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 TOOLS = """
 import ctypes, errno, os, sys
-from paracle_sandbox.jail import policy, seccomp, syscalls
+from paracle_sandbox.jail.filters import policy, seccomp, syscalls
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
@@ -93,8 +93,13 @@ def test_arguments_are_refused_with_and_without_high_bits():
             ("socket", 17, 3, 0), ("socket", 2, 3, 1), ("socket", 16, 3, 12),
             ("ioctl", 0, 0x5412, 1), ("ioctl", 0, 0x541C, 1), ("ioctl", 0, 0x40086602, 1),
             ("ioctl", 0, 0x50009401, 1), ("personality", 0x40000), ("prctl", 35, 1, 1),
-            ("prctl", 0x59616d61, 1), ("seccomp", 1, 8, 1), ("fcntl", 0, 1024, 0),
+            ("prctl", 0x59616d61, 1), ("fcntl", 0, 1024, 0),
             ("mknodat", 3, 1, 0o020644, 0x103), ("sched_setscheduler", 0, 1, 1),
+            ("sched_setscheduler", 1, 0, 1), ("setpriority", 0, 1, 19), ("setpriority", 2, 0, 19),
+            ("prlimit64", 1, 7, 1, 0), ("ioprio_set", 1, 1, 0x4004),
+            ("setuid", 0), ("setgid", 0), ("setreuid", 0, 0), ("setregid", 0xffffffff, 0),
+            ("setresuid", 0xffffffff, 0, 0xffffffff), ("setresgid", 1000, 1000, 1001),
+            ("mmap", 0, 1 << 21, 3, 0x40022, 0xffffffff), ("memfd_create", 1, 4),
         ]
         for name, *arguments in refused:
             for high in (0, 1 << 32, 0xffffffff << 32):
@@ -103,11 +108,30 @@ def test_arguments_are_refused_with_and_without_high_bits():
     """)
 
 
-def test_a_further_filter_may_be_added_but_nobody_may_answer_for_others():
+def test_no_further_filter_may_be_added():
     check("""
-        seccomp.install(seccomp.program())
-        assert attempt("seccomp", 1, 1 << 3, 1) == errno.EPERM
-        assert attempt("seccomp", 0, 0, 0) == errno.EPERM
+        try:
+            seccomp.install(seccomp.program())
+        except OSError as error:
+            assert error.errno == errno.ENOSYS
+        else:
+            raise AssertionError("installed")
+        for mode in (1, 2):
+            assert attempt("prctl", 22, mode, 1) == errno.EINVAL
+    """)
+
+
+def test_file_systems_of_the_host_are_not_flushed():
+    check("""
+        assert attempt("sync") == attempt("syncfs", 0xffffffff) == 0  # or it were no descriptor
+    """)
+
+
+def test_limits_of_others_can_be_read():
+    check("""
+        import resource
+        assert resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)[0] > 0
+        assert attempt("prlimit64", os.getppid(), 7, 1 << 32, 0) == errno.EPERM
     """)
 
 
@@ -115,6 +139,30 @@ def test_a_further_filter_may_be_added_but_nobody_may_answer_for_others():
 def test_the_filter_needs_no_new_privs():
     done = run("os.setuid(65534)\nseccomp.install(seccomp.program())", confined=False)
     assert "PermissionError" in done.stderr and "seccomp" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_ids_can_be_said_again_and_not_changed():
+    """Also where the ids that were saved would allow more: here they are root's."""
+    check("""
+        os.setgroups([])
+        os.setresgid(1000, 1000, 0)
+        os.setresuid(1000, 1000, 0)
+        confine()
+        for kind in ("uid", "gid"):
+            for ids in ((-1, 1000, -1), (1000, 1000, -1), (-1, -1, -1)):
+                getattr(os, "setres" + kind)(*ids)
+            getattr(os, "setre" + kind)(-1, 1000)
+            for call, ids in (("setres", (-1, 0, -1)), ("setre", (-1, 0)), ("set", (0,))):
+                try:
+                    getattr(os, call + kind)(*ids)
+                except PermissionError:
+                    continue
+                raise AssertionError((call, kind))
+        assert os.getresuid() == os.getresgid() == (1000, 1000, 0)
+        child = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 7"], os.environ, resetids=True)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """, confined=False)  # fmt: skip
 
 
 def test_threads_and_programs_started_are_under_it():

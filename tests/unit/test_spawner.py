@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from paracle_sandbox.jail import heat
-from paracle_sandbox.jail.cgroups import Limits
+from paracle_sandbox.jail import spawner as spawner_module
 from paracle_sandbox.jail.child import Child
 from paracle_sandbox.jail.confine import Identity, Shape
-from paracle_sandbox.jail.heat import Heat
-from paracle_sandbox.jail.place import Grant
+from paracle_sandbox.jail.limits import cgroup_keepalive
+from paracle_sandbox.jail.limits.cgroup_keepalive import Heat
+from paracle_sandbox.jail.limits.cgroups import Limits
+from paracle_sandbox.jail.limits.sandbox_resources import Grant
 from paracle_sandbox.jail.spawner import Spawner
 
 SHAPE = Shape()
@@ -27,7 +28,7 @@ GRANT = {"limits": Limits(64 << 20, 10, 100)._asdict(), "disk_bytes": 1 << 20}
 
 @pytest.fixture(autouse=True)
 def who_has_ended_is_gone():
-    """As in a mold."""
+    """As in a zygote."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGCHLD, before)
@@ -59,19 +60,20 @@ def spawner_on(control: socket.socket) -> Spawner:
         let_die=lambda slot: None,
         leave=lambda slot: True,
         clear=lambda slot, shape: None,
+        broken=False,
     )
-    ground: Any = SimpleNamespace(
+    resources: Any = SimpleNamespace(
         place=place,
         records=SimpleNamespace(remove=lambda slot: None),
         give_identity_back=lambda identity: None,
     )
-    ground.cgroups = None
-    mold: Any = SimpleNamespace()
+    resources.cgroups = None
+    zygote: Any = SimpleNamespace()
     options = {
         "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,
         "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1,
     }  # fmt: skip
-    _spawners.append(Spawner(control, ground, mold, options))
+    _spawners.append(Spawner(control, resources, zygote, options))
     return _spawners[-1]
 
 
@@ -117,7 +119,7 @@ def test_an_end_that_is_told_before_the_last_words(said: bytes, step: str) -> No
         assert (answer["request"], answer["error"]) == (7, step)
 
 
-class _Mold:
+class _Zygote:
     """Forks nobody: a child is a process of ours that waits to be killed."""
 
     def __init__(self) -> None:
@@ -145,20 +147,20 @@ def turn(spawner: Spawner) -> None:
 
 @pytest.fixture
 def started():
-    """A spawner that has begun with the sandbox it was started for; its owner's end, its mold."""
+    """A spawner that has begun with the sandbox it was started for; its owner's end, its zygote."""
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    spawner, mold = spawner_on(control), _Mold()
-    ground: Any = spawner._ground
-    ground.instance, ground.cgroups, ground.volume = 0, object(), None
-    ground.take_identity = lambda: Identity(1, 1, False)
-    ground.cgroup_paths = lambda slot: {}
-    ground.process_of = lambda pidfd: {}
-    ground.records.slot = lambda number: f"slot-0-{number}"
-    ground.records.write = lambda slot, groups: None
-    spawner._mold = mold  # type: ignore[assignment]
+    spawner, zygote = spawner_on(control), _Zygote()
+    resources: Any = spawner._resources
+    resources.instance, resources.cgroups, resources.volume = 0, object(), None
+    resources.take_identity = lambda: Identity(1, 1, False)
+    resources.cgroup_paths = lambda slot: {}
+    resources.process_of = lambda pidfd: {}
+    resources.records.slot = lambda number: f"slot-0-{number}"
+    resources.records.write = lambda slot, groups: None
+    spawner._zygote = zygote  # type: ignore[assignment]
     spawner._start_first({"shape": SHAPE._asdict(), **GRANT})
-    yield spawner, owner, mold
-    for child, theirs in mold.forked:
+    yield spawner, owner, zygote
+    for child, theirs in zygote.forked:
         if child.pidfd >= 0:
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         child.close()
@@ -180,8 +182,8 @@ def answer_to(owner: socket.socket) -> dict[str, Any]:
 
 @pytest.mark.parametrize("finished", [True, False], ids=["parked", "starting"])
 def test_the_first_is_handed_over_once_whenever_it_is_asked_for(started, finished: bool) -> None:
-    spawner, owner, mold = started
-    ((_, theirs),) = mold.forked
+    spawner, owner, zygote = started
+    ((_, theirs),) = zygote.forked
     if finished:
         theirs.send(b"ok")
         turn(spawner)
@@ -192,17 +194,17 @@ def test_the_first_is_handed_over_once_whenever_it_is_asked_for(started, finishe
     answer = answer_to(owner)
     assert (answer["request"], answer["slot"], answer["fds"]) == (1, "slot-0-1", 1)
     spawner._create(asked(2))
-    assert [child.slot for child, _ in mold.forked] == ["slot-0-1", "slot-0-2"]
+    assert [child.slot for child, _ in zygote.forked] == ["slot-0-1", "slot-0-2"]
 
 
 def test_one_that_is_gone_before_it_is_handed_over_is_an_error_and_no_end(started) -> None:
-    spawner, owner, mold = started
-    ((child, theirs),) = mold.forked
+    spawner, owner, zygote = started
+    ((child, theirs),) = zygote.forked
 
     def nobody(_pidfd: int) -> dict[str, int]:
         raise ProcessLookupError(3, "the child died")
 
-    spawner._ground.process_of = nobody
+    spawner._resources.process_of = nobody
     spawner._create(asked(1))
     theirs.send(b"ok")
     signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
@@ -222,7 +224,7 @@ def test_the_way_into_groups_is_kept_short_once_few_are_left(
     spawner._first = None
     spawner._parked.extend([SimpleNamespace(has_ended=False, state="parked")] * (left + 2))
     monkeypatch.setattr(spawner, "_hand_over", lambda child: None)
-    monkeypatch.setattr(heat, "_BURST_SECONDS", 60.0)
+    monkeypatch.setattr(cgroup_keepalive, "_BURST_SECONDS", 60.0)
     for number in range(1, 3):
         assert not spawner._heat.in_burst
         spawner._create(asked(number))
@@ -230,10 +232,10 @@ def test_the_way_into_groups_is_kept_short_once_few_are_left(
 
 
 def test_what_others_call_it_is_known_before_it_is_asked_for(started) -> None:
-    spawner, owner, mold = started
-    ((_, theirs),) = mold.forked
+    spawner, owner, zygote = started
+    ((_, theirs),) = zygote.forked
     looks: list[int] = []
-    spawner._ground.process_of = lambda pidfd: {"pid": looks.append(pidfd) or 7, "start": 8}
+    spawner._resources.process_of = lambda pidfd: {"pid": looks.append(pidfd) or 7, "start": 8}
     theirs.send(b"ok")
     turn(spawner)
     assert looks
@@ -243,22 +245,22 @@ def test_what_others_call_it_is_known_before_it_is_asked_for(started) -> None:
 
 
 def test_one_that_died_before_it_could_be_looked_at_is_noticed(started) -> None:
-    spawner, _, mold = started
-    ((child, theirs),) = mold.forked
+    spawner, _, zygote = started
+    ((child, theirs),) = zygote.forked
 
     def gone(_pidfd: int) -> dict[str, int]:
         raise FileNotFoundError("-1/stat")
 
-    spawner._ground.process_of = gone
+    spawner._resources.process_of = gone
     theirs.send(b"ok")
     turn(spawner)
     assert (child.state, child.process) == ("parked", None)
 
 
 def test_a_first_of_another_shape_goes(started) -> None:
-    spawner, _, mold = started
+    spawner, _, zygote = started
     spawner._create(asked(1, Shape(working_dir="/data")))
-    first, second = (child for child, _ in mold.forked)
+    first, second = (child for child, _ in zygote.forked)
     assert (first.state, second.shape.working_dir) == ("dying", "/data")
     while first.pidfd >= 0:
         turn(spawner)
@@ -266,13 +268,13 @@ def test_a_first_of_another_shape_goes(started) -> None:
 
 
 def test_a_first_that_failed_is_made_again_when_it_is_asked_for(started) -> None:
-    spawner, _, mold = started
-    ((first, theirs),) = mold.forked
+    spawner, _, zygote = started
+    ((first, theirs),) = zygote.forked
     theirs.send(json.dumps({"step": "seccomp", "message": "refused"}).encode())
     while first.pidfd >= 0:
         turn(spawner)
     spawner._create(asked(1))
-    assert [child.slot for child, _ in mold.forked] == ["slot-0-1", "slot-0-2"]
+    assert [child.slot for child, _ in zygote.forked] == ["slot-0-1", "slot-0-2"]
 
 
 def test_a_stock_is_filled_for_whoever_asks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,3 +313,32 @@ def test_a_deep_stock_is_filled_after_a_burst(
             spawner._heat.asked()
         spawner._use_idle_time()
         assert begun == [SHAPE] * fills
+
+
+@pytest.mark.parametrize("again", ["asked", "by itself"])
+def test_what_could_not_be_removed_is_not_forgotten(started, monkeypatch, again: str) -> None:
+    """It is said to be left as often as somebody asks, and it is tried again until it is gone."""
+    monkeypatch.setattr(spawner_module, "_BUSY_PATIENCE_SECONDS", 0.0)
+    spawner, owner, zygote = started
+    ((_, theirs),) = zygote.forked
+    theirs.send(b"ok")
+    turn(spawner)
+    spawner._create(asked(1))
+    slot, removed = answer_to(owner)["slot"], []
+    resources: Any = spawner._resources
+    resources.records.remove = removed.append
+    resources.place.leave = lambda slot: False  # somebody else's process is in its group
+    spawner._destroy({"request": 2, "slot": slot})
+    while not spawner._busy:
+        turn(spawner)
+    until(lambda: spawner._retry_busy() or not spawner._busy)
+    assert "cgroup" in answer_to(owner)["left"]
+    spawner._destroy({"request": 3, "slot": slot})
+    assert "cgroup" in answer_to(owner)["left"] and not removed
+    resources.place.leave = lambda slot: True
+    if again == "asked":
+        spawner._destroy({"request": 4, "slot": slot})
+        assert answer_to(owner)["left"] == ""
+    else:
+        until(lambda: spawner._retry_stuck() or removed)
+    assert removed == [slot] and slot not in spawner._children and not spawner._stuck

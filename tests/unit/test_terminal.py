@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paracle_sandbox.errors import SandboxExecutionError, SandboxTimeoutError
-from paracle_sandbox.sandbox import Sandbox
-from paracle_sandbox.terminal import Terminal
+from paracle_sandbox.sandbox.sandbox import Sandbox
+from paracle_sandbox.sandbox.terminal import Terminal
 from paracle_sandbox.testing.fake import FakeBackend
 
 

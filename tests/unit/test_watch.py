@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from paracle_sandbox.backends.docker.engine import Engine
-from paracle_sandbox.backends.docker.watch import Watch
+from paracle_sandbox.backends.docker.events import Watch
 
 OOM = {"Action": "oom", "Actor": {"ID": "box"}}
 KILLED = {"Action": "die", "Actor": {"ID": "box", "Attributes": {"exitCode": "137"}}}

@@ -12,7 +12,17 @@ from machine import Account, VmResult, VmUnavailableError, prepare, run_in_vm
 import engines
 
 NATIVE_TESTS = ("tests/conformance/test_native.py",)
-PYTEST = ("python3", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+PYTEST = (
+    "env",
+    "PARACLE_TEST_LOOP_SECONDS=4",
+    "python3",
+    "-m",
+    "pytest",
+    "-q",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+)
 WITNESS = ("python3", "tests/vm/cgroup_witness.py")
 
 BUILD_SECONDS = 600
@@ -86,6 +96,21 @@ def test_user_has_namespaces_and_a_cgroup_of_its_own() -> None:
     assert {"imports-work", "shell-is-1"} <= set(result.output.splitlines())
     limited = witness_report(result)["limited"]
     assert [path.rsplit("/", 1)[1] for path in limited] == ["box"]
+
+
+def test_a_clock_that_jumps_changes_no_deadline() -> None:
+    """R20: an hour forward under a running program, two hours back before a deadline, and one
+    under an idle sandbox.
+
+    The machine is not suspended and resumed: the kernel stops all processes and CLOCK_MONOTONIC
+    meanwhile, and afterwards a process sees its wall clock jump forward, which is the first of
+    these. What more there is to it, drivers and firmware, is not ours."""
+    environment = "PARACLE_STOCK=0 PARACLE_TEMPLATE_BUILD=0 PYTHONPATH=src"
+    result = run_in_vm(f"{environment} python3 tests/vm/clock_jumps.py", 300)
+    assert result.exit_code == 0, result.output
+    assert [w for w in result.output.split() if w in ("forward", "backward", "idle")] == [
+        "forward", "backward", "idle",
+    ]  # fmt: skip
 
 
 def test_a_machine_that_does_not_end_is_killed() -> None:

@@ -9,21 +9,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..audit_log import AuditLog
+from ..audit.log import AuditLog
 from ..backends.base import Backend
 from ..client import LocalSandboxClient
-from ..config import SandboxConfig
 from ..errors import SandboxError
 from ..manager import AnyConfig, SandboxManager
 from ..results import CommandResult
 from ..tools import PythonExecute, Tool, Toolbox, sandbox_tools
 from .events import AgentResult, Event
-from .hands import Furnish, SandboxHands
 from .journal import AgentJournal
 from .loop import Approve, Emit, Limits, Loop
 from .mcp_tools import McpConnection, ServerSpec, read_servers
 from .model import Model
 from .providers import Options, make_model
+from .tool_runner import Furnish, SandboxHands
 
 INSTRUCTIONS = (
     "You solve the user's task with the tools you have. Code and commands run in an isolated Linux "
@@ -77,8 +76,7 @@ class SandboxAgent:
         self.name = name
         own = {**(labels or {}), AGENT_LABEL: name}
         self._manager = None if client else SandboxManager(1, backend=backend, labels=own)
-        default = SandboxConfig(env_vars=AGENT_ENV)
-        self.client = client or LocalSandboxClient(self._manager, config or default)
+        self.client = client or LocalSandboxClient(self._manager, config, default_env=AGENT_ENV)
         given = sandbox_tools(self.client, stateful=stateful) if tools is None else tools
         self.tools = Toolbox(given)
         in_sandbox = tools is None or any(hasattr(tool, "client") for tool in tools)
@@ -127,15 +125,16 @@ class SandboxAgent:
             self.model, self.instructions, self.tools, self._hands, self.limits, emit, self._approve
         )
         self._cancel_asked = False
-        with self._journal.task(task) if self._journal else nullcontext():
-            self._running = asyncio.create_task(loop.run(task))
-            try:
-                result = await self._finish(self._running, timeout, loop)
-            finally:
-                self._running = None
-            if result.status == "killed":
-                await self.client.cleanup()
-        emit(Event("end", result.text, result.as_dict()))
+        async with self._journal.writing() if self._journal else nullcontext():
+            with self._journal.task(task) if self._journal else nullcontext():
+                self._running = asyncio.create_task(loop.run(task))
+                try:
+                    result = await self._finish(self._running, timeout, loop)
+                finally:
+                    self._running = None
+                if result.status == "killed":
+                    await self.client.cleanup()
+            emit(Event("end", result.text, result.as_dict()))
         return result
 
     def _teller(self, on_event: Emit | None) -> Emit:
@@ -187,7 +186,7 @@ class SandboxAgent:
         """Run a script in the agent's sandbox, without asking a model: code, or a Path of the
         host, which is copied in first. Raises as Sandbox.run_code does."""
         sandbox = await self._hands.ready() or await self.client.sandbox()
-        seconds = PythonExecute.default_timeout if timeout is None else timeout
+        seconds = PythonExecute(self.client).seconds_for(sandbox, timeout)
         if isinstance(script, str):
             return await sandbox.run_code(script, timeout=seconds)
         await sandbox.copy_to(script, script.name)

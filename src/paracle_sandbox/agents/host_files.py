@@ -11,7 +11,7 @@ from ..tools import Tool, ToolResult
 from ..tools.arguments import ArgumentFault
 from ..tools.result import failed, shortened
 from ..tools.tool import schema, text
-from .project import Project
+from .workspace_sync import Project
 
 MAX_READ = 1 << 20
 

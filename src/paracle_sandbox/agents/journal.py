@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import audit
-from ..audit_log import AuditLog
+from ..audit import security_events as audit
+from ..audit.log import AuditLog, AuditQueue
+from ..own_directory import make_trusted_directory
 from ..settings import Settings
 from .events import Event
 
@@ -24,14 +25,32 @@ def log_path(settings: Settings) -> Path:
     return Path(settings.data_dir) / "agents" / "audit.jsonl"
 
 
+def agents_log(settings: Settings) -> AuditLog:
+    """That log, to write to. Raises SandboxError for a directory that others can write to."""
+    path = log_path(settings)
+    make_trusted_directory(str(path.parent), "PARACLE_DATA_DIR")
+    return AuditLog(path)
+
+
 class AgentJournal:
     """Writes down the events of one agent. ``sandbox_id`` tells its sandbox of the moment."""
 
     def __init__(self, log: AuditLog, agent: str, sandbox_id: Callable[[], str | None]) -> None:
         self._log = log
+        self._queue: AuditQueue | None = None
         self._agent = agent
         self._sandbox_id = sandbox_id
         self._arguments: dict[str, str] = {}
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
+        """Write from a thread: the event loop waits for no disk. All is written at the end."""
+        self._queue = queue = AuditQueue(self._log)
+        try:
+            yield
+        finally:
+            self._queue = None
+            await asyncio.shield(asyncio.to_thread(queue.end))
 
     @contextmanager
     def task(self, text: str) -> Iterator[None]:
@@ -66,7 +85,8 @@ class AgentJournal:
             self._record("end", **{key: event.data[key] for key in kept})
 
     def _record(self, event: str, **fields: object) -> None:
-        self._log.record(event, agent=self._agent, sandbox_id=self._sandbox_id(), **fields)
+        write = (self._queue or self._log).record
+        write(event, agent=self._agent, sandbox_id=self._sandbox_id(), **fields)
 
     def _security_event(self, record: logging.LogRecord) -> None:
         found = vars(record)
@@ -106,7 +126,8 @@ class Summary:
         if event == "end":
             status = str(line.get("status"))
             self.ends[status] = self.ends.get(status, 0) + 1
-            self.cost += float(line.get("cost") or 0)
+            cost = line.get("cost")
+            self.cost += cost if isinstance(cost, int | float) else 0.0
         self.last = max(self.last, str(line.get("time", "")))
 
 

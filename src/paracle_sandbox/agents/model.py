@@ -9,7 +9,7 @@ from ..errors import SandboxError
 from ..tools import Tool
 from .conversation import Message, Reply
 
-INSTALL = "pip install 'paracle-sandbox[agents]'"
+INSTALL = "pip install '.[agents]', in a checkout of Paracle Sandbox"
 OnText = Callable[[str], None]
 
 

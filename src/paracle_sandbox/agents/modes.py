@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypedDict
+from typing import TypedDict, cast
 
-from ..backends.catalog import examine
+from ..backends.catalog import examine, taken
 from ..config import SandboxConfig
 from ..executor import SandboxExecutor
 from ..job import Inputs
-from ..results import ExecutionResult
+from ..results import JobResult
 from ..settings import Settings
 
 MODES = ("safe", "sandbox", "review", "yolo")
@@ -38,11 +38,12 @@ def run_config(mode: str, *, on_host: bool = False) -> RunConfig:
 
 
 async def sandbox_problem(backend: str | None, settings: Settings) -> str | None:
-    """Why there is no sandbox to be had; None when there is one, proved by using it."""
-    reports = await examine(backend, settings)
-    if any(report.available for report in reports):
+    """Why the backend that will be used makes no sandbox; None when it made one. No other backend
+    is asked: one that works is of no use to a run that does not take it."""
+    [report] = await examine(taken(backend, settings), settings)
+    if report.available:
         return None
-    return "; ".join(f"{r.backend}: {r.detail}" for r in reports if r.detail) or "none is available"
+    return f"{report.backend}: {report.detail or 'not available'}"
 
 
 async def execute_for(
@@ -51,9 +52,9 @@ async def execute_for(
     inputs: Inputs | None = None,
     sandbox_config: SandboxConfig | None = None,
     backend: str | None = None,
-) -> ExecutionResult:
+) -> JobResult:
     """Code of an agent, where its configuration says: in a sandbox of its own. Without one it is
-    not run at all: the host is no place for it."""
+    not run at all: the host is no place for it. Without ``sandbox_config`` the settings hold."""
     if not config.get("sandbox"):
         await asyncio.sleep(0)
         return {
@@ -63,4 +64,5 @@ async def execute_for(
             "error_type": "NotSandboxed",
         }
     async with SandboxExecutor(backend=backend) as executor:
-        return await executor.execute_agent(agent_code, sandbox_config or SandboxConfig(), inputs)
+        result = await executor.execute_agent(agent_code, sandbox_config, inputs)
+    return cast("JobResult", result)

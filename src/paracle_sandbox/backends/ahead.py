@@ -23,7 +23,7 @@ def start_ahead() -> None:
     """Begin to start what ``auto`` is likely to choose. It ends by itself if it is not used."""
     usual = (os.environ.get("SANDBOX_MODE") or "auto") in _MODES
     if sys.platform == "linux" and usual and not any(map(os.environ.get, _OTHERS)):
-        from .native.launcher import launch_ahead
+        from .native.spawner_process import launch_ahead
 
         launch_ahead()
 
@@ -33,7 +33,7 @@ def prepare_ahead(settings: Settings, first: SandboxConfig) -> bool:
     there is one, and no doubt that it will be used."""
     if sys.platform != "linux" or settings.mode not in _MODES:
         return False
-    from .native.ahead import prepare
+    from .native.prestart import prepare
 
     heard = prepare(settings, first)
     from .auto import native_is_taken
@@ -44,6 +44,6 @@ def prepare_ahead(settings: Settings, first: SandboxConfig) -> bool:
 def end_ahead() -> None:
     """Nobody asked for it: wait until nothing of it is left."""
     if sys.platform == "linux":
-        from .native import launcher
+        from .native import spawner_process
 
-        launcher.end_ahead()
+        spawner_process.end_ahead()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,10 @@ class Channel(ABC):
         """Write what can be written without waiting, while nobody sends. Returns how many bytes
         that was; whatever keeps it from more, `send` will meet it, too."""
         return 0
+
+    def abandon(self) -> None:  # noqa: B027 - most have nothing to do
+        """Let go at once of what belongs to the event loop, which is about to end with the channel
+        still open. Only close() is called afterwards, in another loop."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -64,8 +68,11 @@ class Health:
 class Usage:
     """What a sandbox has used, and the kernel's own counts of limits that were reached.
 
-    ``memory_bytes`` is without the page cache, ``cache_bytes``, which the kernel gives up when it
-    needs the room; its ``memory_peak_bytes`` is of both together.
+    ``cpu_seconds`` are those since the sandbox was handed over, where ``counts_from_handover``, and
+    else since it was begun. ``memory_bytes`` is without the page cache, ``cache_bytes``, which the
+    kernel gives up when it needs the room, and so is ``memory_peak_bytes``. The network figures are
+    None where nobody counts them apart, as with the host's network. ``incomplete`` says why the
+    figures are only "at least so much": the sandbox made it impossible to look at all of it.
     """
 
     cpu_seconds: float = 0.0
@@ -75,10 +82,11 @@ class Usage:
     processes: int = 0
     disk_bytes: int = 0
     disk_full: bool = False
-    network_rx_bytes: int = 0
-    network_tx_bytes: int = 0
+    network_rx_bytes: int | None = 0
+    network_tx_bytes: int | None = 0
     oom_kills: int = 0
     pids_denied: int = 0
+    incomplete: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,8 +110,12 @@ class Backend(ABC):
     # Whether destroy() kills the guest at once. Then it need not hear before that it has to end; it
     # does after, also if destroy() failed.
     kills_guests = False
+    # Whether usage() does not count the CPU time that making a sandbox took.
+    counts_from_handover = False
     # What is being copied to this machine's disk; sweep() removes those of dead processes.
     drafts = Drafts()
+    # Told each step of what takes long, while somebody waits for it; "" when that is over.
+    on_progress: Callable[[str], None] | None = None
     _swept = False
 
     @abstractmethod
@@ -164,6 +176,14 @@ class Backend(ABC):
             except BaseException:
                 self._swept = False
                 raise
+
+    def begin_preparing(self, image: str) -> None:  # noqa: B027  most need nothing
+        """Start, beside whatever comes next, what takes long and the first sandbox of this image
+        will need. Never raises SandboxError: that sandbox reports what is wrong."""
+
+    async def wait_for_packages(self, sandbox_id: str, source: str | bytes) -> None:  # noqa: B027
+        """Before a program runs whose text is known: wait for packages that it imports, if they are
+        still being installed."""
 
     async def close(self) -> None:  # noqa: B027  many hold nothing
         """Let go of what this process holds (helpers, pools); its sandboxes go with it."""

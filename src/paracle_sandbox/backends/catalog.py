@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ..errors import BackendUnavailableError
+from ..errors import BackendUnavailableError, SandboxError
+from ..own_directory import STATE_DIRECTORY
 from ..settings import Settings
 from .base import Backend, Health, SandboxInfo
-from .registry import BACKENDS, explain, get_backend, real_name
+from .registry import BACKENDS, explain, get_backend, real_name, require_linux
 
 if TYPE_CHECKING:
     from aiodocker import Docker
 
-    from .incus.builder import Built as Built
-    from .incus.builder import ImageBuilder as ImageBuilder
+    from .incus.image_build import Built as Built
+    from .incus.image_build import ImageBuilder as ImageBuilder
     from .native.templates import Template as Template
     from .native.templates import Templates as Templates
 
@@ -48,7 +50,7 @@ async def examine(name: str | None, settings: Settings) -> list[Health]:
 
 def taken(name: str | None, settings: Settings) -> str:
     """What a name stands for on this machine; without one, that of the settings."""
-    return real_name(name or settings.mode, settings)
+    return real_name(name or settings.mode, settings, quiet=True)
 
 
 async def listed(
@@ -56,14 +58,15 @@ async def listed(
 ) -> list[tuple[Backend, SandboxInfo]]:
     """The sandboxes of the backend ``only``; without one, of each whose sandboxes can be seen from
     any process of this machine. Whichever is named has to be there: else raises
-    BackendUnavailableError. The backends stay open as long as the stack."""
+    BackendUnavailableError, and so does a state directory of another user. The backends stay open
+    as long as the stack."""
     found = []
     for name in _asked(only):
         try:
             backend = await stack.enter_async_context(opened(name, settings))
             found += [(backend, info) for info in await backend.list_sandboxes()]
-        except BackendUnavailableError:
-            if name == only:
+        except BackendUnavailableError as error:
+            if name == only or error.step == STATE_DIRECTORY:
                 raise
     return found
 
@@ -75,8 +78,8 @@ async def sweep(settings: Settings, only: str | None = None) -> int:
         try:
             async with opened(name, settings) as backend:
                 swept += await backend.sweep()
-        except BackendUnavailableError:
-            if name == only:
+        except BackendUnavailableError as error:
+            if name == only or error.step == STATE_DIRECTORY:
                 raise
     return swept
 
@@ -87,9 +90,31 @@ def _asked(only: str | None) -> tuple[str, ...]:
 
 def inside_container(container: str, settings: Settings) -> Backend:
     """Guests in a container that somebody else started. Raises SandboxCreationError."""
-    from .docker.inside import InsideBackend
+    from .docker.existing_container import InsideBackend
 
     return InsideBackend(container, settings)
+
+
+def entrance(info: SandboxInfo, settings: Settings) -> Backend:
+    """A way into a sandbox that another process made. Raises SandboxError that says why there is
+    none."""
+    if info.backend in ("docker", "gvisor"):
+        from .docker.labels import container_name
+
+        return inside_container(container_name(info.sandbox_id), settings)
+    if info.backend in ("remote", "daytona"):
+        raise SandboxError(
+            f"Sandbox {info.sandbox_id} is lent to the client that made it, and a service lends "
+            "each to one client at a time. Use it from there; to remove it: paracle sandbox rm.",
+            info.sandbox_id,
+        )
+    raise SandboxError(
+        f"Sandbox {info.sandbox_id} can be used only by process {info.owner_pid}, which made it "
+        f"and holds the only way in, and it ends with that process. Use it from there, choose a "
+        f"backend whose sandboxes can be entered (docker, gvisor), or start one with a shell: "
+        f"paracle sandbox execute -it -- sh",
+        info.sandbox_id,
+    )
 
 
 def engine_client(settings: Settings) -> AbstractAsyncContextManager[Docker]:
@@ -101,14 +126,17 @@ def engine_client(settings: Settings) -> AbstractAsyncContextManager[Docker]:
 
 
 def templates(settings: Settings) -> Templates:
-    """The templates of this user."""
+    """The templates of this user. Raises BackendUnavailableError where there is no Linux."""
+    require_linux("Templates are for native sandboxes, which")
     from .native.templates import Templates
 
     return Templates(settings)
 
 
 def template_names() -> list[str]:
-    """Those there are, built or not."""
+    """Those there are, built or not; none where there is no Linux."""
+    if sys.platform != "linux":
+        return []
     from .native.template_kinds import PACKAGES
 
     return list(PACKAGES)
@@ -116,6 +144,6 @@ def template_names() -> list[str]:
 
 def incus_images(settings: Settings) -> ImageBuilder:
     """The images of the Incus server. ``async with`` it. Raises BackendUnavailableError."""
-    from .incus.builder import ImageBuilder
+    from .incus.image_build import ImageBuilder
 
     return ImageBuilder(settings)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from typing import cast
 
 from ..errors import BackendUnavailableError
+from ..platforms import system_name
 from ..settings import Settings
 from .auto import AUTO_ORDER, choose
 from .base import Backend, Health
@@ -21,7 +23,7 @@ BACKENDS = {
     "docker": "paracle_sandbox.backends.docker.backend:DockerBackend",
     "gvisor": "paracle_sandbox.backends.docker.gvisor:GvisorBackend",
     "incus": "paracle_sandbox.backends.incus.backend:IncusBackend",
-    "incus-vm": "paracle_sandbox.backends.incus.machine:IncusMachineBackend",
+    "incus-vm": "paracle_sandbox.backends.incus.vm:IncusMachineBackend",
     "remote": "paracle_sandbox.backends.remote.backend:RemoteBackend",
     "daytona": "paracle_sandbox.backends.daytona.backend:DaytonaBackend",
     "fake": "paracle_sandbox.testing.fake:FakeBackend",
@@ -34,7 +36,7 @@ def get_backend(name: str | None, settings: Settings, runtime: str | None = None
     ``runtime`` is for those of containers.
 
     No backend is proved here: a machine that cannot do it answers when a sandbox is created.
-    Raises BackendUnavailableError for a name that is unknown.
+    Raises BackendUnavailableError for a name that is unknown, and for native without Linux.
     """
     chosen = real_name(name or settings.mode, settings)
     if chosen not in BACKENDS:
@@ -44,11 +46,22 @@ def get_backend(name: str | None, settings: Settings, runtime: str | None = None
         raise BackendUnavailableError(f"The {chosen} backend has no runtime to choose.")
     if chosen == "fake":
         logger.warning("The fake backend isolates nothing: programs run as plain processes.")
+    if chosen == "native":
+        require_linux()
     module, _, attribute = BACKENDS[chosen].partition(":")
     factory = getattr(importlib.import_module(module), attribute)
     if chosen in _WITH_RUNTIME:
         return cast(Backend, factory(settings, runtime))
     return cast(Backend, factory() if chosen == "fake" else factory(settings))
+
+
+def require_linux(what: str = "Native sandboxes") -> None:
+    """Before anything of native is imported: Windows lacks the modules of Python that it uses."""
+    if sys.platform != "linux":
+        raise BackendUnavailableError(
+            f"{what} need Linux, and this is {system_name()}. Use Docker (SANDBOX_MODE=docker) or "
+            "a remote service (SANDBOX_MODE=remote)."
+        )
 
 
 async def explain(settings: Settings) -> list[Health]:
@@ -73,10 +86,11 @@ async def _health_of(name: str, settings: Settings) -> Health:
         await backend.close()
 
 
-def real_name(name: str, settings: Settings) -> str:
-    """What a name stands for: some are older, and ``auto`` is what can be had."""
+def real_name(name: str, settings: Settings, *, quiet: bool = False) -> str:
+    """What a name stands for: some are older, and ``auto`` is what can be had. ``quiet`` is for
+    who only asks: whoever makes the backend hears which others were passed over."""
     if name == "auto":
-        name = choose(settings)
+        name = choose(settings, quiet=quiet)
     if name == "local":
         return "docker"
     # INCUS_SANDBOX_TYPE=vm is the older way to ask for a virtual machine.

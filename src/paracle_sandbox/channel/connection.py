@@ -16,18 +16,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from .. import audit
+from ..audit import security_events
 from ..backends.base import Channel
 from ..errors import SandboxCreationError, SandboxError, SandboxExecutionError
-from .failures import failure
+from ..invalid import InvalidValueError
+from .errors import failure
 from .frames import (
     HELLO,
-    OPEN,
+    MAX_ANSWER_ITEMS,
     TO_HOST,
     FrameReader,
     ProtocolError,
     decode_json,
-    encode_json,
+    encode_request,
 )
 from .stream import Stream
 
@@ -36,7 +37,10 @@ HELLO_SECONDS = 30.0
 _SMALL_FRAME = 64 << 10
 _MUCH_UNSENT = 1 << 20
 _MAX_STREAM = 0xFFFFFFFF
-_TURNS_IN_A_ROW = 8
+# A guest that floods us shares the loop: others have their turn after so many frames, and after so
+# many times that something was there to be received, which may not have had to wait for it.
+FRAMES_IN_A_ROW = 2048
+RECEIVED_IN_A_ROW = 8
 _STOPPED = "The sandbox was stopped"
 _LOOP_ENDED = "The event loop that the sandbox was started in has ended; start one in this loop"
 
@@ -57,6 +61,7 @@ class Connection:
         self._writer: asyncio.Task[None] | None = None
         self._drain_waiters: list[asyncio.Future[None]] = []
         self._hello: asyncio.Future[dict[str, Any]] | None = None
+        self._greeted = False
         self._reader: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -87,18 +92,21 @@ class Connection:
     def open(self, op: Mapping[str, Any], after: Stream | None = None) -> Stream:
         """Begin an operation, ``after`` the end of another if one is named; the frame is queued at
         once. Raises SandboxExecutionError when the connection is lost, ValueError when the request
-        does not fit into a frame."""
+        is larger than any that a program could be started with."""
         if self._lost is not None:
             raise self.lost_error()
         number = self._free_number()
         try:
             request = dict(op) if after is None else {**op, "after": after.number}
-            frame = encode_json(OPEN, number, request)
+            frames = encode_request(number, request)
         except ProtocolError as error:
-            raise ValueError(f"The request is too large: {error}") from None
+            raise InvalidValueError(
+                f"The request is too large: {error}. Write what is large to a file, or to stdin."
+            ) from None
         make_error = partial(failure, op=op, sandbox_id=self._sandbox_id)
         stream = self._streams[number] = Stream(self, number, make_error, after)
-        self.send(frame)
+        for frame in frames:
+            self.send(frame)
         return stream
 
     async def call(self, op: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +151,7 @@ class Connection:
     def break_off(self, reason: str) -> None:
         """The guest broke the protocol."""
         if self._lost is None:
-            audit.security_event("protocol", sandbox_id=self._sandbox_id, reason=reason)
+            security_events.security_event("protocol", sandbox_id=self._sandbox_id, reason=reason)
             self._lose(f"the guest broke the protocol: {reason}")
 
     def lost_error(self) -> SandboxError:
@@ -152,14 +160,16 @@ class Connection:
     # Reader and writer.
 
     async def _read(self) -> None:
-        turns = 0
+        received = frames = 0
         try:
             while data := await self._channel.receive():
                 for kind, number, payload in self._frames.feed(data):
                     self._dispatch(kind, number, payload)
-                # receive() may not have had to wait: a guest that floods us shares the loop.
-                turns += 1
-                if turns % _TURNS_IN_A_ROW == 0:
+                    frames += 1
+                    if frames % FRAMES_IN_A_ROW == 0:
+                        await asyncio.sleep(0)
+                received += 1
+                if received % RECEIVED_IN_A_ROW == 0:
                     await asyncio.sleep(0)
         except ProtocolError as error:
             self.break_off(str(error))
@@ -167,7 +177,9 @@ class Connection:
             pass
         except asyncio.CancelledError:
             # Unless we are closing, the event loop ends. Nobody would read an answer in the next.
-            self._end_streams(_LOOP_ENDED)
+            if self._lost is None:
+                self._end_streams(_LOOP_ENDED)
+                self._channel.abandon()
             raise
         self._lose("The sandbox died")
 
@@ -184,12 +196,14 @@ class Connection:
         """The only frame outside a stream is the HELLO, once."""
         if kind != HELLO or number:
             raise ProtocolError(f"a frame for stream {number}, which is not open")
-        if self._hello is None or self._hello.done():
+        if self._hello is None or self._greeted:
             raise ProtocolError("a second HELLO")
-        hello = decode_json(payload)
+        self._greeted = True
+        hello = decode_json(payload, MAX_ANSWER_ITEMS)
         if hello.get("protocol") != PROTOCOL:
             raise ProtocolError(f"it does not speak protocol {PROTOCOL}")
-        self._hello.set_result(hello)
+        if not self._hello.done():  # else nobody waits for it any more
+            self._hello.set_result(hello)
 
     def _flush(self) -> None:
         self._flush_is_due = False

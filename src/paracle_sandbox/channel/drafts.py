@@ -11,26 +11,31 @@ A note is a link that leads nowhere: it is there whole or not at all. It reads
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..guest.descent import remove_tree
-from ..guest.trees import temporary_name
-from ..owner import Owner, is_ours_alone
+from ..backends.machine.owner import Owner
+from ..guest.files.archive import temporary_name
+from ..guest.files.dirwalk import remove_tree
+from ..own_directory import own_subdirectory
+from ..platforms import open_flags, user_id
 
 # What `temporary_name` makes: files that are being written have such names until they are whole.
 DRAFT_NAME = re.compile(r"\.paracle-[0-9a-f]{16}\Z")
-_PARENT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# The same as one step of a path, between its slashes.
+DRAFT_STEP = re.compile(r"/\.paracle-[0-9a-f]{16}/")
+_PARENT = os.O_RDONLY | open_flags("O_PATH", "O_DIRECTORY", "O_CLOEXEC")
 
 
 class Drafts:
     """Those of one state directory; None notes nothing."""
 
     def __init__(self, state_dir: str | None = None) -> None:
-        self._notes = os.path.join(state_dir, "drafts") if state_dir else None
+        self._state_dir = state_dir
 
     @contextlib.contextmanager
     def noted(self, *folders: Path) -> Iterator[bytes]:
@@ -44,20 +49,27 @@ class Drafts:
         finally:
             for draft, note in zip(drafts, notes, strict=True):
                 if note and not os.path.lexists(draft):  # else somebody has to try again
-                    with contextlib.suppress(OSError):
-                        os.unlink(note)
+                    self._forget(note)
 
     def _note(self, draft: str) -> str | None:
-        if self._notes is None:
+        note = os.urandom(8).hex()
+        try:
+            with self._notes(make=True) as notes:
+                os.symlink(f"{Owner.of(os.getpid())}:{draft}", note, dir_fd=notes)
+        except OSError:
             return None
-        note = os.path.join(self._notes, os.urandom(8).hex())
-        with contextlib.suppress(OSError):
-            for directory in (os.path.dirname(self._notes), self._notes):
-                os.makedirs(directory, 0o700, exist_ok=True)
-            if is_ours_alone(os.lstat(self._notes)):
-                os.symlink(f"{Owner.of(os.getpid())}:{draft}", note)
-                return note
-        return None
+        return note
+
+    def _forget(self, note: str) -> None:
+        with contextlib.suppress(OSError), self._notes() as notes:
+            os.unlink(note, dir_fd=notes)
+
+    def _notes(self, *, make: bool = False) -> contextlib.AbstractContextManager[int]:
+        """The directory of the notes. Not one of others, who could have files of ours removed.
+        Raises OSError."""
+        if self._state_dir is None:
+            raise FileNotFoundError(errno.ENOENT, "no notes are kept")
+        return own_subdirectory(self._state_dir, "drafts", make=make)
 
     @property
     def noted_any(self) -> bool:
@@ -72,19 +84,14 @@ class Drafts:
                 continue
             with contextlib.suppress(OSError):
                 _remove(draft)
-                os.unlink(note)
+                self._forget(note)
 
     def _all(self) -> list[tuple[str, str]]:
-        if self._notes is None:
-            return []
         found = []
-        with contextlib.suppress(OSError):
-            if not is_ours_alone(os.lstat(self._notes)):
-                return []  # others could have drafts of ours removed
-            for name in os.listdir(self._notes):
-                note = os.path.join(self._notes, name)
+        with contextlib.suppress(OSError), self._notes() as notes:
+            for name in os.listdir(notes):
                 with contextlib.suppress(OSError):
-                    found.append((note, os.readlink(note)))
+                    found.append((name, os.readlink(name, dir_fd=notes)))
         return found
 
 
@@ -99,7 +106,7 @@ def _remove(path: str) -> None:
         return
     try:
         found = os.lstat(name, dir_fd=parent)
-        if found.st_uid != os.geteuid():
+        if found.st_uid != user_id():
             return
         if stat.S_ISDIR(found.st_mode):
             for _ in remove_tree(parent, os.fsencode(name)):

@@ -11,27 +11,37 @@ the channel itself.
     SIGNAL {"kill": true} | {"signal": n} EVENT   {...}          news before the end
            | {"resize": [rows, columns]}  RESULT  {...}          the end, in good
     CREDIT u32                            ERROR   {"code", "message"}   the end, in bad
-                                          CREDIT  u32
+    PART   a piece of the next OPEN       CREDIT  u32
 
 Flow control: in each direction of each stream the sender may have WINDOW payload bytes of
 DATA, STDERR and EVENT under way; CREDIT gives back what the receiver has consumed. A slow
 reader so stalls the writer, and memory stays bounded.
+
+A request that is larger than a frame travels as PARTs, which are full, with its end in the OPEN: a
+program may have two megabytes of arguments and environment.
 """
 
 import json
 import struct
 from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-OPEN, DATA, STDERR, END, CREDIT, SIGNAL, EVENT, RESULT, ERROR, HELLO = range(1, 11)
+OPEN, DATA, STDERR, END, CREDIT, SIGNAL, EVENT, RESULT, ERROR, HELLO, PART = range(1, 12)
 
 HEADER = struct.Struct(">BII")
 MAX_PAYLOAD = 1 << 20
+MAX_REQUEST = 8 << 20
 WINDOW = 4 << 20
 CHUNK = 256 << 10
 MAX_DEPTH = 24
+# What a guest may say at once: an answer is a few values, a part of a listing holds files by the
+# hundred.
+MAX_ANSWER_ITEMS = 1000
+MAX_EVENT_ITEMS = 2000
+# The kernel takes no more arguments than these, however short each is.
+MAX_REQUEST_ITEMS = 300_000
 
-TO_GUEST = frozenset((OPEN, DATA, END, CREDIT, SIGNAL))
+TO_GUEST = frozenset((OPEN, DATA, END, CREDIT, SIGNAL, PART))
 TO_HOST = frozenset((DATA, STDERR, CREDIT, EVENT, RESULT, ERROR, HELLO))
 CREDITED = frozenset((DATA, STDERR, EVENT))
 
@@ -76,6 +86,25 @@ def encode_json(kind: int, stream: int, value: Dict[str, Any]) -> bytes:
     return encode(kind, stream, to_json(value))
 
 
+def encode_request(stream: int, value: Dict[str, Any]) -> List[bytes]:
+    """The frames of a request: OPEN, and PARTs before it where there is much of it. ProtocolError
+    for more than MAX_REQUEST."""
+    payload = to_json(value)
+    if len(payload) > MAX_PAYLOAD:  # not with escapes, which are twice or thrice the text's bytes
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        payload = text.encode("utf-8", "surrogatepass")
+    return request_frames(stream, payload)
+
+
+def request_frames(stream: int, payload: bytes) -> List[bytes]:
+    if len(payload) > MAX_REQUEST:
+        raise ProtocolError("a request of %d bytes, of at most %d" % (len(payload), MAX_REQUEST))
+    starts = range(0, max(len(payload), 1), MAX_PAYLOAD)
+    pieces = [payload[start : start + MAX_PAYLOAD] for start in starts]
+    parts = [encode(PART, stream, piece) for piece in pieces[:-1]]
+    return [*parts, encode(OPEN, stream, pieces[-1])]
+
+
 def to_json(value: Any) -> bytes:
     """Without blanks. Lone surrogates (file names that are not UTF-8) survive as escapes."""
     return _encode(value).encode("ascii")
@@ -85,8 +114,14 @@ def encode_credit(stream: int, amount: int) -> bytes:
     return encode(CREDIT, stream, struct.pack(">I", amount))
 
 
-def decode_json(payload: bytes) -> Dict[str, Any]:
-    """A JSON object of bounded depth, or ProtocolError."""
+def decode_json(payload: bytes, max_items: Optional[int] = None) -> Dict[str, Any]:
+    """A JSON object of bounded depth and of ``max_items`` values, or ProtocolError.
+
+    Values are counted before any is made: a megabyte of small ones takes thirty times its size of
+    memory, and the event loop's time from everybody else.
+    """
+    if max_items is not None and has_more_items(payload, max_items):
+        raise ProtocolError("a control message holds more than %d values" % max_items)
     try:
         text = payload.decode("utf-8", "surrogatepass").strip(" \t\n\r")
         value, end = _DECODER.raw_decode(text)
@@ -96,9 +131,24 @@ def decode_json(payload: bytes) -> Dict[str, Any]:
         raise ProtocolError("a control message is not JSON") from None
     if not isinstance(value, dict):
         raise ProtocolError("a control message is not an object")
-    if _too_deep(value, MAX_DEPTH):
+    if is_deeper(value, MAX_DEPTH):
         raise ProtocolError("a control message is nested too deeply")
     return value
+
+
+def has_more_items(payload: bytes, most: int) -> bool:
+    """Whether a JSON text holds more values than ``most``. Only counts bytes, so that it costs
+    hardly anything; the punctuation inside of texts is left out where it matters."""
+    if _count_items(payload) <= most:
+        return False
+    plain = payload.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 4 * most:  # at most a name and a text for each
+        return True
+    return sum(map(_count_items, plain.split(b'"')[::2])) > most
+
+
+def _count_items(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def decode_credit(payload: bytes) -> int:
@@ -107,22 +157,29 @@ def decode_credit(payload: bytes) -> int:
     return int(struct.unpack(">I", payload)[0])
 
 
-def _too_deep(value: Any, room: int) -> bool:
-    if room < 0:
+def is_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects lie more than ``most`` deep in this one. What is, is for nobody to
+    print or write: that takes a call for each level, and its reader may have few left."""
+    if most < 0:
         return True
-    if isinstance(value, dict):
-        return any(_too_deep(item, room - 1) for item in value.values())
-    if isinstance(value, list):
-        return any(_too_deep(item, room - 1) for item in value)
-    return False
+    items = value.values() if isinstance(value, dict) else value
+    return any(is_deeper(item, most - 1) for item in items if isinstance(item, (dict, list)))
 
 
 class FrameReader:
-    """Turns received bytes into frames. Feed it, then iterate."""
+    """Turns received bytes into frames. Feed it, then iterate. A request that came in PARTs is one
+    OPEN."""
 
     def __init__(self, allowed: "frozenset[int]") -> None:
         self._allowed = allowed
         self._buffer = bytearray()
+        self._parts = bytearray()
+        self._parts_stream = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes that it was fed since the last whole frame."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Tuple[int, int, bytes]]:
         """Every whole frame now available: (type, stream, payload)."""
@@ -141,6 +198,27 @@ class FrameReader:
                     break
                 payload = bytes(memoryview(buffer)[start + HEADER.size : end])
                 start = end
+                if kind == PART or self._parts:
+                    payload = self._joined(kind, stream, payload)
+                    if kind == PART:
+                        continue
                 yield kind, stream, payload
         finally:
             del buffer[:start]
+
+    def _joined(self, kind: int, stream: int, payload: bytes) -> bytes:
+        """The whole request once it is there. Nothing comes between its parts."""
+        if kind not in (PART, OPEN) or (self._parts and stream != self._parts_stream):
+            raise ProtocolError("a request that was begun and not ended")
+        # A megabyte of tiny ones would be gone through without a turn for others.
+        if kind == PART and len(payload) < MAX_PAYLOAD:
+            raise ProtocolError("a part of a request that is not full")
+        self._parts_stream = stream
+        self._parts += payload
+        if len(self._parts) > MAX_REQUEST:
+            raise ProtocolError("a request of more than %d bytes" % MAX_REQUEST)
+        if kind == PART:
+            return b""
+        whole = bytes(self._parts)
+        self._parts = bytearray()
+        return whole

@@ -35,6 +35,10 @@ class Outbox:
         """Bytes ever put in."""
         return self._base + self._kept
 
+    @property
+    def has_room(self) -> bool:
+        return self._room.is_set()
+
     def put(self, data: bytes) -> None:
         self._pieces.append(data)
         self._kept += len(data)

@@ -21,6 +21,8 @@ from .frames import (
     END,
     ERROR,
     EVENT,
+    MAX_ANSWER_ITEMS,
+    MAX_EVENT_ITEMS,
     RESULT,
     SIGNAL,
     WINDOW,
@@ -68,15 +70,16 @@ class Stream:
         self,
         link: Link,
         number: int,
-        failure: Callable[[dict[str, Any]], SandboxError],
+        make_error: Callable[[dict[str, Any]], SandboxError],
         after: Stream | None = None,
     ) -> None:
         self.number = number
         self.ended = False
         self.result: dict[str, Any] = {}
+        self.failure: dict[str, Any] | None = None  # what it said instead of a result
         self._link = link
         self._after = after
-        self._failure = failure
+        self._make_error = make_error
         self._error: Callable[[], SandboxError] | None = None
         self._queue: deque[_Held] = deque()
         self._last: dict[int, _Held] = {}
@@ -99,10 +102,11 @@ class Stream:
         elif kind == CREDIT:
             self._gain(decode_credit(payload))
         elif kind == RESULT:
-            self.result = decode_json(payload)
+            self.result = decode_json(payload, MAX_ANSWER_ITEMS)
             self._end(None)
         elif kind == ERROR:
-            error = self._failure(decode_json(payload))
+            self.failure = decode_json(payload, MAX_ANSWER_ITEMS)
+            error = self._make_error(self.failure)
             self._end(lambda: error)
         else:
             raise ProtocolError(f"frame type {kind} does not belong to a stream")
@@ -199,9 +203,9 @@ class Stream:
         return self._link.lost_error()
 
     def event(self, payload: bytes) -> dict[str, Any]:
-        """The content of an EVENT of any size. Reading a large one can take half a second."""
+        """The content of an EVENT."""
         try:
-            return decode_json(payload)
+            return decode_json(payload, MAX_EVENT_ITEMS)
         except ProtocolError as error:
             raise self.refuse(str(error)) from None
 

@@ -1,7 +1,7 @@
 """Trees and files between the host's disk and a sandbox.
 
-The format, the walk and the extractor are the guest's own (`guest.trees`), used here with the
-host's rules. Every byte that comes from a sandbox is hostile: only new regular files and
+The format, the walk and the extractor are the guest's own (`guest.files.archive`), used here with
+the host's rules. Every byte that comes from a sandbox is hostile: only new regular files and
 directories are made, below one descriptor, in a hidden directory of ours; within limits; and
 what was at the destination stays untouched until the whole of it has arrived.
 
@@ -16,25 +16,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
-from ..guest.descent import Walk
-from ..guest.staging import Staging
-from ..guest.trees import (
-    CREATE,
-    TreeError,
-    TreePathError,
-    temporary_name,
-    write_all,
-)
-from ..guest.trees import pack as pack_walk
+from ..guest.files.archive import CREATE, TreeError, TreePathError, temporary_name, write_all
+from ..guest.files.archive import pack as pack_walk
+from ..guest.files.dirwalk import Walk
+from ..guest.files.staging import Staging
+from ..platforms import has_directory_descriptors, open_flags
 
 # What a file from a sandbox may be: never setuid, setgid, sticky or writable by others.
 MODE_MASK = 0o755
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# macOS has no O_PATH, and a directory that may be read does as well.
+_DIRECTORY = os.O_RDONLY | open_flags("O_PATH", "O_DIRECTORY", "O_CLOEXEC")
 
 
 @contextmanager
 def _translated(action: str, path: Path) -> Iterator[None]:
     """Lower-layer errors as ours, naming what was being done to which path."""
+    if not has_directory_descriptors():
+        raise SandboxFileError(
+            f"Cannot {action} {path}: this system holds no directory open, so a link could lead "
+            "the copy elsewhere. Use read_bytes() and write_file()."
+        )
     try:
         yield
     except TreePathError as error:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from . import endings, output
-from .endings import UsageFault, ends_with_a_code
+from . import exit_codes, output
+from .exit_codes import UsageFault, ends_with_a_code
 from .options import settings_or_fault
 
 app = typer.Typer(
@@ -38,12 +38,12 @@ def show(
     """Show what was written down, the newest last."""
     from collections import deque
 
-    from ..audit_log import read
+    from ..audit.log import read
 
     wanted = (line for line in read(_path()) if _fits(line, user, event))
     for line in deque(wanted, maxlen=max(1, last)):
         _say(line, as_json)
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 @app.command()
@@ -56,39 +56,40 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Check that nothing was changed or removed. Exits with 1 when something was."""
-    from ..audit_log import FIRST, verify
+    from ..audit.log import FIRST, verify
 
     verdict = verify(_path(), after or FIRST)
     whole = verdict.broken_at is None
     if as_json:
         output.say_json(
             {"whole": whole, "lines": verdict.lines, "head": verdict.head,
-             "broken_at": verdict.broken_at, "reason": verdict.reason,
+             "broken_at": verdict.broken_at, "reason": verdict.reason, "removed": verdict.removed,
              "file": verdict.file or None}
         )  # fmt: skip
     elif whole:
-        output.say(f"✅ {verdict.lines} lines, unbroken. Last hash: {verdict.head}")
+        pruned = f", after {verdict.removed} that were pruned" if verdict.removed else ""
+        output.say(f"✅ {verdict.lines} lines, unbroken{pruned}. Last hash: {verdict.head}")
     else:
         where = f"line {verdict.broken_at}, in {verdict.file}"
         output.say(f"❌ Broken at {where}: {verdict.reason}")
-    return endings.SUCCESS if whole else endings.FAILURE
+    return exit_codes.SUCCESS if whole else exit_codes.FAILURE
 
 
 @app.command()
 @ends_with_a_code
 def tail(user: User = None, event: Event = None, as_json: Json = False) -> int:
     """Show what is written down from now on, until Ctrl-C."""
-    from ..audit_log import follow
+    from ..audit.log import follow
 
     for line in follow(_path()):
         if _fits(line, user, event):
             _say(line, as_json)
             sys.stdout.flush()
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 def _path() -> Path:
-    from ..audit_log import is_there
+    from ..audit.log import is_there
 
     path = Path(settings_or_fault().service_dir) / "audit.jsonl"
     if not is_there(path):
@@ -97,7 +98,9 @@ def _path() -> Path:
 
 
 def _fits(line: dict[str, Any], user: str | None, event: str | None) -> bool:
-    return (user is None or line.get("user") == user) and (event is None or line["event"] == event)
+    return (user is None or line.get("user") == user) and (
+        event is None or line.get("event") == event
+    )
 
 
 def _say(line: dict[str, Any], as_json: bool) -> None:
@@ -105,4 +108,6 @@ def _say(line: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(line))
         return
     rest = " ".join(f"{k}={v!r}" for k, v in line.items() if k not in _SHOWN_APART)
-    output.say(f"{line['n']:>6} {line['time']} {line['event']:<18} {line.get('user', '-')} {rest}")
+    # A line that another program has put there may have none of them.
+    n, moment, event, user = (str(line.get(key, "-")) for key in ("n", "time", "event", "user"))
+    output.say(f"{n:>6} {moment} {event:<18} {user} {rest}")

@@ -11,18 +11,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..backends.ahead import end_ahead, prepare_ahead
+from ..config import InvalidConfigError, SandboxConfig
 from ..errors import SandboxError
-from ..quick_config import quick_config
 from ..settings import Settings
-from . import endings, output
-from .endings import UsageFault
-from .options import check_backend, settings_or_fault
+from . import exit_codes, output
+from .exit_codes import UsageFault
+from .options import check_backend, check_terminal, settings_or_fault, waived_layers
 
 if TYPE_CHECKING:
-    from ..config import SandboxConfig
-    from ..results import ExecutionResult, Stats
+    from ..results import JobResult, Stats
     from . import program
+    from .workspace import Workspace
 
+CODE_FILE = "agent_code.py"
 _FLAGS = {
     "cpu_cores": "--cpu", "memory_mb": "--memory", "disk_mb": "--disk",
     "timeout_seconds": "--timeout", "network_mode": "--network", "base_image": "--template",
@@ -30,11 +31,18 @@ _FLAGS = {
 }  # fmt: skip
 
 
+# What a folder is started with, as Python itself would, or as people call it.
+_STARTS = ("__main__.py", "main.py")
+
+
 @dataclass(frozen=True)
 class Order:
-    """What the user asked for, flag by flag; ``limits`` are fields of SandboxConfig."""
+    """What the user asked for, flag by flag; ``limits`` are fields of SandboxConfig. One of
+    ``file``, ``code`` and ``command`` says what to run."""
 
-    file: str
+    file: str | None = None
+    code: str | None = None
+    command: Sequence[str] = ()
     args: Sequence[str] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
@@ -45,15 +53,44 @@ class Order:
     as_json: bool = False
     raw: bool = False
     verbose: bool = False
+    quiet: bool = False
     backend: str | None = None
+    files: Sequence[str] = ()
+    workspace: str | None = None
+    install: Sequence[str] = ()
+    save: str | None = None
+    apply: bool = False
+    diff: bool = False
+    tty: bool = False
+    own_exit_code: bool = False
+    allow_degraded: Sequence[str] = ()
+
+    @property
+    def shows_summary(self) -> bool:
+        """The summary is for a person: a log or a pipe gets what the program prints, alone."""
+        if self.quiet or (self.as_json and not self.verbose):
+            return False
+        return self.verbose or sys.stderr.isatty()
 
 
 def execute(order: Order) -> int:
+    try:
+        return _checked_execute(order)
+    except SandboxError as error:
+        if not order.own_exit_code:
+            raise
+        output.complain(str(error))
+        return _code_of_stop(order, error)
+
+
+def _checked_execute(order: Order) -> int:
     # Everything that can be wrong with the order is found before anything is made for it.
     settings = settings_or_fault()
     check_backend(order.backend)
-    config = make_config(order, settings, quick=True)
-    source, inputs = _read_source(order.file), _read_inputs(order.inputs)
+    config = make_config(order, settings)
+    _check_what(order)
+    workspace = _workspace(order, config)
+    job = _program(order, workspace)
     check_output(order.output)
     if order.verbose:
         _show_config(config)
@@ -62,8 +99,10 @@ def execute(order: Order) -> int:
     try:
         if order.backend is None and prepare_ahead(settings, config):
             _import_asyncio_alone()
-        return _execute(order, source, inputs, config, settings)
+        return _execute(order, job, workspace, config, settings)
     finally:
+        if workspace is not None:
+            workspace.close()
         end_ahead()
 
 
@@ -79,37 +118,186 @@ def _import_asyncio_alone() -> None:
         del sys.modules["ssl"]
 
 
+@dataclass(frozen=True)
+class _What:
+    """The program, read and checked; ``program.Program`` is more, and takes longer to import."""
+
+    source: bytes | None = None
+    path: str | None = None
+    code: str | None = None
+    command: str | Sequence[str] | None = None
+    inputs: bytes | None = None
+
+
+def _check_what(order: Order) -> None:
+    given = [order.file is not None, order.code is not None, bool(order.command)]
+    if sum(given) != 1:
+        raise UsageFault(
+            "Say what to run: a FILE, a folder, - for stdin, -c CODE, or a command after --"
+        )
+    check_terminal(order.tty)
+    if order.tty and order.as_json:
+        raise UsageFault("--json and -t: a terminal's output is for eyes; leave one of them out")
+    if order.quiet and order.verbose:
+        raise UsageFault("--quiet and --verbose: leave one of them out")
+    if order.save is not None and not order.save:
+        raise UsageFault("--save: name a new directory")
+
+
+def _workspace(order: Order, config: SandboxConfig) -> Workspace | None:
+    """What goes in beside the program, if anything does."""
+    folder = order.workspace
+    if folder is None and _is_folder(order.file):
+        folder = order.file
+    if not (folder or order.files or order.install or order.save or order.apply or order.diff):
+        return None
+    from .workspace import Wanted, Workspace
+
+    ours = {"inputs.json"} if order.inputs is not None else set()
+    if order.file is not None and not _is_folder(order.file):
+        ours.add(_name(order))
+    return Workspace.checked(
+        Wanted(
+            folder=folder, files=order.files, install=order.install, save=order.save,
+            apply=order.apply, diff=order.diff, quiet=order.quiet, ours=frozenset(ours),
+        ),
+        config.working_dir,
+    )  # fmt: skip
+
+
+def _is_folder(file: str | None) -> bool:
+    return file not in (None, "-") and os.path.isdir(str(file))
+
+
+def _name(order: Order) -> str:
+    """What the program is called inside: as outside, for its own sys.argv and tracebacks."""
+    name = os.path.basename(order.file or "")
+    if order.file == "-" or not name.isprintable():
+        return CODE_FILE
+    return name or CODE_FILE
+
+
+def _program(order: Order, workspace: Workspace | None) -> _What:
+    inputs = _read_inputs(order.inputs)
+    if order.command:
+        # One word may be a whole line for the shell; several are the program and its arguments.
+        command = order.command[0] if len(order.command) == 1 else list(order.command)
+        return _What(command=command, inputs=inputs)
+    if order.code is not None:
+        return _What(code=_text(order.code), inputs=inputs)
+    assert order.file is not None
+    if _is_folder(order.file):
+        return _What(path=_start_of(order.file, workspace), inputs=inputs)
+    inside = workspace.find(order.file) if workspace is not None else None
+    if inside is not None:
+        return _What(path=inside, inputs=inputs)
+    source, name = _read_source(order.file), _name(order)
+    if (
+        workspace is not None
+        and workspace.project is not None
+        and name in workspace.project.sources
+    ):
+        raise UsageFault(
+            f"{order.file} is not in the workspace, which has another {name}: rename one of them"
+        )
+    if name == "inputs.json" and inputs is not None:
+        raise UsageFault("--inputs becomes inputs.json inside, and so would FILE: rename it")
+    return _What(source=source, path=name, inputs=inputs)
+
+
+def _start_of(folder: str, workspace: Workspace | None) -> str:
+    assert workspace is not None
+    for start in _STARTS:
+        inside = workspace.find(os.path.join(folder, start))
+        if inside is not None:
+            return inside
+    if any(os.path.isfile(os.path.join(folder, start)) for start in _STARTS):
+        raise UsageFault(f"{folder} is not in the workspace; leave --workspace out, or name it")
+    raise UsageFault(f"{folder} is a folder with neither {' nor '.join(_STARTS)}: name the file")
+
+
+def _text(code: str) -> str:
+    try:
+        code.encode()
+    except UnicodeEncodeError:
+        raise UsageFault("-c: the code is not valid text") from None
+    return code
+
+
 def _execute(
-    order: Order, source: bytes, inputs: bytes | None, config: SandboxConfig, settings: Settings
+    order: Order,
+    what: _What,
+    workspace: Workspace | None,
+    config: SandboxConfig,
+    settings: Settings,
 ) -> int:
     """What it imports takes as long as a sandbox does, which is being made meanwhile."""
-    from . import program, streams
+    from . import program, stdio
 
     job = program.Program(
-        source=source,
-        inputs=inputs,
+        source=what.source,
+        path=what.path or CODE_FILE,
+        code=what.code,
+        command=what.command,
+        inputs=what.inputs,
         args=tuple(order.args),
-        stdin=None if order.file == "-" else streams.piped_stdin(),
+        stdin=None if order.file == "-" else stdio.own_stdin(),
         monitor=order.monitor,
     )
-    outlets = _Outlets(order.raw)
+    if workspace is not None:
+        job = replace(job, before=workspace.bring_in, after=workspace.bring_out)
+    outlets = _Outlets(order.raw or order.tty)
     if not order.as_json:
         job = replace(job, on_output=outlets)
+    if order.tty:
+        job = _with_terminal(job, config)
     try:
-        outcome = endings.run(_run(order, job, config, settings))
+        outcome = exit_codes.run(_run(order, job, config, settings))
     except SandboxError as error:  # there was no sandbox: a result all the same
         _save_failure(order, error)
         raise
-    _save(order.output, outcome.result)
+    problems = [*workspace.problems] if workspace is not None else []
+    try:
+        _save(order.output, outcome.result)
+    except SandboxError as error:
+        problems.append(error.message)
     if order.as_json:
         output.say_json(outcome.result)
-    else:
+    if order.shows_summary:
         outlets.end_line()
-    if order.verbose or not order.as_json:
         _show_end(outcome, order.verbose)
+    elif outcome.error is not None and not order.as_json:
+        outlets.end_line()
+        output.complain(str(outcome.error))
+    return _code(order, outcome, problems)
+
+
+def _with_terminal(job: program.Program, config: SandboxConfig) -> program.Program:
+    from .tty import OwnTerminal
+
+    kind = OwnTerminal.kind()
+    env = {} if kind is None or "TERM" in config.env_vars else {"TERM": kind}
+    return replace(job, terminal=OwnTerminal(job.stdin), env=env)
+
+
+def _code(order: Order, outcome: program.Outcome, problems: Sequence[str]) -> int:
+    for problem in problems:
+        output.complain(problem)
     if outcome.error is not None:
-        return endings.code_for(outcome.error)
-    return endings.SUCCESS if outcome.result["success"] else endings.FAILURE
+        return _code_of_stop(order, outcome.error)
+    if problems:
+        return exit_codes.NOT_THE_PROGRAM if order.own_exit_code else exit_codes.SANDBOX
+    if order.own_exit_code and "result" in outcome.result:
+        code = outcome.result["result"]["exit_code"]
+        return code if code >= 0 else 128 - code
+    return exit_codes.SUCCESS if outcome.result["success"] else exit_codes.FAILURE
+
+
+def _code_of_stop(order: Order, error: SandboxError) -> int:
+    code = exit_codes.code_for(error)
+    return (
+        exit_codes.NOT_THE_PROGRAM if order.own_exit_code and code == exit_codes.SANDBOX else code
+    )
 
 
 async def _run(
@@ -117,8 +305,10 @@ async def _run(
 ) -> program.Outcome:
     from ..backends.catalog import opened
     from . import program
+    from .progress import late_progress
 
     async with opened(order.backend, settings) as backend:
+        backend.on_progress = late_progress()
         return await program.run_program(job, config, backend)
 
 
@@ -126,10 +316,10 @@ class _Outlets:
     """Our stdout and stderr, as the program's."""
 
     def __init__(self, raw: bool) -> None:
-        from . import streams
+        from . import stdio
 
         self._outlets = {
-            name: streams.Outlet(stream.fileno(), raw)
+            name: stdio.Outlet(stream.fileno(), raw)
             for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
         }
 
@@ -144,33 +334,39 @@ class _Outlets:
 # Reading the order
 
 
-def make_config(order: Order, settings: Settings, *, quick: bool = False) -> SandboxConfig:
-    """The settings' defaults, then the flags. Raises UsageFault that names the flag. ``quick``: if
-    it can be, without the import of pydantic."""
-    mode = order.backend or settings.mode
-    values = settings.default_values(mode)
+def make_config(order: Order, settings: Settings) -> SandboxConfig:
+    """The settings' defaults, then the flags. Raises UsageFault that names the flag."""
+    backend = order.backend or settings.mode
+    if settings.depends_on_backend:
+        # Only then: to find out what "auto" stands for, files of this machine have to be read.
+        from ..backends.catalog import taken
+
+        backend = taken(backend, settings)
+    values = settings.default_values(backend)
     values.update({name: value for name, value in order.limits.items() if value is not None})
-    values["env_vars"] = dict(map(_assignment, order.env))
+    values["env_vars"] = assignments(order.env)
+    if order.allow_degraded:
+        values["allow_degraded"] = waived_layers(order.allow_degraded)
     if order.template is not None:
         values["base_image"] = _image_of(order.template)
     try:
-        return quick_config(**values) if quick else _checked(values)
-    except ValueError as error:
-        from pydantic import ValidationError
-
-        settings.default_config(mode)  # it may be the file's fault, and says so then
-        assert isinstance(error, ValidationError)
+        return SandboxConfig(**values)
+    except InvalidConfigError as error:
+        settings.default_config(backend)  # it may be the file's fault, and says so then
         first = error.errors()[0]
         flag = _FLAGS.get(str(first["loc"][0]), str(first["loc"][0]))
-        message = first["msg"].removeprefix("Value error, ")
         shown = "" if flag == "--env" else f" (got {first['input']!r})"
-        raise UsageFault(f"{flag}: {message}{shown}") from None
+        raise UsageFault(f"{flag}: {first['msg']}{shown}") from None
 
 
-def _checked(values: dict[str, Any]) -> SandboxConfig:
-    from ..config import SandboxConfig
+def assignments(texts: Sequence[str]) -> dict[str, str]:
+    """Of ``--env``. Raises UsageFault."""
+    return dict(map(_assignment, texts))
 
-    return SandboxConfig(**values)
+
+def outlets(raw: bool) -> _Outlets:
+    """Our stdout and stderr for what a program prints."""
+    return _Outlets(raw)
 
 
 def _image_of(template: str) -> str:
@@ -238,17 +434,60 @@ def check_output(file: str | None) -> None:
 # Showing the outcome
 
 
-def _save(file: str | None, result: ExecutionResult) -> None:
+def _save(file: str | None, result: JobResult) -> None:
     if file is not None:
-        with open(file, "w", encoding="utf-8") as opened:
-            opened.write(output.as_json(result) + "\n")
+        save_document(file, result)
+
+
+def save_document(file: str, document: object) -> None:
+    """As JSON, whole or not at all. Raises SandboxError that names the file."""
+    try:
+        _write_whole(file, output.as_json(document) + "\n")
+    except OSError as error:
+        raise SandboxError(
+            f"--output: {file} cannot be written: {error.strerror or error}. Nothing was saved."
+        ) from error
+
+
+def _write_whole(file: str, text: str) -> None:
+    """Replace a file by a new one; a disk that is full leaves the old one, and no half."""
+    target = os.path.realpath(file)
+    try:
+        is_regular = stat.S_ISREG(os.stat(target).st_mode)
+    except FileNotFoundError:
+        is_regular = True
+    if not is_regular:
+        with open(target, "w", encoding="utf-8") as opened:
+            opened.write(text)
+        return
+    draft = f"{target}.{os.urandom(6).hex()}"
+    try:
+        opened = open(draft, "x", encoding="utf-8")  # noqa: SIM115
+    except PermissionError:  # of the folder; the file itself may be ours to write
+        opened = open(target, "w", encoding="utf-8")  # noqa: SIM115
+        draft = target
+    try:
+        with opened:
+            opened.write(text)
+        if draft == target:
+            return
+        if os.path.exists(target):
+            os.chmod(draft, os.stat(target).st_mode & 0o777)
+        os.replace(draft, target)
+    except OSError:
+        if draft != target and os.path.lexists(draft):
+            os.unlink(draft)
+        raise
 
 
 def _save_failure(order: Order, error: SandboxError) -> None:
     from ..executor import error_result
 
     result = error_result(error)
-    _save(order.output, result)
+    try:
+        _save(order.output, result)
+    except SandboxError as unsaved:
+        output.complain(unsaved.message)
     if order.as_json:
         output.say_json(result)
 
@@ -292,7 +531,9 @@ def _figures(stats: Stats) -> list[tuple[str, str]]:
 
 def _show_stats(stats: Stats, sandbox_id: str | None) -> None:
     rows = [("sandbox", str(sandbox_id)), *_figures(stats)]
-    rows.append(("network", f"{stats['network_rx_bytes']} in, {stats['network_tx_bytes']} out"))
+    received, sent = stats["network_rx_bytes"], stats["network_tx_bytes"]
+    unknown = received is None or sent is None
+    rows.append(("network", "not known (the host's)" if unknown else f"{received} in, {sent} out"))
     if "monitoring" in stats:
         monitoring = stats["monitoring"]
         for name, seen in (("averages", monitoring["averages"]), ("peaks", monitoring["peaks"])):

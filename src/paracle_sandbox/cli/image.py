@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import endings, output
-from .endings import UsageFault, ends_with_a_code
+from . import exit_codes, output
+from .exit_codes import UsageFault, ends_with_a_code
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Variant = Annotated[str, typer.Argument(help="sandbox, dev, ml or api.", metavar="[VARIANT]")]
+Variant = Annotated[
+    str, typer.Argument(help="sandbox, dev, ml, api or browser.", metavar="[VARIANT]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Do nothing when it is there and not outdated.")
@@ -42,14 +44,14 @@ def list_images(as_json: Json = False) -> int:
     """Show the images, those made from them, and whether they are there."""
     from ..images.recipe import RECIPES
 
-    found = {image.name: image for image in endings.run(_listed())}
+    found = {image.name: image for image in exit_codes.run(_listed())}
     names = {recipe.image: recipe.variant for recipe in RECIPES.values()}
     rows = [_row(name, names.get(name, ""), found.get(name)) for name in {**names, **found}]
     if as_json:
         output.say_json(rows)
     else:
         output.table("", ("Image", "Variant", "Built", "Size", "Created", "State"), _cells(rows))
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 @app.command()
@@ -70,17 +72,25 @@ def build(
       paracle image build --incus --from images:debian/12/cloud
     """
     recipe = _known(variant)
+    if incus and not recipe.has_packages:
+        raise UsageFault(
+            f"The variant {variant} is for Docker. On Incus, install Debian's package "
+            "chromium-headless-shell in an image of your own, as "
+            "docs/reference/incus.md in the source of Paracle Sandbox says"
+        )
     if base is not None and not incus:
         raise UsageFault("--from is for --incus; a Dockerfile says what it starts from")
     if incus:
-        return _say_built(*endings.run(_built_on_incus(recipe, base, if_missing, as_json)), as_json)
-    image, built = endings.run(_built(recipe, if_missing, quiet=as_json))
+        return _say_built(
+            *exit_codes.run(_built_on_incus(recipe, base, if_missing, as_json)), as_json
+        )
+    image, built = exit_codes.run(_built(recipe, if_missing, quiet=as_json))
     if as_json:
         output.say_json({**_row(image.name, variant, image), "built_now": built})
     else:
         what = "built" if built else "is there already"
         output.say(f"✅ Image {image.name} {what}: {image.id[7:19]}, {image.size_mb} MB")
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 def _say_built(image: Built, built: bool, as_json: bool) -> int:
@@ -89,7 +99,7 @@ def _say_built(image: Built, built: bool, as_json: bool) -> int:
     else:
         what = "built" if built else "is there already"
         output.say(f"✅ Image {image.alias} {what}: {image.fingerprint[:12]}, {image.size_mb} MB")
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 async def _built_on_incus(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import endings, output
-from .endings import UsageFault, ends_with_a_code
+from ..errors import SandboxError
+from . import exit_codes, output
+from .exit_codes import UsageFault, ends_with_a_code
 from .options import settings_or_fault
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def make(
         output.say_json({"key": key, "key_id": key.split("_")[1]})
     else:
         output.say(key)
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 @app.command("list")
@@ -75,7 +77,7 @@ def list_keys(as_json: Json = False) -> int:
             [{"key_id": k.key_id, "users": list(k.users), "admin": k.admin, "note": k.note,
               "created": k.created, "expires": k.expires, "works": k.is_good(now)} for k in keys]
         )  # fmt: skip
-        return endings.SUCCESS
+        return exit_codes.SUCCESS
     rows = [
         (k.key_id, "everybody" if k.admin else ", ".join(k.users), output.tick(k.is_good(now)),
          _day(k.created), _day(k.expires), k.note)
@@ -85,7 +87,7 @@ def list_keys(as_json: Json = False) -> int:
         output.table("", ("Key", "Acts for", "Works", "Made", "Expires", "Note"), rows)
     else:
         output.say("There are no keys. Make one with: paracle keys make --admin")
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 @app.command()
@@ -104,13 +106,13 @@ def revoke(
         output.say_json({"key_id": key_id, "revoked": True})
     else:
         output.say(f"✅ Key {key_id} revoked")
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 def _check_users(users: list[str]) -> None:
     """A key for somebody whom the service refuses would open nothing."""
-    from ..service.faults import BadRequest
-    from ..service.tenants import checked_user_id
+    from ..service.errors import BadRequest
+    from ..service.users.names import checked_user_id
 
     for user in users:
         try:
@@ -119,19 +121,52 @@ def _check_users(users: list[str]) -> None:
             raise UsageFault(f"{user!r}: {error}") from None
 
 
+def refuse_windows() -> None:
+    """Before anything of the service is imported that uses what Windows lacks."""
+    if sys.platform == "win32":
+        raise UsageFault(
+            "The service and its keys need Linux, and this is Windows. Run this on the machine of "
+            "the service; sandboxes of a service are used from here with SANDBOX_API_URL."
+        )
+
+
 @contextmanager
 def _store() -> Iterator[KeyStore]:
     from ..service.keys import KeyStore
 
-    store = KeyStore(Path(settings_or_fault().service_dir))
+    refuse_windows()
+    directory = settings_or_fault().service_dir
+    with database_errors_explained(directory):
+        store = KeyStore(Path(directory))
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+@contextmanager
+def database_errors_explained(directory: str) -> Iterator[None]:
+    """Raises SandboxError in place of what SQLite says of a full disk or a damaged file."""
+    import sqlite3
+
     try:
-        yield store
-    finally:
-        store.close()
+        yield
+    except sqlite3.Error as error:
+        remedy = "Make room, and see that this user may write there."
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(
+            error, sqlite3.OperationalError
+        ):
+            remedy = (
+                "Bring keys.db or answers.db there back from a backup, or move it away: "
+                "keys have to be made anew then."
+            )
+        raise SandboxError(
+            f"The service's database in {directory} cannot be used: {error}. {remedy}"
+        ) from error
 
 
 def _record(event: str, **fields: object) -> None:
-    from ..audit_log import AuditLog
+    from ..audit.log import AuditLog
 
     log = AuditLog(Path(settings_or_fault().service_dir) / "audit.jsonl")
     log.record(event, by="paracle keys", **fields)

@@ -26,13 +26,11 @@ def main() -> None:
 
         # Whoever runs a program the usual way needs a sandbox: it starts while we import.
         start_ahead()
-    from ..settings import skip_pydantic_plugins
-    from .endings import leave
+    from .exit_codes import leave
 
-    skip_pydantic_plugins()
     if order is not None:
         leave(usual.run(order))
-    from .nouns import run
+    from .app import run
 
     leave(run())
 

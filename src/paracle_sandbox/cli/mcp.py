@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from .endings import ends_with_a_code
-from .sandbox import Backend, Network
+from .exit_codes import ends_with_a_code
+from .sandbox import AllowDegraded, Backend, Network
+
+_FOR_A_PERSON = """\
+This is an MCP server: an assistant starts it and speaks to it over stdin and stdout.
+Name it in the assistant's configuration:
+
+  {"mcpServers": {"sandbox": {"command": "paracle", "args": ["mcp"]}}}
+
+To serve clients over HTTP: paracle mcp --http
+It waits for a client now. Ctrl-C ends it."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -22,6 +32,7 @@ def mcp(
     cpu: Annotated[float | None, typer.Option(help="CPU cores of a sandbox.")] = None,
     network: Annotated[Network | None, typer.Option(help="Network of a sandbox.")] = None,
     max_sandboxes: Annotated[int, typer.Option(help="Sandboxes of all clients together.")] = 20,
+    allow_degraded: AllowDegraded = None,
     backend: Backend = None,
 ) -> int:
     """Serve sandboxes to an MCP client, over stdin and stdout or over HTTP.
@@ -35,21 +46,31 @@ def mcp(
       paracle mcp --network bridge --memory 1024
     """
     from ..mcp import transports
-    from . import endings, output
+    from . import exit_codes, output
     from .execute import Order, make_config
     from .options import check_backend, settings_or_fault
 
     settings = settings_or_fault()
     check_backend(backend)
     limits = {"memory_mb": memory, "cpu_cores": cpu, "network_mode": network and network.value}
-    config = make_config(Order(file="-", limits=limits), settings)
+    order = Order(file="-", limits=limits, backend=backend, allow_degraded=allow_degraded or ())
+    config = make_config(order, settings)
     if http:
-        endings.run(
+        exit_codes.run(
             transports.serve_http(
                 backend, config, max_sandboxes, host=host, port=port, key=settings.mcp_key,
+                trusted_proxies=settings.trusted_proxies,
                 on_start=lambda url: output.note(f"Serving MCP on {url}"),
             )
         )  # fmt: skip
     else:
-        endings.run(transports.serve_stdio(backend, config, max_sandboxes))
-    return endings.SUCCESS
+
+        async def serve() -> None:
+            if sys.stdin is not None and sys.stdin.isatty():
+                output.note(_FOR_A_PERSON)
+            await transports.serve_stdio(
+                backend, config, max_sandboxes, exit_codes.leave_for_signal
+            )
+
+        exit_codes.run(serve())
+    return exit_codes.SUCCESS

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from ..errors import SandboxError
 from ..settings import MODES, Settings, load_settings
-from .endings import UsageFault
+from .exit_codes import UsageFault
+from .log_lines import log_to_stderr
 
 
 def settings_or_fault() -> Settings:
@@ -13,10 +17,7 @@ def settings_or_fault() -> Settings:
         settings = load_settings()
     except SandboxError as error:
         raise UsageFault(str(error)) from None
-    if settings.log_level in ("debug", "info"):
-        import logging
-
-        logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(message)s")
+    log_to_stderr(settings.log_level, with_level=settings.log_level in ("debug", "info"))
     return settings
 
 
@@ -34,3 +35,19 @@ def complete_template(incomplete: str) -> list[str]:
 def check_backend(name: str | None) -> None:
     if name is not None and name not in MODES:
         raise UsageFault(f"--backend: there is no {name!r}; known are {', '.join(MODES)}")
+
+
+def check_terminal(wanted: bool) -> None:
+    """Whether the user's terminal can be lent to a program: it is put into another mode for it."""
+    if wanted and sys.platform == "win32":
+        raise UsageFault("-t and shell need a terminal of Unix, and this is Windows: use WSL 2")
+
+
+def waived_layers(names: Sequence[str]) -> frozenset[str]:
+    """Of ``--allow-degraded``. Raises UsageFault."""
+    from ..setting_rows import LAYERS, layers
+
+    try:
+        return frozenset(layers(",".join(names)))
+    except ValueError as error:
+        raise UsageFault(f"--allow-degraded: {error}; known are {', '.join(LAYERS)}") from None

@@ -35,9 +35,20 @@ def say(text: str = "") -> None:
     print(printable(text))
 
 
+def say_in(style: str, text: str) -> None:
+    """In a colour, for eyes; never cut nor broken into lines, so that it can be copied."""
+    if not sys.stdout.isatty():
+        say(text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(Text(printable(text), style=style), soft_wrap=True)
+
+
 def note(text: str) -> None:
     """Beside the result, not part of it: to stderr, whether or not anybody reads that."""
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         print(printable(text), file=sys.stderr)
 
 

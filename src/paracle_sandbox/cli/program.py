@@ -1,28 +1,32 @@
-"""Run one program in a sandbox of its own, and tell how it went.
+"""Run one program in a sandbox, and tell how it went.
 
 Like SandboxExecutor.execute_agent, with what only a command line needs: exact bytes as they
-come, and an input that is still being written.
+come, an input that is still being written, a terminal, and files that go in before and come out
+after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import SandboxError
 from ..ids import new_sandbox_id
-from ..monitor import SandboxMonitor
-from ..sandbox import Sandbox
-from . import streams
+from ..sandbox.monitor import SandboxMonitor
+from ..sandbox.sandbox import Sandbox
+from . import stdio
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
     from ..config import SandboxConfig
-    from ..results import CommandResult, ExecutionResult, Stats
+    from ..results import CommandResult, JobResult, Stats
+    from ..sandbox.command import Command
+    from ..sandbox.command_options import CommandOptions
+    from .tty import OwnTerminal
 
 CODE_FILE = "agent_code.py"
 INPUTS_FILE = "inputs.json"
@@ -32,23 +36,34 @@ OnOutput = Callable[[str, bytes], Awaitable[None] | None]
 
 
 @dataclass(frozen=True)
-class Program:
-    """What to run, and with what."""
-
-    source: bytes
-    inputs: bytes | None = None
-    args: Sequence[str] = ()
-    stdin: int | None = None
-    monitor: bool = True
-    on_output: OnOutput | None = None
-
-
-@dataclass(frozen=True)
 class Outcome:
     """The result, and the error that stopped the program if one did."""
 
-    result: ExecutionResult
+    result: JobResult
     error: SandboxError | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run, and with what: a ``command`` (a str is one for the shell), or else Python
+    ``code``, or else the file at ``path`` in the working directory, with ``source`` as its content
+    if it is not there yet. ``before`` and ``after`` are awaited around it in the same sandbox."""
+
+    source: bytes | None = None
+    path: str = CODE_FILE
+    code: str | None = None
+    command: str | Sequence[str] | None = None
+    inputs: bytes | None = None
+    args: Sequence[str] = ()
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    stdin: int | None = None
+    terminal: OwnTerminal | None = None
+    monitor: bool = True
+    timeout: float | None = None
+    on_output: OnOutput | None = None
+    before: Callable[[Sandbox], Awaitable[None]] | None = None
+    after: Callable[[Sandbox, Outcome], Awaitable[None]] | None = None
 
 
 async def run_program(program: Program, config: SandboxConfig, backend: Backend) -> Outcome:
@@ -56,16 +71,27 @@ async def run_program(program: Program, config: SandboxConfig, backend: Backend)
     sandbox = Sandbox(backend, new_sandbox_id(), config, {"purpose": "cli"})
     async with sandbox:
         directory = config.working_dir
+        if program.before is not None:
+            await program.before(sandbox)
         if program.inputs is not None:
             await sandbox.write_file(f"{directory}/{INPUTS_FILE}", program.inputs)
-        await sandbox.write_file(f"{directory}/{CODE_FILE}", program.source)
-        started = time.monotonic()
-        try:
-            command, stats = await _watched(sandbox, program)
-        except SandboxError as error:
-            return await _stopped(sandbox, error, time.monotonic() - started)
-        stats["duration_seconds"] = time.monotonic() - started
-        return Outcome(_result(sandbox, command, stats))
+        if program.source is not None:
+            await sandbox.write_file(f"{directory}/{program.path}", program.source)
+            await sandbox.wait_for_packages(program.source)
+        outcome = await _outcome(sandbox, program)
+        if program.after is not None:
+            await program.after(sandbox, outcome)
+        return outcome
+
+
+async def _outcome(sandbox: Sandbox, program: Program) -> Outcome:
+    started = time.monotonic()
+    try:
+        command, stats = await _watched(sandbox, program)
+    except SandboxError as error:
+        return await _stopped(sandbox, error, time.monotonic() - started)
+    stats["duration_seconds"] = time.monotonic() - started
+    return Outcome(_result(sandbox, command, stats))
 
 
 async def _watched(sandbox: Sandbox, program: Program) -> tuple[CommandResult, Stats]:
@@ -80,22 +106,47 @@ async def _watched(sandbox: Sandbox, program: Program) -> tuple[CommandResult, S
 
 
 async def _run(sandbox: Sandbox, program: Program) -> CommandResult:
-    command = await sandbox.start_file(
-        f"{sandbox.config.working_dir}/{CODE_FILE}",
-        program.args,
-        stdin=program.stdin is not None,
-        on_output_bytes=program.on_output,
-    )
+    with ExitStack() as terminals:
+        if program.terminal is not None:
+            terminals.enter_context(program.terminal)
+        return await run_command(sandbox, program)
+
+
+async def run_command(sandbox: Sandbox, program: Program) -> CommandResult:
+    """Start it, feed it, and wait for its end."""
+    terminal = program.terminal
+    options: CommandOptions = {
+        "stdin": program.stdin is not None,
+        "on_output_bytes": program.on_output,
+    }
+    if program.cwd is not None:
+        options["cwd"] = program.cwd
+    if program.env:
+        options["env"] = program.env
+    if terminal is not None:
+        options["pty"] = terminal.size
+    command = await _start(sandbox, program, options)
     command.only_text()
     async with AsyncExitStack() as stack:
         stack.push_async_exit(command)
+        if terminal is not None:
+            terminal.follow_size(command)
         if program.stdin is not None:
-            streams.feed(command, program.stdin)
+            stdio.feed(command, program.stdin, terminal.watch if terminal else None)
         return await command.wait()
 
 
-def _result(sandbox: Sandbox, command: CommandResult, stats: Stats) -> ExecutionResult:
-    result: ExecutionResult = {
+async def _start(sandbox: Sandbox, program: Program, options: CommandOptions) -> Command:
+    if program.command is not None:
+        return await sandbox.start_command(program.command, timeout=program.timeout, **options)
+    if program.code is not None:
+        return await sandbox.start_code(program.code, program.args, **options)
+    path = f"{sandbox.config.working_dir}/{program.path}"
+    return await sandbox.start_file(path, program.args, **options)
+
+
+def _result(sandbox: Sandbox, command: CommandResult, stats: Stats) -> JobResult:
+    result: JobResult = {
         "success": command["exit_code"] == 0,
         "result": command,
         "stats": stats,

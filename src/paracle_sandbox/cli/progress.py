@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,3 +25,18 @@ def progress(title: str, quiet: bool) -> Iterator[Callable[[str], None]]:
     else:
         output.note(title)
         yield lambda line: output.note(f"  {line}")
+
+
+def late_progress() -> Callable[[str], None] | None:
+    """For what may have to be waited for before a program starts: each step in one line of a
+    terminal, which is empty again before the program prints. Nothing for a log, which has been
+    told already what is waited for."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(step: str) -> None:
+        room = max(20, os.get_terminal_size(sys.stderr.fileno()).columns - 2)
+        sys.stderr.write(f"\r\x1b[K{output.printable(step)[:room]}")
+        sys.stderr.flush()
+
+    return show

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import SandboxError
-from . import endings, output
-from .endings import UsageFault, ends_with_a_code
+from . import exit_codes, output
+from .exit_codes import UsageFault, ends_with_a_code
 from .options import complete_template, settings_or_fault
 from .progress import progress
 
@@ -46,13 +46,11 @@ def list_templates(as_json: Json = False) -> int:
     templates = _templates()
     found = [templates.get(name) for name in templates.names()]
     if as_json:
-        output.say_json(
-            [{"name": t.name, "built": t.path is not None, "path": _text(t.path)} for t in found]
-        )
+        output.say_json([{"name": t.name, "built": t.is_built, "path": _shown(t)} for t in found])
     else:
-        rows = [(t.name, output.tick(t.path is not None), _text(t.path) or "-") for t in found]
+        rows = [(t.name, output.tick(t.is_built), _shown(t) or "-") for t in found]
         output.table("", ("Template", "Built", "Directory"), rows)
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 @app.command()
@@ -67,22 +65,24 @@ def build(name: Name, if_missing: IfMissing = False, as_json: Json = False) -> i
     """
     templates = _templates()
     built = False
-    if _known(templates, name).path is None or not if_missing:
+    if not _known(templates, name).is_built or not if_missing:
         try:
             with progress(f"Building the {name} template", quiet=as_json) as tell:
-                built = endings.run(templates.build(name, tell, if_missing=if_missing))
+                built = exit_codes.run(templates.build(name, tell, if_missing=if_missing))
         except SandboxError as error:
             output.note("\n".join(getattr(error, "__notes__", ())))
             if not if_missing:
                 raise
             output.note(f"Warning: {error}")
             output.note("Until then sandboxes run with the standard library alone.")
-    path = templates.get(name).path
+    template = templates.get(name)
     if as_json:
-        output.say_json({"name": name, "built": path is not None, "path": _text(path)})
-    elif path is not None:
-        output.say(f"✅ Template {name} {'built' if built else 'is there already'}: {path}")
-    return endings.SUCCESS
+        output.say_json({"name": name, "built": template.is_built, "path": _shown(template)})
+    elif template.is_built:
+        output.say(
+            f"✅ Template {name} {'built' if built else 'is there already'}: {template.path}"
+        )
+    return exit_codes.SUCCESS
 
 
 @app.command()
@@ -96,7 +96,7 @@ def remove(name: Name, as_json: Json = False) -> int:
         output.say_json({"name": name, "removed": removed})
     else:
         output.say(f"✅ Template {name} removed" if removed else f"Template {name} is not built.")
-    return endings.SUCCESS
+    return exit_codes.SUCCESS
 
 
 def _templates() -> Templates:
@@ -111,5 +111,5 @@ def _known(templates: Templates, name: str) -> Template:
     return templates.get(name)
 
 
-def _text(path: object) -> str | None:
-    return None if path is None else str(path)
+def _shown(template: Template) -> str | None:
+    return str(template.path) if template.is_built else None

@@ -1,5 +1,8 @@
 """The usual command, ``paracle sandbox execute FILE``, read without what reads all others.
 
+It knows the flags of a program in one file. Those of workspaces, packages, commands and terminals
+are left to the other parser.
+
 Importing that takes longer than to make a sandbox. Whatever is not plainly right here is left to
 it, with everything that it has to say about it.
 """
@@ -26,6 +29,7 @@ TEXTS = {
 SWITCHES = {
     "--monitor": ("monitor", True), "--no-monitor": ("monitor", False), "--raw": ("raw", True),
     "--verbose": ("verbose", True), "-v": ("verbose", True), "--json": ("as_json", True),
+    "--quiet": ("quiet", True), "-q": ("quiet", True),
 }  # fmt: skip
 
 
@@ -45,6 +49,8 @@ def read(words: list[str]) -> dict[str, Any] | None:
     try:
         for word in rest:
             if word == "--":
+                if not positional:
+                    return None  # a command follows, and no file
                 positional += rest
             elif word in SWITCHES:
                 name, value = SWITCHES[word]
@@ -85,7 +91,7 @@ def _read_flag(flag: str, value: str, order: dict[str, Any]) -> None:
 
 def run(order: dict[str, Any]) -> int:
     """What the command does with it."""
-    from .endings import code_of
+    from .exit_codes import code_of
     from .output import never_fail_on_a_letter
 
     never_fail_on_a_letter()

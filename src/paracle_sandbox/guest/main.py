@@ -18,17 +18,17 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 from ..channel import frames
 from . import kernel
-from .children import Children
-from .commands import Command
-from .ends import forget_told, told_ends
-from .foresight import REQUEST, Foresight
-from .kill import TreeKill, kill_everything
-from .launch import Invalid, parse_exec, parse_python, parse_text
-from .leftovers import Leftovers
 from .loop import READ, Loop
-from .oom import OomFirst
-from .stdio import Output
-from .texts import Texts
+from .prefork.early_exit import forget_told, told_ends
+from .prefork.policy import REQUEST, Foresight
+from .processes.command import Command
+from .processes.kill_leftovers import Leftovers
+from .processes.kill_tree import TreeKill, kill_everything, strike_all
+from .processes.oom import OomFirst
+from .processes.process_table import Children
+from .processes.stdio import Output
+from .python.program_files import Texts
+from .request import Invalid, parse_exec, parse_python, parse_text
 from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
@@ -51,7 +51,7 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
         _occupy_low_fds()
         _prepare_process()
         if setup.get("own_env"):  # that of the image, which is not the host's
-            setup["env"] = {**os.environ, **setup["env"]}
+            setup["env"] = _with_commands({**os.environ, **setup["env"]})
         guest = Guest(read_fd, write_fd, setup)
         guest.run()
         code = 0
@@ -66,6 +66,13 @@ def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None
                 kill_everything()
         finally:
             os._exit(code)
+
+
+def _with_commands(env: Dict[str, str]) -> Dict[str, str]:
+    """With the folder in the PATH where pip puts commands of what a program installs for itself."""
+    own = env.get("HOME", "/tmp") + "/.local/bin"
+    folders = env.get("PATH", os.defpath).split(":")
+    return env if own in folders else {**env, "PATH": ":".join([*folders, own])}
 
 
 def _claim(fd: int) -> int:
@@ -199,11 +206,11 @@ class Guest:
         try:
             job = self._job(frames.decode_json(payload), wire)
         except (Invalid, frames.ProtocolError) as error:
-            wire.error("invalid", str(error))
+            wire.error("invalid", str(error), nothing_runs=True)
         except ChannelClosed:
             raise
         except Exception as error:  # noqa: BLE001  see _guarded
-            wire.error("internal", _describe(error))
+            wire.error("internal", _describe(error), nothing_runs=True)
         else:
             if not wire.finished:
                 self._jobs[stream] = job
@@ -248,13 +255,14 @@ class Guest:
                 self._texts.need(wire.number, text)
             launch = (parse_exec if op == "exec" else parse_python)(request, self._setup)
             command = Command(launch, wire, self._loop, self._children, self._oom, self._buffer)
-            command.start()
-            if command.is_python:
-                self._foresight.program_started(request)
+            self._jobs[wire.number] = command
+            self._guarded(wire.number, self._start, command, request)
             return command
-        if op == "kill_leftovers":
+        if op in ("kill_leftovers", "kill_programs"):
+            if op == "kill_programs":
+                self._kill_commands()
             leftovers = Leftovers(self._loop, self._children, wire)
-            leftovers.start()
+            leftovers.start(running_too=op == "kill_programs")
             return leftovers
         if op in ("listen", "accept"):
             tunnel = self._tunnels.job(request, wire)
@@ -272,6 +280,20 @@ class Guest:
         job.start()
         return job
 
+    def _kill_commands(self) -> None:
+        """Kill every command that runs; each of them still sends its result."""
+        if os.getpid() == 1:
+            # At one stroke: each walk through /proc takes long while they hold the processor.
+            strike_all(self._children)
+        for stream, job in list(self._jobs.items()):
+            if stream in self._jobs and isinstance(job, Command):
+                self._guarded(stream, job.on_signal, {"kill": True})
+
+    def _start(self, command: Command, request: Dict[str, Any]) -> None:
+        if command.is_python:
+            self._foresight.program_started(request)
+        command.start()
+
     def _drop(self, stream: int) -> None:
         wire = self._wires.pop(stream, None)
         job = self._jobs.pop(stream, None)
@@ -285,14 +307,18 @@ class Guest:
             self._foresight.program_ended(self._wires[followers[-1]] if followers else None)
 
     def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:
-        """One job's mistake must not take the sandbox down: hence the broad except."""
-        wire = self._wires[stream]
+        """One job's mistake must not take the sandbox down: hence the broad except. What goes wrong
+        in here once more does: the sandbox ends, rather than that a command is lost sight of."""
+        job, wire = self._jobs[stream], self._wires[stream]
         try:
             call(*args)
         except ChannelClosed:
             raise
         except Exception as error:  # noqa: BLE001
-            self._jobs[stream].cancel()
+            if isinstance(job, Command):
+                job.fail("internal", _describe(error))
+                return
+            job.cancel()
             wire.error("internal", _describe(error))
 
     # Turns
@@ -301,14 +327,16 @@ class Guest:
         """Give every long job a moment; whether one wants another."""
         waiting = False
         for stream, job in list(self._jobs.items()):
-            if job.wants_turn and self._wires[stream].credit > 0:
+            # One that ended in this turn may have ended others.
+            if stream in self._jobs and job.wants_turn and self._wires[stream].credit > 0:
                 self._guarded(stream, job.turn)
                 waiting = waiting or job.wants_turn
         return waiting
 
     def _more_room(self) -> None:
         for stream, job in list(self._jobs.items()):
-            self._guarded(stream, job.on_credit)
+            if stream in self._jobs:
+                self._guarded(stream, job.on_credit)
 
     # Children
 
@@ -380,9 +408,11 @@ def file_operations() -> Dict[str, Callable[..., Any]]:
     """Imported with the first that is wanted: most sandboxes run one program, and wait for each
     module that is compiled. May be called ahead of that, in the parent."""
     if not _file_operations:
-        from .files import OPS
+        from .files.changes import list_changes
+        from .files.ops import OPS, operation_starter
 
         _file_operations.update(OPS)
+        _file_operations["changes"] = operation_starter(list_changes)
     return _file_operations
 
 

@@ -10,8 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
 
 from ..channel.frames import CHUNK
-from .launch import Invalid
 from .loop import READ, WRITE, Loop
+from .request import Invalid
 from .wire import Wire
 
 if TYPE_CHECKING:

@@ -188,15 +188,19 @@ class Wire:
     def result(self, value: Dict[str, Any]) -> None:
         self._finish(frames.RESULT, value)
 
-    def error(self, code: str, message: str, errno: Optional[int] = None) -> None:
+    def error(
+        self, code: str, message: str, errno: Optional[int] = None, nothing_runs: bool = False
+    ) -> None:
+        """``nothing_runs``: of a command, that nothing it started is left."""
         value: Dict[str, Any] = {"code": code, "message": message}
         if errno is not None:
             value["errno"] = errno
+        if nothing_runs:
+            value["nothing_runs"] = True
         self._finish(frames.ERROR, value)
 
     def os_error(self, error: OSError, message: str) -> None:
-        code = ERRNO_CODES.get(error.errno or 0, "internal")
-        self.error(code, "%s: %s" % (message, error.strerror), error.errno)
+        self.error(*os_failure(error, message))
 
     def _credited(self, kind: int, payload: Buffer) -> None:
         if not self.finished:
@@ -209,6 +213,12 @@ class Wire:
         self._channel.send_json(kind, self.number, value)
         self.finished = True
         self._on_finished(self.number)
+
+
+def os_failure(error: OSError, message: str) -> Tuple[str, str, Optional[int]]:
+    """What `Wire.error` is to say of an OSError."""
+    code = ERRNO_CODES.get(error.errno or 0, "internal")
+    return code, "%s: %s" % (message, error.strerror), error.errno
 
 
 def _json(value: Dict[str, Any]) -> bytes:

@@ -94,7 +94,9 @@ class Images:
     async def _output(self, recipe: Recipe, build_id: str) -> AsyncIterator[str]:
         from aiodocker import DockerError
 
-        context = pack({**recipe.files(), **files_of_this_machine()})
+        # pip is asked, which takes as long as a Python takes to start.
+        here = await asyncio.to_thread(files_of_this_machine)
+        context = pack({**recipe.files(), **here})
         headers = {"Content-Type": "application/x-tar"}
         last = ""
         try:

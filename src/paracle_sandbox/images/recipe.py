@@ -21,11 +21,13 @@ _SHARED = "list_packages.py"
 
 @dataclass(frozen=True)
 class Recipe:
-    """One image. ``base`` is the variant that it starts from, if it is one of ours."""
+    """One image. ``base`` is the variant that it starts from, if it is one of ours. Without
+    ``has_packages`` it adds nothing of the package index, but packages of Debian."""
 
     variant: str
     image: str
     base: str | None = None
+    has_packages: bool = True
 
     @property
     def dockerfile(self) -> str:
@@ -33,7 +35,9 @@ class Recipe:
 
     def files(self) -> dict[str, bytes]:
         """The build context, by the names that the Dockerfile uses."""
-        names = (self.dockerfile, f"packages/{self.variant}.txt", _SHARED)
+        names = [self.dockerfile, _SHARED]
+        if self.has_packages:
+            names.append(f"packages/{self.variant}.txt")
         return {name: _read(name) for name in names}
 
     def digest(self) -> str:
@@ -51,6 +55,7 @@ RECIPES = {
         Recipe("dev", "paracle/sandbox:dev", "sandbox"),
         Recipe("ml", "paracle/sandbox:ml", "sandbox"),
         Recipe("api", "paracle/sandbox:api", "sandbox"),
+        Recipe("browser", "paracle/sandbox:browser", "sandbox", has_packages=False),
     )
 }
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, NoReturn
 from ..guest.main import serve
 from . import kernel
 from .confine import Filters, Identity, Shape, StepFailed, Steps, confine
-from .place import Grant, Place
+from .limits.sandbox_resources import Grant, Place
 
+_MAX_ORDER = 1 << 16
 _CHANNEL_FD = 3
 _STATUS_FD = 4
 GO = b"go"
@@ -45,6 +46,7 @@ class Child:
         self.request: dict[str, Any] | None = None
         self.waiters: list[int] = []
         self.failure: dict[str, Any] | None = None
+        self.left = ""  # what could not be removed when it had ended
 
     @property
     def has_ended(self) -> bool:
@@ -103,17 +105,23 @@ class Start(NamedTuple):
     failpoints: dict[str, str]
     env: dict[str, str]  # what programs find, unless they are given another
     python: str  # their interpreter
+    # Of a spawner that is root, for the zygote to give up; else there is nothing to give up.
+    own_network: int = -1
+    capabilities: int = 0
 
 
-def run_child(text: bytes, start: Start, channel: int, report: int) -> NoReturn:
+def run_child(start: Start, channel: int, report: int) -> NoReturn:
     """The child itself. Whatever happens, it never returns into the code of its parent."""
     try:
         status = socket.socket(fileno=report)
-        order = Order.read(text)
+        order = Order.read(status.recv(_MAX_ORDER))
         if status.recv(len(GO)) != GO:
             os._exit(1)  # it has no place
         try:
             slot, shape, identity, disk_bytes, _ = order
+            with _steps(start, status).step("network"):
+                if shape.network == "host" and start.own_network >= 0:
+                    kernel.setns(start.own_network, kernel.CLONE_NEWNET)
             start.place.enter(slot, shape, identity, disk_bytes, _steps(start, status))
             keep_only(channel, status.detach())
             status = socket.socket(fileno=_STATUS_FD)

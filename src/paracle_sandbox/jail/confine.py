@@ -11,6 +11,7 @@ the namespace above it: even a full set of capabilities inside would have no pow
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -18,10 +19,11 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import kernel, landlock, seccomp
-from .root import EMPTY, OTHER_PROC, READ_ONLY, VOLUME, enter
+from . import kernel
+from .filters import landlock, seccomp
+from .filters.rules import UID_INSIDE
+from .root import BOOT_ID, EMPTY, OTHER_PROC, READ_ONLY, VOLUME, enter
 
-UID_INSIDE = 1000
 _NAMESPACES = (
     kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
 )
@@ -31,8 +33,11 @@ _WRITABLE = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 # sandbox a mount.
 _PROC_HIDDEN_FILES = ("kcore", "kallsyms", "keys", "key-users", "timer_list", "sched_debug",
                       "config.gz", "cmdline", "sysrq-trigger", "partitions", "diskstats",
-                      "latency_stats")  # fmt: skip
-_PROC_HIDDEN_DIRS = ("acpi", "scsi", "asound", "bus", "irq", "fs")
+                      "latency_stats", "interrupts", "softirqs", "schedstat",
+                      "locks")  # fmt: skip
+# Whoever writes to a file of "pressure" is given a timer and memory of the kernel, charged to
+# nobody.
+_PROC_HIDDEN_DIRS = ("acpi", "scsi", "asound", "bus", "irq", "fs", "pressure")
 _PROC_READ_ONLY = ("sys",)
 EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
 # The kernel has some 3000 (kernel.pty) for all containers of a machine together.
@@ -47,6 +52,15 @@ _RLIMITS = {
     resource.RLIMIT_NICE: (0, 0),
     resource.RLIMIT_RTPRIO: (0, 0),
 }
+
+
+# Without root, sandboxes are the user who runs them, and what the kernel has for that user is for
+# all of them together. Of inotify's 128 instances each gets a share.
+_USERS_SHARE = {"max_inotify_instances": 16, "max_inotify_watches": 8192}
+# A process may send descriptors over a socket while its user has fewer in flight than the process
+# may have open, which is mostly 1024. A process that has 768 leaves room for that of the user's
+# other programs: it may exceed its limit by one message, of 253.
+_USERS_DESCRIPTORS = (768, 768)
 
 
 class Shape(NamedTuple):
@@ -140,14 +154,23 @@ def confine(
         _mount_workspace(slot, shape, identity, show_disk)
     with steps.step("devices"):
         mount_dev()
+    namespace_limits = -1
     with steps.step("proc"):
         mount_proc()
         if identity.rootless:
+            # By way of another /proc, because in the sandbox's own it is read-only from now on.
+            namespace_limits = os.open(OTHER_PROC + "/sys/user", os.O_PATH | os.O_CLOEXEC)
             kernel.umount(OTHER_PROC)
     with steps.step("rlimits"):
         set_rlimits()
+        if identity.rootless:
+            _lower_limit(resource.RLIMIT_NOFILE, *_USERS_DESCRIPTORS)
     with steps.step("identity"):
         _become(identity)
+    with steps.step("limits of the user"):
+        if identity.rootless:
+            _limit_user_namespace(namespace_limits)
+            os.close(namespace_limits)
     with steps.step("capabilities"):
         kernel.drop_all_capabilities()
     with steps.step("no_new_privs"):
@@ -252,6 +275,8 @@ def mount_proc() -> None:
             kernel.bind(EMPTY, "/proc/" + name)
     for name in _PROC_READ_ONLY:
         kernel.bind("/proc/" + name, "/proc/" + name, READ_ONLY | kernel.ATTR_NOEXEC)
+    if _is_there(BOOT_ID):  # that of the host would tell its sandboxes from those of another
+        kernel.bind(BOOT_ID, "/proc/sys/kernel/random/boot_id", READ_ONLY | kernel.ATTR_NOEXEC)
 
 
 def _is_there(path: str) -> bool:
@@ -265,10 +290,15 @@ def _is_there(path: str) -> bool:
 
 def set_rlimits() -> None:
     for kind, (soft, hard) in _RLIMITS.items():
-        _, had = resource.getrlimit(kind)
-        if had != resource.RLIM_INFINITY:
-            hard = min(hard, had)
-        resource.setrlimit(kind, (min(soft, hard), hard))
+        _lower_limit(kind, soft, hard)
+
+
+def _lower_limit(kind: int, soft: int, hard: int) -> None:
+    """One that is lower already stays: not everybody may raise it."""
+    _, had = resource.getrlimit(kind)
+    if had != resource.RLIM_INFINITY:
+        hard = min(hard, had)
+    resource.setrlimit(kind, (min(soft, hard), hard))
 
 
 def _become(identity: Identity) -> None:
@@ -289,6 +319,18 @@ def _become(identity: Identity) -> None:
     _write("/proc/self/gid_map", f"{UID_INSIDE} {gid} 1")
     if (os.getresuid(), os.getresgid()) != ((UID_INSIDE,) * 3, (UID_INSIDE,) * 3):
         raise PermissionError(1, f"ids are {os.getresuid()}, {os.getresgid()}", "identity")
+
+
+def _limit_user_namespace(folder: int) -> None:
+    """While we are root of it. Where it is refused, as a container's security policy may, programs
+    can use up what the user has."""
+    for name, most in _USERS_SHARE.items():
+        with contextlib.suppress(OSError):
+            fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                os.write(fd, b"%d" % most)
+            finally:
+                os.close(fd)
 
 
 def _write(path: str, text: str) -> None:

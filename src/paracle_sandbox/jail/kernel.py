@@ -206,11 +206,18 @@ def permitted_capabilities() -> int:
 
 
 def drop_all_capabilities() -> None:
-    """All five sets, the bounding set first because dropping it needs a capability."""
+    """From all five sets."""
+    limit_capabilities(0)
+
+
+def limit_capabilities(kept: int) -> None:
+    """To those of a mask, which are permitted. The bounding set comes first, because dropping from
+    it needs a capability."""
     capability = 0
     while True:
         try:
-            prctl(PR_CAPBSET_DROP, capability)
+            if not kept >> capability & 1:
+                prctl(PR_CAPBSET_DROP, capability)
         except OSError as error:
             if error.errno == errno.EINVAL and capability:
                 break  # past the last capability this kernel knows
@@ -219,7 +226,7 @@ def drop_all_capabilities() -> None:
     _checked(
         _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities"
     )
-    capset(0, 0, 0)
+    capset(0, kept, kept)
 
 
 def configure_interface(name: str, address: str, netmask: str, gateway: str) -> None:

@@ -22,8 +22,8 @@ import sys
 from typing import Any, NoReturn
 
 from . import kernel
-from .cgroups import enter_own
-from .mappings import share_code
+from .limits.cgroups import enter_own
+from .warmup.shared_text import share_code
 
 _MAX_MESSAGE = 1 << 16
 # How long a spawner takes until it makes its first sandbox, and how long entering a group has an
@@ -115,19 +115,25 @@ def _prepare(package_path: str) -> None:
 def _import_everything() -> None:
     """While our files can still be seen, and before anybody waits."""
     from .. import guest
-    from . import ground, mold, spawner  # noqa: F401
+    from . import resources, spawner, zygote  # noqa: F401
 
-    for file in sorted(os.listdir(guest.__path__[0])):
-        name, dot, ending = file.partition(".")
+    _import_package(guest.__name__, guest.__path__[0])
+
+
+def _import_package(package: str, folder: str) -> None:
+    for entry in sorted(os.listdir(folder)):
+        name, dot, ending = entry.partition(".")
         if dot and ending == "py" and name != "__init__":
-            importlib.import_module(f"{guest.__name__}.{name}")
+            importlib.import_module(f"{package}.{name}")
+        elif not dot and name != "__pycache__":
+            _import_package(f"{package}.{name}", os.path.join(folder, name))
 
 
 def _serve(control: socket.socket, options: dict[str, Any]) -> None:
     from .child import Start
-    from .ground import Ground
-    from .mold import Mold
+    from .resources import Resources
     from .spawner import Spawner
+    from .zygote import Zygote
 
     # A sandbox costs a descriptor or two; what it may open itself is limited later.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -135,24 +141,27 @@ def _serve(control: socket.socket, options: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    # Who has ended is gone: neither we nor the mold have to wake up for it. (Guests change that for
-    # themselves.)
+    # Who has ended is gone: neither we nor the zygote have to wake up for it. (Guests change that
+    # for themselves.)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    ground = Ground(options)
+    resources = Resources(options)
     start = Start(
-        ground.own_pidns,
-        ground.place,
-        ground.filters,
+        resources.own_pidns,
+        resources.place,
+        resources.filters,
         options["failpoints"],
         options["setup"]["env"],
         options["setup"]["python"],
+        resources.own_network,
+        resources.capabilities,
     )
-    mold = Mold(start, options["modules"], (control.fileno(), options["owner_fd"]))
+    resources.skip_small_pids()
+    zygote = Zygote(start, options["modules"], (control.fileno(), options["owner_fd"]))
     # An owner that is gone already is noticed by the loop, which then cleans up.
     with contextlib.suppress(OSError):
-        posture = {**ground.posture(), "missing_modules": mold.missing}
+        posture = {**resources.posture(), "missing_modules": zygote.missing}
         control.send(json.dumps({"event": "ready", **posture}).encode())
-    Spawner(control, ground, mold, options).run()
+    Spawner(control, resources, zygote, options).run()
 
 
 def _become_root_of_a_user_namespace() -> None:

@@ -17,22 +17,24 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Collection
 
+from ..own_directory import open_own_directory
 from .numbers import claim_number, release_number
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Records:
     """Works on descriptors, so that it needs no path after the change of root."""
 
     def __init__(self, state_dir: str) -> None:
-        os.makedirs(os.path.join(state_dir, "instances"), 0o700, exist_ok=True)
-        self._dir = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._dir = open_own_directory(state_dir, make=True)
         # Two state directories count their instances apart; what both name must not clash.
         found = os.fstat(self._dir)
         self.place = f"{found.st_dev:x}-{found.st_ino:x}"
         self.token = os.urandom(8).hex()
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self._instances = os.open("instances", flags, dir_fd=self._dir)
+        self._instances = open_own_directory("instances", make=True, parent=self._dir)
         self.instance, self._lock = claim_number(self._instances)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, self.token.encode(), 0)
@@ -56,27 +58,30 @@ class Records:
             os.close(fd)
 
     def remove(self, slot: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        """Its sandbox is gone. A record that stays, on a disk that fails, is for the next sweep."""
+        with contextlib.suppress(OSError):
             os.unlink(f"{slot}.json", dir_fd=self._dir)
 
-    def close(self) -> None:
-        self._remove_all()
+    def close(self, keep: Collection[str] = ()) -> None:
+        """Remove all records of ours but those of the children in ``keep``."""
+        self._remove_all(keep)
         release_number(self._instances, self.instance, self._lock)
         os.close(self._instances)
         os.close(self._dir)
 
-    def _remove_all(self) -> None:
+    def _remove_all(self, keep: Collection[str]) -> None:
         """By the owner's names, too: it may have been killed, and then nobody else will."""
         for name in os.listdir(self._dir):
-            if name.endswith(".json") and self._is_ours(name):
-                with contextlib.suppress(FileNotFoundError):
+            if name.endswith(".json") and self._is_ours(name, keep):
+                with contextlib.suppress(OSError):
                     os.unlink(name, dir_fd=self._dir)
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_ours(self, name: str, keep: Collection[str]) -> bool:
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir)
+            fd = os.open(name, _READ, dir_fd=self._dir)
             with open(fd, "rb") as file:
                 # What is added later does not change whose it is.
-                return bool(json.loads(file.readline()).get("token") == self.token)
+                record = json.loads(file.readline())
+                return record.get("token") == self.token and record.get("slot") not in keep
         except (OSError, ValueError, AttributeError):
             return False

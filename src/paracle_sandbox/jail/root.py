@@ -16,9 +16,12 @@ import sys
 from . import kernel
 
 EMPTY = "/.empty"
+# Where the commands of the template's packages are: first in the PATH of programs.
+COMMANDS = "/template/bin"
 VOLUME = "/.volume"
 # In a user namespace the kernel allows a new /proc only beside one that shows everything.
 OTHER_PROC = "/.proc"
+BOOT_ID = "/etc/.boot_id"
 READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _EMPTY = ("/proc", "/sys", "/dev", "/tmp", "/run", "/var", "/home", "/opt", "/srv", "/mnt",
@@ -31,6 +34,37 @@ _ETC_COPIED = ("ld.so.cache", "ld.so.conf", "mime.types", "services", "protocols
                "ssl/openssl.cnf", "debian_version", "localtime")  # fmt: skip
 _ETC_SHOWN = ("alternatives", "fonts", "ssl/certs", "pki/tls/certs", "pki/ca-trust")
 
+_PIP = """\
+import glob, os, runpy, sys
+
+try:
+    import pip
+except ImportError:
+    try:
+        import ensurepip
+        wheels = os.path.join(os.path.dirname(ensurepip.__file__), "_bundled", "pip-*.whl")
+        sys.path.insert(0, glob.glob(wheels)[0])
+    except (ImportError, IndexError):
+        sys.exit("There is no pip in this sandbox: build the template again, or install ensurepip.")
+
+
+def has_network():
+    try:
+        with open("/proc/net/route") as file:
+            return len(file.readlines()) > 1
+    except OSError:
+        return True
+
+
+sys.argv[0] = "pip"
+try:
+    runpy.run_module("pip", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    if end.code and {"install", "download"} & set(sys.argv) and not has_network():
+        print("This sandbox has no network. From outside, sandbox.install() installs packages.",
+              file=sys.stderr)
+    raise
+"""
 _USERS = """\
 root:x:0:0:root:/root:/usr/sbin/nologin
 paracle:x:1000:1000:Paracle:/tmp:/bin/sh
@@ -55,8 +89,17 @@ def build(root: str, template_dir: str | None, *, rootless: bool) -> None:
     _make_etc(root)
     make_dev(root)
     _show(root, "/sys/devices/system/cpu")
+    write_boot_id(root)
     if rootless:
         kernel.bind("/proc", root + OTHER_PROC)
+
+
+def write_boot_id(root: str) -> None:
+    """One of our own, which the machine's other processes do not have."""
+    text = os.urandom(16).hex()
+    parts = text[:8], text[8:12], "4" + text[13:16], "a" + text[17:20], text[20:]
+    with open(root + BOOT_ID, "w", encoding="ascii") as file:
+        file.write("-".join(parts) + "\n")
 
 
 def enter(root: str) -> None:
@@ -94,12 +137,29 @@ def _show_python(root: str, template_dir: str | None) -> None:
                 os.symlink(interpreter, f"{root}/usr/local/bin/{name}")
     elif not os.path.exists(root + "/usr/bin/python"):
         os.symlink(interpreter, root + "/usr/local/bin/python")
-    shown = False
+    packages = None
     for directory in package_dirs():
-        if not shown and template_dir is not None:
-            shown = _cover(root, directory, template_dir, make=True)
+        if packages is None and template_dir is not None:
+            if _cover(root, directory, template_dir, make=True):
+                packages = directory
         else:
             _cover(root, directory, root + EMPTY, make=False)
+    _show_commands(root, packages, interpreter)
+
+
+def _show_commands(root: str, packages: str | None, interpreter: str) -> None:
+    """What the template's packages install as commands, and a pip for the interpreter inside: the
+    pip of the host, if it has one, belongs to another."""
+    os.makedirs(root + COMMANDS)
+    for name in ("pip", "pip3"):
+        path = f"{root}{COMMANDS}/{name}"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"#!{interpreter}\n{_PIP}")
+        os.chmod(path, 0o755)  # noqa: S103 - everybody inside may run it
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(f"{root}{packages}/bin") if packages else ():
+            with contextlib.suppress(FileExistsError):
+                os.symlink(f"{packages}/bin/{name}", f"{root}{COMMANDS}/{name}")
 
 
 def package_dirs() -> list[str]:

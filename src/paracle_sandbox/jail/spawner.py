@@ -1,44 +1,54 @@
 """The spawner: a privileged process that has sandboxes made, and removes them.
 
     owner ── control socket ── launcher ── spawner (PID 1 of its own pid namespace)
-                                             └── mold
+                                             └── zygote
                                                    ├── parked child, parked child, ...
                                                    └── sandbox, sandbox, ...
 
-It is single-threaded, as is the mold: parent-death signals name a thread, and a fork of a
+It is single-threaded, as is the zygote: parent-death signals name a thread, and a fork of a
 threaded process is a lottery. It ends when its owner does, and takes everything with it: being
 PID 1, its death is that of every sandbox, and what it leaves on disk (records, cgroups) is
 removed by itself or by the next sweep.
 
 Messages are JSON, one a packet; a request carries a number that its answer repeats. None says
-what a sandbox is called or whose it is: neither this process nor the mold, whose memory is in
+what a sandbox is called or whose it is: neither this process nor the zygote, whose memory is in
 every later sandbox, holds a secret.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import select
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..channel.frames import to_json
 from .child import GO, Child
 from .confine import Shape, StepFailed, Steps
-from .ground import Ground
-from .heat import Heat
-from .mold import Mold
+from .limits.cgroup_keepalive import Heat
+from .limits.sandbox_resources import Grant, Process
 from .networks import EndingNetworks
-from .place import Grant
+from .resources import Resources
+from .zygote import Zygote
 
 _MAX_MESSAGE = 1 << 16
 _BUSY_RETRY_SECONDS = 0.001
 _BUSY_PATIENCE_SECONDS = 10.0
+_STUCK_RETRY_SECONDS = 1.0
+_DIED = b'{"step": "start", "message": "died"}'
+_NO_DESCRIPTOR = b'{"step": "start", "message": "the spawner has too many open files"}'
+_LEFT = "its processes, or its cgroup, are still there"
+_BROKEN = (
+    "the host's disk was full, and the kernel gave up the volume of this spawner. Make room in the "
+    "directory that PARACLE_DATA_DIR names"
+)
 # The stock is filled while the way into groups is short (`heat`), or when it has been quiet for a
 # while: whoever asked for a sandbox is likely to ask again. Who does so at once is not to wait.
 _QUIET_SECONDS = 0.03
@@ -47,14 +57,14 @@ _LOW_STOCK = 4
 
 
 class Spawner:
-    """The loop and its children. ``ground`` is what they all stand on."""
+    """The loop and its children. ``resources`` is what they all stand on."""
 
     def __init__(
-        self, control: socket.socket, ground: Ground, mold: Mold, options: dict[str, Any]
+        self, control: socket.socket, resources: Resources, zygote: Zygote, options: dict[str, Any]
     ) -> None:
         self._control = control
-        self._ground = ground
-        self._mold = mold
+        self._resources = resources
+        self._zygote = zygote
         self._setup: dict[str, Any] = options["setup"]
         self._stock_size: int = options["stock"]
         self._stock_shape = Shape(**options["stock_shape"])
@@ -70,9 +80,13 @@ class Spawner:
         self._first: Child | None = None
         self._starting: set[str] = set()  # looking through all children would touch their pages
         self._busy: list[tuple[float, Child]] = []
+        # Those that were given up, with something left: tried again from time to time.
+        self._stuck: list[Child] = []
+        self._stuck_at = 0.0
+        self._spare = -1
         self._slots = 0
         self._quiet_at = 0.0
-        self._heat = Heat(ground.cgroups)
+        self._heat = Heat(resources.cgroups)
         self._networks = EndingNetworks()
         self._selector = selectors.DefaultSelector()
         self._ends = False
@@ -80,8 +94,9 @@ class Spawner:
     def run(self) -> None:
         """Serve until the owner is gone."""
         self._watch(self._control.fileno(), self._on_control)
+        self._keep_spare()
         self._watch(self._owner_fd, self._end_soon)
-        self._watch(self._mold.pidfd, self._end_soon)  # all sandboxes died with it
+        self._watch(self._zygote.pidfd, self._end_soon)  # all sandboxes died with it
         if self._wanted:
             self._start_first(self._wanted)
         while not self._ends:
@@ -94,6 +109,7 @@ class Spawner:
             if time.monotonic() < self._quiet_at:
                 self._heat.beat()
             self._retry_busy()
+            self._retry_stuck()
         self._end()
 
     def _watch(self, fd: int, action: Callable[[], None]) -> None:
@@ -102,6 +118,8 @@ class Spawner:
     def _patience(self) -> float | None:
         if self._busy:
             return _BUSY_RETRY_SECONDS
+        if self._stuck:
+            return _STUCK_RETRY_SECONDS
         until_quiet = self._quiet_at - time.monotonic()
         if until_quiet > 0 and (until_beat := self._heat.until_beat()) is not None:
             return until_beat
@@ -111,9 +129,9 @@ class Spawner:
         """Whether there is something to do ahead of need. One child at a time."""
         if not self._stock_size or self._starting:
             return False
-        return not self._mold_ready() or len(self._parked) < self._stock_size
+        return not self._zygote_ready() or len(self._parked) < self._stock_size
 
-    def _mold_ready(self) -> bool:
+    def _zygote_ready(self) -> bool:
         return self._rehearsed and not self._idle_modules
 
     # -- requests ------------------------------------------------------------------------
@@ -131,7 +149,10 @@ class Spawner:
         self._quiet_at = time.monotonic() + _QUIET_SECONDS
         message = json.loads(packet)
         operations = {"create": self._create, "destroy": self._destroy, "disk": self._disk}
-        operations[message["op"]](message)
+        try:
+            operations[message["op"]](message)
+        except OSError as error:  # of this request: the others must not suffer for it
+            self._answer(message["request"], error="spawner", message=str(error))
 
     def _end_soon(self) -> None:
         self._ends = True
@@ -140,7 +161,15 @@ class Spawner:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             socket.send_fds(self._control, [to_json({"request": number, **answer})], fds)
 
+    def _refuse(self, number: int, step: str, message: str) -> None:
+        """Whoever is told to ``retire`` us has to start another spawner and ask that."""
+        retire = self._resources.place.broken
+        self._answer(number, error=step, message=message, retire=retire)
+
     def _create(self, message: dict[str, Any]) -> None:
+        if self._resources.place.broken:
+            self._refuse(message["request"], "volume", _BROKEN)
+            return
         shape = Shape(**message["shape"])
         child = self._take_first(shape)
         if child is None and shape == self._stock_shape:
@@ -150,7 +179,7 @@ class Spawner:
             try:
                 child = self._start_child(shape, Grant.asked(message))
             except StepFailed as failed:
-                self._answer(message["request"], error=failed.step, message=str(failed))
+                self._refuse(message["request"], failed.step, str(failed))
                 return
         child.request = message
         if child.state == "parked":
@@ -187,24 +216,27 @@ class Spawner:
             self._answer(message["request"])
             return
         child.waiters.append(message["request"])
-        self._kill(child)
+        if child in self._stuck:
+            self._retry(child)
+        else:
+            self._kill(child)
 
     def _disk(self, message: dict[str, Any]) -> None:
         child = self._children.get(message["slot"])
-        self._answer(message["request"], **self._ground.disk_answer(child, message["exact"]))
+        self._answer(message["request"], **self._resources.disk_answer(child, message["exact"]))
 
     # -- the way up ----------------------------------------------------------------------
 
     def _start_child(self, shape: Shape, grant: Grant, *, ahead: bool = False) -> Child:
-        ground = self._ground
+        resources = self._resources
         self._slots += 1
-        slot = ground.records.slot(self._slots)
-        child = Child(slot, shape, ground.take_identity(), grant)
+        slot = resources.records.slot(self._slots)
+        child = Child(slot, shape, resources.take_identity(), grant)
         try:
             with self._steps.step("record"):
-                ground.records.write(slot, ground.cgroup_paths(slot))
+                resources.records.write(slot, resources.cgroup_paths(slot))
             # Limits that belong to processes, not to a group, would not reach a seed.
-            seed = ahead and ground.cgroups is not None
+            seed = ahead and resources.cgroups is not None
             hurried = time.monotonic() < self._quiet_at
             own = {"working_dir": shape.working_dir, "seed": seed, "hurried": hurried}
             self._fork(child, {**self._setup, **own})
@@ -226,11 +258,11 @@ class Spawner:
     def _fork(self, child: Child, setup: dict[str, Any]) -> None:
         """And make its groups: one takes about as long as the other."""
         with self._steps.step("fork"):
-            self._mold.begin_fork(child, setup)
+            self._zygote.begin_fork(child, setup)
             try:
-                self._ground.place.make_groups(child.slot, child.grant.limits, self._steps)
+                self._resources.place.make_groups(child.slot, child.grant.limits, self._steps)
             finally:
-                self._mold.end_fork(child)
+                self._zygote.end_fork(child)
 
     def _on_status(self, child: Child) -> None:
         if child.status is None:  # its end was told in the same turn, and read this first
@@ -242,6 +274,8 @@ class Spawner:
         if fds:
             child.disk_fd = fds[0]
             return
+        if packet == b"disk":  # the kernel could not give us the descriptor that came with it
+            packet = _NO_DESCRIPTOR
         if packet.startswith(b'{"at"'):
             self._at_failpoint(json.loads(packet)["at"])
             with contextlib.suppress(OSError):  # it was killed while it waited
@@ -252,7 +286,7 @@ class Spawner:
         child.status = None
         self._starting.discard(child.slot)
         if packet != b"ok":
-            child.failure = json.loads(packet) if packet else {"step": "start", "message": "died"}
+            child.failure = json.loads(packet or _DIED)
             if child.request is None and child is not self._first:
                 self._stock_size = 0  # the next request meets the same step and reports it
             self._kill(child)
@@ -263,7 +297,7 @@ class Spawner:
         else:
             child.state = "parked"
             with contextlib.suppress(OSError):  # it was killed: its end will be noticed
-                child.process = self._ground.process_of(child.pidfd)
+                child.process = self._resources.process_of(child.pidfd)
             if child is not self._first:
                 self._parked.append(child)
 
@@ -271,27 +305,33 @@ class Spawner:
         """Give the channel of a finished child to the owner, and to the child what was asked for.
 
         It has that already, unless it was made ahead of need or cannot have it from a cgroup."""
-        request, ground = child.request, self._ground
+        request, resources = child.request, self._resources
         assert request is not None and child.host_end is not None
         grant = Grant.asked(request)
         try:
-            if grant != child.grant or not ground.cgroups:
-                ground.place.allow(child.slot, child.shape, grant, self._steps, child.pid)
+            if grant != child.grant or not resources.cgroups:
+                process = Process(child.pid, child.identity)
+                resources.place.allow(child.slot, child.shape, grant, self._steps, process)
             with self._steps.step("start"):
-                process = child.process or ground.process_of(child.pidfd)
+                told = child.process or resources.process_of(child.pidfd)
         except StepFailed as failed:
             child.failure = {"step": failed.step, "message": str(failed)}
             self._kill(child)
             return
+        try:
+            self._answer(
+                request["request"],
+                (child.host_end.fileno(),),
+                slot=child.slot,
+                init=told,
+                cgroups=resources.cgroup_paths(child.slot),
+            )
+        except OSError as error:  # too many descriptors are under way, to owners that do not read
+            child.failure = {"step": "hand over", "message": str(error)}
+            self._kill(child)
+            return
         child.state = "running"
         child.request = None
-        self._answer(
-            request["request"],
-            (child.host_end.fileno(),),
-            slot=child.slot,
-            init=process,
-            cgroups=ground.cgroup_paths(child.slot),
-        )
         child.host_end.close()
         child.host_end = None
 
@@ -303,7 +343,7 @@ class Spawner:
             self._networks.hold(child.pidfd, child.shape.network)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-            self._ground.place.let_die(child.slot)
+            self._resources.place.let_die(child.slot)
 
     def _on_exit(self, child: Child) -> None:
         """PID 1 is gone, and with it everything in its pid namespace."""
@@ -316,55 +356,113 @@ class Spawner:
 
     def _remove(self, child: Child) -> None:
         if self._has_left(child):
-            self._forget(child)
+            self._clear(child)
         else:
             self._busy.append((time.monotonic() + _BUSY_PATIENCE_SECONDS, child))
 
     def _has_left(self, child: Child) -> bool:
-        return self._ground.place.leave(child.slot) and child.is_gone
+        return self._resources.place.leave(child.slot) and child.is_gone
 
     def _retry_busy(self) -> None:
         busy, self._busy = self._busy, []
         for deadline, child in busy:
             if self._has_left(child):
-                self._forget(child)
+                self._clear(child)
             elif time.monotonic() > deadline:
-                self._forget(child, left="its processes, or its cgroup, are still there")
+                self._give_up(child, _LEFT)
             else:
                 self._busy.append((deadline, child))
 
-    def _forget(self, child: Child, left: str = "") -> None:
-        ground = self._ground
+    def _retry_stuck(self) -> None:
+        now = time.monotonic()
+        if self._stuck and now > self._stuck_at + _STUCK_RETRY_SECONDS:
+            self._stuck_at = now
+            for child in list(self._stuck):
+                self._retry(child)
+
+    def _retry(self, child: Child) -> None:
+        """Once more, one that was given up. Whoever waits for it is told what is left."""
+        self._stuck.remove(child)
+        if self._has_left(child):
+            self._clear(child)
+        else:
+            self._give_up(child, child.left or _LEFT)
+
+    def _clear(self, child: Child) -> None:
+        """Its processes and groups are gone: remove its files and its record."""
         try:
-            ground.place.clear(child.slot, child.shape)
+            try:
+                self._remove_files(child)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                with self._spare_descriptor():
+                    self._remove_files(child)
         except OSError as error:  # of this one: the others must not suffer for it
-            left = left or f"its files: {error}"
-        ground.records.remove(child.slot)
+            self._give_up(child, f"its files: {error}")
+            return
+        self._forget(child)
+
+    def _remove_files(self, child: Child) -> None:
+        self._resources.place.clear(child.slot, child.shape)
+        self._resources.records.remove(child.slot)
+
+    def _keep_spare(self) -> None:
+        """A descriptor to give up when there is no other: files can be removed all the same."""
+        if self._spare < 0:
+            with contextlib.suppress(OSError):
+                self._spare = os.dup(self._owner_fd)
+
+    @contextlib.contextmanager
+    def _spare_descriptor(self) -> Iterator[None]:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        try:
+            yield
+        finally:
+            self._keep_spare()
+
+    def _give_up(self, child: Child, left: str) -> None:
+        """Tell who waits what is left. It is not forgotten: it is tried again, and until then its
+        record stays, so that others, and the next sweep, know of it."""
+        child.left = left
+        self._children[child.slot] = child
+        self._stuck.append(child)
+        self._tell(child)
+
+    def _tell(self, child: Child) -> None:
+        """Answer whoever asked for it, or for its end."""
+        request, child.request = child.request, None
+        if request is not None:
+            failure = child.failure or {"step": "start", "message": "the child died"}
+            self._refuse(request["request"], failure["step"], failure["message"])
+        waiters, child.waiters = child.waiters, []
+        for number in waiters:
+            self._answer(number, left=child.left)
+
+    def _forget(self, child: Child) -> None:
+        child.left = ""
         self._children.pop(child.slot, None)
         if child is self._first:
             self._first = None
         self._starting.discard(child.slot)
-        ground.give_identity_back(child.identity)
+        self._resources.give_identity_back(child.identity)
         child.close()
-        if child.request is not None:
-            failure = child.failure or {"step": "start", "message": "the child died"}
-            number = child.request["request"]
-            self._answer(number, error=failure["step"], message=failure["message"])
-        for number in child.waiters:
-            self._answer(number, left=left)
+        self._tell(child)
         self._networks.let_go()
 
     # -- idle time and end ---------------------------------------------------------------
 
     def _use_idle_time(self) -> None:
         """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
-        hot = (self._heat.in_burst or self._heat.lasts) and self._mold_ready()
+        hot = (self._heat.in_burst or self._heat.lasts) and self._zygote_ready()
         quiet = time.monotonic() >= self._quiet_at
         self._networks.let_go(quiet)
         if self._busy or not self._wants_work() or not (hot or quiet):
             return
         if self._idle_modules:
-            self._mold.preload([self._idle_modules.pop(0)])
+            self._zygote.preload([self._idle_modules.pop(0)])
         elif not self._rehearsed:
             self._rehearsed = True
             self._rehearse()
@@ -375,10 +473,10 @@ class Spawner:
                 self._stock_size = 0  # the next request meets the same step and reports it
 
     def _rehearse(self) -> None:
-        ground, shape = self._ground, self._stock_shape
-        child = Child("rehearsal", shape, ground.take_identity(), self._stock_grant)
-        self._mold.rehearse(child, {**self._setup, "working_dir": shape.working_dir})
-        ground.give_identity_back(child.identity)
+        resources, shape = self._resources, self._stock_shape
+        child = Child("rehearsal", shape, resources.take_identity(), self._stock_grant)
+        self._zygote.rehearse(child, {**self._setup, "working_dir": shape.working_dir})
+        resources.give_identity_back(child.identity)
 
     def _at_failpoint(self, step: str) -> None:
         """Have the owner die here. From this pid namespace it cannot be signalled, so it is asked
@@ -391,9 +489,12 @@ class Spawner:
         for child in list(self._children.values()):
             self._kill(child)
         deadline = time.monotonic() + _BUSY_PATIENCE_SECONDS
-        while self._children and time.monotonic() < deadline:
+        while len(self._children) > len(self._stuck) and time.monotonic() < deadline:
             for key, _ in self._selector.select(_BUSY_RETRY_SECONDS):
-                if key.fd not in (self._control.fileno(), self._owner_fd, self._mold.pidfd):
+                if key.fd not in (self._control.fileno(), self._owner_fd, self._zygote.pidfd):
                     key.data()
             self._retry_busy()
-        self._ground.close()
+        for child in list(self._stuck):
+            self._retry(child)
+        # Of a child that was not removed, the next sweep has to know.
+        self._resources.close(keep=set(self._children))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 
+from ..own_directory import open_own_directory
 from .numbers import claim_number, release_number
 
 BLOCK = 8192
@@ -19,8 +20,7 @@ class UidBlock:
     """The numbers of one spawner."""
 
     def __init__(self, base: int) -> None:
-        os.makedirs(_PLACE, 0o700, exist_ok=True)
-        self._dir = os.open(_PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._dir = open_own_directory(_PLACE, make=True)
         self._block, self._lock = claim_number(self._dir)
         self._first = base + self._block * BLOCK
         # Not all of them in the queue from the start: every process of every sandbox would have it.

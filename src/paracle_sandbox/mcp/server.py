@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..tools import ToolResult
-from .calls import call, descriptions
-from .places import Places
+from .client_sandboxes import Client, Places
+from .tools import call, descriptions
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -20,9 +20,9 @@ INSTRUCTIONS = (
     "keeps variables. Without a network unless the operator allowed one. Everything is removed "
     "when you disconnect."
 )
-ONE_CLIENT = "stdio"
+ONE_CLIENT = Client(session="stdio")
 
-WhoIs = Callable[[Any], str | None]
+WhoIs = Callable[[Any], Client]
 
 
 class Calls:
@@ -51,7 +51,7 @@ class Calls:
 
 
 def build_server(places: Places, calls: Calls, who_is: WhoIs) -> Server[Any]:
-    """``who_is`` tells the client of a request from others, if it can be."""
+    """``who_is`` gives the client of a request, as the transport has found it."""
     import mcp_types as types
     from mcp.server.lowlevel import Server
 

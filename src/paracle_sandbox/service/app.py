@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -10,28 +11,40 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 from .. import __version__
 from ..errors import SandboxError
-from ..limits import MIB
-from .asked import note_bad_input, note_fault
-from .description import describe
-from .faults import RETRY_SECONDS, ServiceFault, fault_body, plainly, status_of
-from .gate import App, Gate
-from .idempotency import Idempotency
+from ..invalid import InvalidValueError
+from ..sandbox.limits import MIB
+from .errors import (
+    INTERNAL,
+    RETRY_SECONDS,
+    ServiceFault,
+    Unavailable,
+    in_one_line,
+    plainly,
+    status_of,
+)
+from .middleware.auth import App, Gate
+from .middleware.forwarded_for import ForwardedFor
+from .middleware.idempotency import Idempotency
+from .middleware.request_context import Telling
 from .routes import commands, files, leases, operations, packages, sandboxes, streams
+from .routes.dependencies import Json, note_bad_input, note_fault, told_body
+from .routes.openapi import describe
+from .schemas import ErrorAnswer
 from .service import Service
-from .shapes import ErrorAnswer
 from .straight import Straight
-from .telling import Telling
 
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_PER_KEY = 1000
+# What there is none of for a moment: another request may have it.
+_USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN)
 _FIELD = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
 _PARTS = (sandboxes, files, packages, commands, streams, operations, leases)
 _STATUSES = {
@@ -40,6 +53,7 @@ _STATUSES = {
     403: "Only an admin key may",
     404: "Not there, or not this caller's",
     405: "Not this method",
+    408: "The rest of the request did not come in time",
     409: "It is in the way of something",
     413: "Too large",
     416: "Nothing lies in that range",
@@ -69,7 +83,7 @@ def make_app(service: Service) -> App:
 
     app = FastAPI(
         title="Paracle Sandbox service", version=__version__, lifespan=lifespan,
-        docs_url=None, redoc_url=None, responses=_RESPONSES,
+        docs_url=None, redoc_url=None, redirect_slashes=False, responses=_RESPONSES,
         description="A sandbox for each user. Send an API key as X-API-Key, or as a Bearer token.",
     )  # fmt: skip
     app.state.service = service
@@ -79,11 +93,15 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(SandboxError, _sandbox_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ValueError, _value_error)
+    app.add_exception_handler(InvalidValueError, _invalid_value)
+    app.add_exception_handler(ValidationError, _invalid_value)
+    app.add_exception_handler(OSError, _os_error)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _internal)
     describe(app)
-    return Gate(
+    for route in app.routes:  # made with the first request else, which waits for it
+        route.matches({"type": "http", "method": "GET", "path": "/", "headers": []})
+    gate = Gate(
         Idempotency(Telling(Straight(app), service.losses), service.answers),
         doorman=service.doorman,
         journal=service.journal,
@@ -91,33 +109,44 @@ def make_app(service: Service) -> App:
         max_open=MAX_OPEN_PER_KEY,
         max_upload=service.settings.service_disk_mb * MIB,
     )
+    return ForwardedFor(gate, service.settings.trusted_proxies)
 
 
-async def _fault(request: Request, error: Exception) -> JSONResponse:
+async def _fault(request: Request, error: Exception) -> Json:
     assert isinstance(error, ServiceFault)
     headers = dict(error.headers)
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
-    if error.status == 413:
+    if error.status in (408, 413):
         headers["connection"] = "close"  # or it would go on sending
     note_fault(request, error)
-    return JSONResponse(fault_body(error), error.status, headers)
+    return Json(told_body(request, error), error.status, headers)
 
 
-async def _sandbox_error(request: Request, error: Exception) -> JSONResponse:
+async def _sandbox_error(request: Request, error: Exception) -> Json:
     assert isinstance(error, SandboxError)
     status = status_of(error)
-    body = fault_body(error)
+    body = told_body(request, error)
     level = logging.WARNING if status >= 500 else logging.INFO
     logger.log(
         level, "%s %r failed (%s): %s", request.method, request.url.path, body["kind"], error
     )
     note_fault(request, error)
     headers = {"retry-after": str(RETRY_SECONDS)} if body["retryable"] else {}
-    return JSONResponse(body, status, headers)
+    return Json(body, status, headers)
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
+async def _os_error(request: Request, error: Exception) -> Json:
+    """The service has no descriptors, memory or threads left for this request, at present."""
+    assert isinstance(error, OSError)
+    if error.errno not in _USED_UP:
+        return await _internal(request, error)
+    logger.error("%s %r failed: %s", request.method, request.url.path, error.strerror)
+    busy = Unavailable(f"The service has no room now: {error.strerror}", RETRY_SECONDS)
+    return await _fault(request, busy)
+
+
+async def _invalid(request: Request, error: Exception) -> Json:
     assert isinstance(error, RequestValidationError)
     faults = [
         {"where": ".".join(map(str, one["loc"])), "what": plainly(one["msg"])}
@@ -129,7 +158,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     return _plain(422, f"{first['where']}: {first['what']}", "ValidationError", details=faults)
 
 
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> Json:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ServiceFault):  # raised while the body was read
         return await _fault(request, error.__cause__)
@@ -154,23 +183,25 @@ def _methods_of(request: Request) -> set[str]:
     }
 
 
-async def _value_error(request: Request, error: Exception) -> JSONResponse:
+async def _invalid_value(request: Request, error: Exception) -> Json:
+    """Only what a check of ours refused. Any other ValueError is our own fault, and a 500."""
     note_bad_input(request, "a value that makes no sense")
-    return _plain(400, str(error)[:500], "ValueError")
+    text = in_one_line(error) if isinstance(error, ValidationError) else str(error)
+    return _plain(400, text[:500], "ValueError")
 
 
-async def _gone(request: Request, error: Exception) -> JSONResponse:
+async def _gone(request: Request, error: Exception) -> Json:
     """Nobody is there to read it."""
     return _plain(400, "The client went away", "ClientDisconnect")
 
 
-async def _internal(request: Request, error: Exception) -> JSONResponse:
+async def _internal(request: Request, error: Exception) -> Json:
     logger.error("%s %r broke", request.method, request.url.path, exc_info=error)
-    return _plain(500, "Internal server error", "InternalError", kind="internal")
+    return _plain(500, INTERNAL, "InternalError", kind="internal")
 
 
 def _plain(
     status: int, message: str, error_type: str, kind: str = "bad_input", details: object = None
-) -> JSONResponse:
+) -> Json:
     body = {"error": message, "error_type": error_type, "kind": kind, "details": details}
-    return JSONResponse(body, status)
+    return Json(body, status)

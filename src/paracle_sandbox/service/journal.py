@@ -12,9 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from .. import audit
-from ..audit_log import AuditLog
-from .askers import who
+from ..audit import security_events
+from ..audit.log import AuditLog, AuditQueue
+from .middleware.caller import who
 
 SUSPICIOUS_FAILURES = 20
 SUSPICIOUS_EVENTS = 3
@@ -22,26 +22,43 @@ _WINDOW_SECONDS = 60.0
 
 
 class Journal:
-    """Writes the log. ``with_content`` keeps commands and code as well, never secrets."""
+    """Writes the log, from a thread of its own. ``with_content`` keeps commands and code as well,
+    never secrets."""
 
     def __init__(self, log: AuditLog, *, with_content: bool = False) -> None:
         self.log = log
         self.with_content = with_content
-        self._suspicion = _Suspicion(self.log.record)
+        self._queue = AuditQueue(log)
+        self._suspicion = _Suspicion(self._queue.record)
         self._user_of: Callable[[str], str | None] = lambda sandbox_id: None
         self._handler = _Handler(self)
-        audit.LOGGER.addHandler(self._handler)
+        security_events.LOGGER.addHandler(self._handler)
 
     def close(self) -> None:
-        audit.LOGGER.removeHandler(self._handler)
-        self.log.close()
+        """Waits for the disk, though not for ever."""
+        security_events.LOGGER.removeHandler(self._handler)
+        if self._queue.end():
+            self.log.close()  # else the thread still uses it
+
+    @property
+    def failures(self) -> int:
+        """Lines that are not in the log, and will not be."""
+        return self._queue.failures
+
+    @property
+    def is_written(self) -> bool:
+        return self._queue.is_written
+
+    async def written(self) -> None:
+        """Wait for the lines of what is answered now, up to ten seconds."""
+        await self._queue.written()
 
     def know_users(self, user_of: Callable[[str], str | None]) -> None:
         """How to find the user of a sandbox."""
         self._user_of = user_of
 
     def record(self, event: str, **fields: object) -> None:
-        self.log.record(event, **{**who(), **fields})
+        self._queue.record(event, **{**who(), **fields})
 
     def execution(self, *, user: str, ok: bool, content: str | None = None, **f: object) -> None:
         """One program that ended, however it did."""
@@ -60,7 +77,7 @@ class Journal:
     def security_event(self, event: str, sandbox_id: str | None, details: object) -> None:
         user = self._user_of(sandbox_id) if sandbox_id else None
         # What is wrong with a channel shows where all of its requests are read: it is nobody's.
-        write = self.log.record if event == "protocol" else self.record
+        write = self._queue.record if event == "protocol" else self.record
         write("security", kind=event, user=user, sandbox_id=sandbox_id, details=details)
         if user is not None:
             self._suspicion.tried(user)

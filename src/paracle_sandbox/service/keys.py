@@ -2,26 +2,39 @@
 
 A key is ``prc_<id>_<secret>``. The id finds the row, the secret has 256 random bits and is
 compared as a hash: neither a prefix nor the time an answer takes tells anything about it. The
-keys are in an SQLite file, so that ``paracle keys`` of another process takes effect at once.
+keys are in an SQLite file, so that ``paracle keys`` of another process takes effect at once. The
+file may be locked by that process, or its disk be slow: an event loop reads and writes it with
+``in_thread``, and asks before whether there is anything new to read.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import sqlite3
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from ..errors import SandboxError
+from ..own_directory import make_trusted_directory
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _FORM = re.compile(r"prc_([0-9a-f]{12})_([A-Za-z0-9_-]{43})\Z")
 # The file change counter, in the header of an SQLite file that has no write-ahead log.
+MIN_KEY = 16
+_MIN_LETTERS = 6
+_OPERATOR = "operator"
 _COUNTER_AT, _COUNTER_BYTES = 24, 4
 _NO_HASH = hashlib.sha256(b"no key has this").hexdigest()
 _TABLE = """
@@ -67,21 +80,34 @@ class KeyStore:
     """The keys of one service, in ``keys.db`` of its data directory."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_trusted_directory(str(directory), "SANDBOX_DATA_DIR")
         path = directory / "keys.db"
         path.touch(mode=0o600)
-        self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = DELETE")  # as it is by itself; see _refresh
-        self._db.executescript(_TABLE)
+        self._db = sqlite3.connect(
+            path, timeout=10.0, isolation_level=None, check_same_thread=False
+        )
+        self._using = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "keys")
+        try:
+            self._db.execute("PRAGMA journal_mode = DELETE")  # as it is by itself; see _refresh
+            self._db.executescript(_TABLE)
+        except sqlite3.Error:
+            self._db.close()
+            raise
         # Never closed before the database is: that would give up its locks.
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._seen = b""
-        self._hashes: dict[str, str] = {}
-        self._keys: dict[str, Key] = {}
+        self._known: dict[str, tuple[Key, str]] = {}  # with their hashes; replaced, not changed
 
     def close(self) -> None:
+        self._thread.shutdown()
         self._db.close()
         os.close(self._file)
+
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What one of the other methods returns, when it had to wait for the file."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: work(*args, **kwargs))
 
     def make(
         self,
@@ -96,7 +122,7 @@ class KeyStore:
         if not bound and not admin:
             raise SandboxError("A key acts for users or is an admin key: name users, or --admin")
         key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-        with self._db:
+        with self._using, self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(
                 "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, NULL)",
@@ -110,7 +136,7 @@ class KeyStore:
 
     def revoke(self, key_id: str) -> bool:
         """Whether there was such a key that still worked."""
-        with self._db:
+        with self._using, self._db:
             done = self._db.execute(
                 "UPDATE keys SET revoked = ? WHERE id = ? AND revoked IS NULL",
                 (time.time(), key_id),
@@ -119,49 +145,95 @@ class KeyStore:
         return done.rowcount > 0
 
     def all(self) -> list[Key]:
-        self._refresh()
-        return sorted(self._keys.values(), key=lambda key: key.created)
+        self.refresh()
+        return sorted((key for key, _ in self._known.values()), key=lambda key: key.created)
 
     def find(self, text: str) -> Caller | None:
         """Who has this key; None when nobody may."""
-        self._refresh()
+        self.refresh()
+        return self.find_known(text)
+
+    def find_known(self, text: str) -> Caller | None:
+        """find() as of the last refresh()."""
         form = _FORM.match(text)
         key_id, secret = (form[1], form[2]) if form else ("", text)
-        same = hmac.compare_digest(self._hashes.get(key_id, _NO_HASH), _hash(secret))
-        key = self._keys.get(key_id)
+        key, digest = self._known.get(key_id, (None, _NO_HASH))
+        same = hmac.compare_digest(digest, _hash(secret))
         if not same or key is None or not key.is_good(time.time()):
             return None
         return Caller(key.key_id, frozenset(key.users), key.admin)
 
-    def _refresh(self) -> None:
-        """Read again what another process may have changed. Every request asks: so it is not put to
-        the database, which would lock the file for it, but to the number that it counts its
-        changes with. Who sees a new number early waits below until the change is made."""
-        version = os.pread(self._file, _COUNTER_BYTES, _COUNTER_AT)
-        if version == self._seen:
-            return
+    def is_good(self, key_id: str) -> bool:
+        """Whether a key that was found before still opened anything at the last refresh()."""
+        key, _ = self._known.get(key_id, (None, ""))
+        return key is not None and key.is_good(time.time())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing was changed since the last refresh(). Every request asks: so it is not
+        put to the database, which would lock the file for it, but to the number that it counts
+        its changes with."""
+        return self._version() == self._seen
+
+    def _version(self) -> bytes:
+        return os.pread(self._file, _COUNTER_BYTES, _COUNTER_AT)
+
+    def refresh(self) -> None:
+        """Read again what another process may have changed. Who sees a new number early waits here
+        until the change is made."""
+        with self._using:
+            version = self._version()
+            if version != self._seen:
+                self._known = self._read()
+                self._seen = version
+
+    def _read(self) -> dict[str, tuple[Key, str]]:
         users: dict[str, list[str]] = {}
         for key_id, user in self._db.execute("SELECT id, user FROM bindings ORDER BY user"):
             users.setdefault(key_id, []).append(user)
-        self._keys, self._hashes = {}, {}
+        found = {}
         rows = self._db.execute("SELECT id, hash, admin, note, created, expires, revoked FROM keys")
         for key_id, digest, admin, *rest in rows:
-            self._hashes[key_id] = digest
-            self._keys[key_id] = Key(key_id, tuple(users.get(key_id, ())), bool(admin), *rest)
-        self._seen = version
+            key = Key(key_id, tuple(users.get(key_id, ())), bool(admin), *rest)
+            found[key_id] = (key, digest)
+        return found
 
 
 class Doorman:
-    """All keys that open a service: the stored ones, and the operator's own from its settings."""
+    """All keys that open a service: the stored ones, as of the last refresh(), and the operator's
+    own from its settings."""
 
     def __init__(self, store: KeyStore, operator_key: str | None = None) -> None:
         self._store = store
+        if operator_key is not None:
+            require_strength("SANDBOX_API_KEY", operator_key)
         self._operator = None if operator_key is None else _hash(operator_key)
 
     def find(self, text: str) -> Caller | None:
         if self._operator is not None and hmac.compare_digest(self._operator, _hash(text)):
-            return Caller("operator", admin=True)
-        return self._store.find(text)
+            return Caller(_OPERATOR, admin=True)
+        return self._store.find_known(text)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the other methods know of every change."""
+        return self._store.is_current
+
+    async def refresh(self) -> None:
+        await self._store.in_thread(self._store.refresh)
+
+    def is_good(self, key_id: str) -> bool:
+        """Whether a key that was found before still opens anything."""
+        return key_id == _OPERATOR or self._store.is_good(key_id)
+
+
+def require_strength(name: str, key: str) -> None:
+    """Raises SandboxError for a key that can be guessed."""
+    if len(key) < MIN_KEY or len(set(key)) < _MIN_LETTERS:
+        raise SandboxError(
+            f"{name} is too weak: it needs at least {MIN_KEY} characters, {_MIN_LETTERS} of them "
+            "different. Make one with: openssl rand -hex 32"
+        )
 
 
 def _hash(secret: str) -> str:

@@ -24,7 +24,9 @@ _ANSWER_SECONDS = 10.0
 
 
 class Readiness:
-    """``take_over`` is called until it succeeds for the first time, before anything is ready."""
+    """``take_over`` is called until it succeeds for the first time, before anything is ready, and
+    after it ``prove``, which makes a sandbox as users get them. That may take long, and the
+    service answers meanwhile."""
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Readiness:
         take_over: Callable[[], Awaitable[None]],
         pause_seconds: float = PAUSE_SECONDS,
         look_seconds: float = LOOK_SECONDS,
+        prove: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.is_ready = False
         self.health: Health | None = None
@@ -39,12 +42,15 @@ class Readiness:
         self._take_over = take_over
         self._pause_seconds = pause_seconds
         self._look_seconds = look_seconds
+        self._prove = prove
         self._doubt = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._examine()
-        self._watcher = asyncio.create_task(self._watch())
+        fault = await self._examine()
+        if self._prove is None:
+            self._say(fault)
+        self._watcher = asyncio.create_task(self._watch(fault))
 
     def doubt(self) -> None:
         """A sandbox could not be made: it is examined soon."""
@@ -57,17 +63,22 @@ class Readiness:
                 await self._watcher
         self.is_ready = False
 
-    async def _watch(self) -> None:
+    async def _watch(self, fault: str) -> None:
+        if self._prove is not None:
+            await self._safely(self._conclude(fault))
         while True:
             await asyncio.sleep(self._pause_seconds)  # also when many cannot be made
             if self.is_ready:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._look_seconds):
                         await self._doubt.wait()
-            try:
-                await self._look()
-            except Exception:  # whatever a backend breaks with, the next look may find it well
-                logger.exception("Looking after the %s backend failed", self._backend.name)
+            await self._safely(self._look())
+
+    async def _safely(self, look: Awaitable[None]) -> None:
+        try:
+            await look
+        except Exception:  # whatever a backend breaks with, the next look may find it well
+            logger.exception("Looking after the %s backend failed", self._backend.name)
 
     async def _look(self) -> None:
         is_doubtful = self._doubt.is_set() or not self.is_ready
@@ -76,7 +87,7 @@ class Readiness:
         if fault:
             self._say(fault)
         elif is_doubtful:
-            await self._examine()
+            await self._conclude(await self._examine())
 
     async def _silence(self) -> str:
         """Why the backend does not answer; empty if it does."""
@@ -91,13 +102,24 @@ class Readiness:
             return str(error) or type(error).__name__
         return ""
 
-    async def _examine(self) -> None:
+    async def _examine(self) -> str:
+        """Why there is no point in making sandboxes; empty if there is."""
         self.health = await self._backend.health()
         fault = "" if self.health.available else self.health.detail or "it is not available"
         try:
             await self._take_over()
         except SandboxError as error:
             fault = fault or error.message
+        return fault
+
+    async def _conclude(self, fault: str) -> None:
+        if not fault and self._prove is not None:
+            try:
+                await self._prove()
+                self._prove = None
+            except SandboxError as error:
+                fault = error.message
+                logger.error("No sandbox can be made: %s", fault)
         self._say(fault)
 
     def _say(self, fault: str) -> None:

@@ -57,9 +57,18 @@ _KINDS: tuple[tuple[type[SandboxError], Failure], ...] = (
 )
 
 
+# What these steps refuse is wrong with the configuration: it stays so.
+_CONFIG_STEPS = (None, "volumes", "interpreter", "image")
+
+
+def is_refused(error: SandboxError) -> bool:
+    """Whether what was asked for cannot be had, now or later."""
+    return type(error) is SandboxCreationError and error.step in _CONFIG_STEPS
+
+
 def classify(error: SandboxError) -> Failure:
-    if type(error) is SandboxCreationError and error.step is None:
-        return Failure("creation")  # refused, not failed: it would be again
+    if is_refused(error):
+        return Failure("creation")
     return next((f for kind, f in _KINDS if isinstance(error, kind)), Failure("internal"))
 
 
@@ -79,4 +88,4 @@ async def made(create: Callable[[], Awaitable[T]]) -> T:
 def _may_pass(error: SandboxCreationError) -> bool:
     """A missing image or a machine without sandboxes stays so; a guest that died need not."""
     permanent = isinstance(error, BackendUnavailableError | SandboxConflictError)
-    return not permanent and error.step is not None
+    return not permanent and not is_refused(error)

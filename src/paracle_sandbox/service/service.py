@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from ..audit_log import AuditLog
+from ..audit.log import AuditLog
 from ..backends.base import Backend, Health
 from ..errors import SandboxError
-from ..limits import MIB
+from ..own_directory import make_trusted_directory
+from ..sandbox.limits import MIB
 from ..settings import Settings
-from .answers import Answers
-from .hosting import Hosting
+from .bodies import Parser
+from .hiding import Hiding
 from .journal import Journal
-from .keys import Doorman, KeyStore
-from .leases import Leases
-from .losses import Losses
+from .keys import Caller, Doorman, KeyStore
 from .metrics import Metrics
-from .quotas import Executions
+from .middleware.idempotency_store import Answers
 from .readiness import Readiness
-from .running import Runner
-from .tenants import Names
-from .workspaces import Workspaces
+from .remote.leases import Leases
+from .users.executions import Runner
+from .users.kept_files import Workspaces
+from .users.lost_sandboxes import Losses
+from .users.names import Names
+from .users.quotas import Executions
+from .users.user_sandboxes import Hosting
 
 AUDIT_FILE = "audit.jsonl"
 
 
 def _claimed(directory: Path) -> IO[bytes]:
     """The directory is this process's until the file is closed, however that happens."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_trusted_directory(str(directory), "SANDBOX_DATA_DIR")
     lock = (directory / "lock").open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,37 +48,70 @@ def _claimed(directory: Path) -> IO[bytes]:
     return lock
 
 
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    """What is wrong with the files of a service, as an error that says what to do."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        damaged = not isinstance(error, sqlite3.OperationalError)
+        remedy = "Restore keys.db or answers.db from a copy, or move the damaged one away."
+        raise SandboxError(
+            f"The service cannot use its files in {directory}: {error}. "
+            f"{remedy if damaged else 'Is there room on the disk, and may we write there?'}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise SandboxError(
+            f"The service cannot use its files in {directory}: {error}. Is there room on the disk, "
+            "and may we write there? A damaged file can be moved away."
+        ) from error
+
+
 class Service:
     """The parts, and their beginning and end. The backend stays the caller's."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
+        settings = settings.for_service(backend.name)
         directory = Path(settings.service_dir)
-        self._lock = _claimed(directory)
+        with _told(directory), ExitStack() as undo:
+            self._lock = undo.enter_context(_claimed(directory))
+            self.keys = KeyStore(directory)
+            undo.callback(self.keys.close)
+            self.answers = Answers(directory)
+            undo.callback(self.answers.close)
+            self.doorman = Doorman(self.keys, settings.api_key)
+            log = AuditLog(directory / AUDIT_FILE, settings.audit_file_mb * MIB)
+            undo.callback(log.close)
+            self.names = Names(directory)
+            self.losses = Losses(directory / "live")
+            undo.pop_all()
         self.settings = settings
         self.backend = backend
-        self.keys = KeyStore(directory)
-        self.answers = Answers(directory)
-        self.doorman = Doorman(self.keys, settings.api_key)
         self.metrics = Metrics()
-        log = AuditLog(directory / AUDIT_FILE, settings.audit_file_mb * MIB)
+        self.parser = Parser()
+        self.hide = Hiding(settings)
         self.journal = Journal(log, with_content=settings.audit_content)
         self.executions = Executions(settings)
         self.workspaces = Workspaces(directory / "users")
-        self.names = Names(directory)
-        self.losses = Losses(directory / "live")
         self.hosting = Hosting(
             backend, settings, self.names, self.workspaces, self.losses, self.journal, self.metrics
         )
         self.runner = Runner(
-            self.hosting, self.executions, self.journal, self.metrics, spools=directory
+            self.hosting,
+            self.executions,
+            self.journal,
+            self.metrics,
+            spools=directory,
+            hide=self.hide,
         )
         self.leases = Leases(self.hosting, self.executions, self.names, self.journal, self.metrics)
         self.journal.know_users(self._user_of)
-        self.readiness = Readiness(backend, self.hosting.take_over)
+        self.readiness = Readiness(backend, self.hosting.take_over, prove=self.hosting.make_one)
 
     async def start(self) -> None:
         """Take over from a predecessor, and be ready when a sandbox can be made: now or later."""
         self.journal.record("service_start", backend=self.backend.name)
+        self.backend.begin_preparing(self.settings.service_image)
         self.hosting.start(self.readiness.doubt)
         await self.readiness.start()
         self.leases.start()
@@ -87,10 +127,11 @@ class Service:
     async def close(self) -> None:
         await self.wind_down()
         self.journal.record("service_stop")
+        self.parser.close()
+        await asyncio.to_thread(self.journal.close)
         self._lock.close()
-        self.journal.close()
-        self.keys.close()
-        self.answers.close()
+        await asyncio.to_thread(self.keys.close)
+        await asyncio.to_thread(self.answers.close)
 
     @property
     def ready(self) -> bool:
@@ -103,6 +144,13 @@ class Service:
     @property
     def live(self) -> int:
         return self.hosting.slots.taken
+
+    def live_of(self, caller: Caller) -> int:
+        """How many sandboxes there are of the users that a key acts for."""
+        if caller.admin:
+            return self.live
+        homes = sum(self.hosting.has(user) for user in caller.users)
+        return homes + sum(self.leases.count(user) for user in caller.users)
 
     def _user_of(self, sandbox_id: str) -> str | None:
         return self.hosting.user_of(sandbox_id) or self.leases.user_of(sandbox_id)

@@ -15,12 +15,12 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from .addresses import user_in
-from .asked import caller_of, parse_json, service_of
-from .faults import ServiceFault
-from .gate import Message, Receive, Scope, Send
+from .errors import ServiceFault
+from .middleware.auth import Message, Receive, Scope, Send
 from .routes import sandboxes
-from .shapes import ExecuteRequest, ShellRequest
+from .routes.dependencies import caller_of, parse_json, service_of
+from .schemas import ExecuteRequest, ShellRequest
+from .users.addresses import user_in
 
 Function = Callable[..., Awaitable[Response]]
 
@@ -54,7 +54,7 @@ class Straight:
         first = await receive()
         scope["app"] = self._app
         request = Request(scope, receive)
-        asked = _asked(request, way.shape, steps[2], first)
+        asked = await _asked(request, way.shape, steps[2], first)
         if asked is None:
             await self._app(scope, _again(first, receive), send)
             return
@@ -80,7 +80,7 @@ def _may_be(scope: Scope) -> bool:
     return kinds == [b"application/json"]
 
 
-def _asked(
+async def _asked(
     request: Request, shape: type[BaseModel], segment: str, first: Message
 ) -> tuple[str, Any] | None:
     """The user and the wish; None when anything about them is odd, or more of the body follows."""
@@ -88,7 +88,10 @@ def _asked(
         return None
     try:
         user = user_in(segment)
-        wish = shape.model_validate(parse_json(first.get("body", b"")))
+        parser = service_of(request).parser
+        wish = await parser.read(
+            first.get("body", b""), lambda body: shape.model_validate(parse_json(body))
+        )
     except (ValueError, ServiceFault):
         return None
     return (user, wish) if caller_of(request).may_act_for(user) else None

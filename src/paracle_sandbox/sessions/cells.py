@@ -8,6 +8,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from ..channel.frames import has_more_items
+
 # The media types that a session passes on, and no other.
 MEDIA_TYPES = (
     "text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png",
@@ -16,6 +18,8 @@ MEDIA_TYPES = (
 # How pictures begin.
 PICTURES = {"image/png": b"\x89PNG\r\n", "image/jpeg": b"\xff\xd8\xff"}
 MAX_SHOWN = 100
+# A document of more values is not shown: to look whether it is one would take too long.
+MAX_JSON_ITEMS = 50_000
 
 
 class CellError(TypedDict):
@@ -126,6 +130,8 @@ def _is_sound(kind: str, text: str) -> bool:
         if kind in PICTURES:
             return base64.b64decode(text, validate=True).startswith(PICTURES[kind])
         if kind == "application/json":
+            if has_more_items(text.encode("utf-8", "surrogatepass"), MAX_JSON_ITEMS):
+                return False
             json.loads(text, parse_constant=_refuse)
     except (binascii.Error, ValueError, RecursionError):
         return False
@@ -138,8 +144,9 @@ def _refuse(constant: str) -> None:
 
 def _error(error: object) -> CellError:
     parts = error if isinstance(error, dict) else {}
+    texts = {key: part for key, part in parts.items() if isinstance(part, str)}
     return {
-        "name": str(parts.get("name", "Error")),
-        "message": str(parts.get("value", "")),
-        "traceback": str(parts.get("traceback", "")),
+        "name": texts.get("name", "Error"),
+        "message": texts.get("value", ""),
+        "traceback": texts.get("traceback", ""),
     }

@@ -55,7 +55,8 @@ class Wire:
 
     def send(self, answer: Dict[str, Any]) -> None:
         flush()
-        payload = json.dumps(answer).encode()
+        # As it is, without escapes: the host takes about as many bytes as may be shown.
+        payload = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
         self.write(self.out, self.mark + b"%d\n" % len(payload) + payload)
 
     def end(self) -> None:

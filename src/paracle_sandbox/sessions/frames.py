@@ -6,8 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from ..channel.frames import MAX_DEPTH, is_deeper
+
 MAX_FRAME = 32 << 20
 _MAX_DIGITS = 9
+# What an answer may hold beside what it shows: names, and the error that ended a cell.
+_FRAME_HEAD = 256 << 10
+_LARGE = 1 << 20
 # Answers are a few texts, which may be long. Small things in great number would take thirty times
 # their size of memory, and seconds to read.
 _MAX_TEXTS = 1000
@@ -16,13 +21,19 @@ _MAX_STRUCTURE = 64 << 10
 Piece = bytes | dict[str, Any]
 
 
+def frame_limit(max_output: int) -> int:
+    """How large an answer may be: JSON needs two bytes for some characters."""
+    return 2 * max_output + _FRAME_HEAD
+
+
 class FrameReader:
     """Takes one stream apart: bytes that were printed, and answers behind the mark.
 
     What looks like an answer and is none counts as printed."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, max_frame: int = MAX_FRAME) -> None:
         self._mark = b"\x1e" + mark.encode()
+        self._max_frame = min(max_frame, MAX_FRAME)
         # Not bytes: who sends a large answer byte by byte must not have all of it copied each time.
         self._held = bytearray()
         self._awaited = 0
@@ -42,6 +53,10 @@ class FrameReader:
                 return
             yield piece
 
+    def completes_large(self, size: int) -> bool:
+        """Whether so many bytes more end an answer that takes long to read."""
+        return _LARGE < self._awaited <= len(self._held) + size
+
     def _take(self, size: int) -> bytes:
         taken = bytes(memoryview(self._held)[:size])
         del self._held[:size]
@@ -59,7 +74,7 @@ class FrameReader:
         digits = self._held[start : end if end >= 0 else start + _MAX_DIGITS + 1]
         if end < 0 and len(digits) <= _MAX_DIGITS and (not digits or digits.isdigit()):
             return None
-        if end < 0 or not digits.isdigit() or int(digits) > MAX_FRAME:
+        if end < 0 or not digits.isdigit() or int(digits) > self._max_frame:
             return self._give_up(start)
         self._awaited = end + 1 + int(digits)
         if len(self._held) < self._awaited:
@@ -68,8 +83,11 @@ class FrameReader:
         if not _is_simple(payload):
             return self._give_up(start)
         try:
-            frame = json.loads(payload) if payload else {"type": "end"}
+            text = payload.decode("utf-8", "surrogatepass")
+            frame = json.loads(text) if text else {"type": "end"}
         except (ValueError, RecursionError):
+            return self._give_up(start)
+        if isinstance(frame, dict) and is_deeper(frame, MAX_DEPTH):
             return self._give_up(start)
         self._give_up(self._awaited)
         return frame if isinstance(frame, dict) else b""

@@ -18,8 +18,6 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Self
 
-from ..command import Command
-from ..consumers import Consumers, TextCallback
 from ..errors import (
     ResourceLimitError,
     SandboxError,
@@ -27,9 +25,11 @@ from ..errors import (
     SandboxTimeoutError,
     StoppedError,
 )
-from ..sandbox import Sandbox
+from ..sandbox.command import Command
+from ..sandbox.consumers import Consumers, TextCallback
+from ..sandbox.sandbox import Sandbox
 from .cells import Cell, CellResult
-from .frames import FrameReader
+from .frames import FrameReader, frame_limit
 
 MAX_OUTPUT = 4 << 20
 # How long an interrupted cell has to end by itself.
@@ -99,6 +99,7 @@ class PythonSession:
         """
         seconds = self._timeout if timeout is None else timeout
         async with self._turn:
+            await self.sandbox.wait_for_packages(code)
             if not self.is_running:
                 await self._start()
             assert self._command is not None
@@ -147,9 +148,10 @@ class PythonSession:
 
     async def _start(self) -> None:
         mark = secrets.token_hex(16)
-        self._readers = {name: FrameReader(mark) for name in ("stdout", "stderr")}
+        limit = frame_limit(self._max_output)
+        self._readers = {name: FrameReader(mark, limit) for name in ("stdout", "stderr")}
         self._cell = cell = Cell(self._max_output)
-        self._command = await self.sandbox.start_code(
+        self._command = await self.sandbox.start_without_packages(
             _driver(), [mark], timeout=_FOR_EVER, stdin=True, env=self._env, max_output=0,
             on_output_bytes=self._receive,
         )  # fmt: skip
@@ -171,7 +173,12 @@ class PythonSession:
 
     async def _receive(self, name: str, data: bytes) -> None:
         cell = self._cell
-        for piece in self._readers[name].feed(data):
+        reader = self._readers[name]
+        if reader.completes_large(len(data)):
+            pieces = await asyncio.to_thread(lambda: list(reader.feed(data)))
+        else:
+            pieces = list(reader.feed(data))
+        for piece in pieces:
             if cell is None:
                 continue  # printed by a thread while nobody listens
             if isinstance(piece, dict):

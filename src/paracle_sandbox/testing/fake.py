@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, Channel, Health, SandboxInfo, Usage
-from ..channel.boot import BOOTSTRAP, boot_message
-from ..channel.frames import HEADER, OPEN, decode_json, encode_json
-from ..channel.socket_channel import SocketChannel
+from ..backends.machine.volumes import refuse_volumes
+from ..channel.bootstrap import BOOTSTRAP, boot_message
+from ..channel.frames import OPEN, TO_GUEST, FrameReader, decode_json, encode, encode_request
+from ..channel.socket import SocketChannel
 from ..config import SandboxConfig
 from ..errors import SandboxConflictError, SandboxError, SandboxNotFoundError
-from ..volumes import refuse_volumes
 
 _EXIT_SECONDS = 5.0
 _PATHS = ("path", "source", "target", "cwd", "path0")
@@ -146,24 +146,21 @@ class FakeBackend(Backend):
 
 class _MappedChannel(SocketChannel):
     """Makes the configured working directory mean the temporary one, which real isolation does
-    with a mount. A connection sends whole frames, so each send() can be taken apart."""
+    with a mount."""
 
     def __init__(self, sock: socket.socket, outside: str, inside: str) -> None:
         super().__init__(sock)
+        self._frames = FrameReader(TO_GUEST)
         self._outside = outside
         self._inside = inside
 
     async def send(self, data: bytes) -> None:
-        mapped, start = bytearray(), 0
-        while start < len(data):
-            kind, stream, length = HEADER.unpack_from(data, start)
-            end = start + HEADER.size + length
-            frame = data[start:end]
+        mapped = bytearray()
+        for kind, stream, payload in self._frames.feed(data):
             if kind == OPEN:
-                request = self._mapped(decode_json(frame[HEADER.size :]))
-                frame = encode_json(OPEN, stream, request)
-            mapped += frame
-            start = end
+                mapped += b"".join(encode_request(stream, self._mapped(decode_json(payload))))
+            else:
+                mapped += encode(kind, stream, payload)
         await super().send(bytes(mapped))
 
     def send_now(self, data: bytes) -> int:
@@ -202,7 +199,8 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _base_env(directory: str) -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": directory, "LANG": "C.UTF-8"}
+    path = f"{os.environ.get('PATH', os.defpath)}:{directory}/.local/bin"
+    return {"PATH": path, "HOME": directory, "LANG": "C.UTF-8"}
 
 
 def _remove_place(place: _Place) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, ClassVar
 
+from ..channel.frames import ProtocolError, decode_json
 from ..client import LocalSandboxClient
 from ..sessions import CellResult, PythonSession
 from .arguments import ArgumentFault
@@ -31,8 +31,9 @@ _ACTION_ALIASES = {
 }  # fmt: skip
 MISSING = (
     "There is no browser in this sandbox, and this tool cannot work without: it needs Chromium. "
-    "Tell the user to choose an image that has it (Debian's package chromium-headless-shell or "
-    "chromium; with Playwright: playwright install --with-deps chromium). Go on without a browser."
+    "Tell the user to choose an image that has it: on Docker base_image=paracle/sandbox:browser, "
+    "which `paracle image build browser` builds; elsewhere Debian's package "
+    "chromium-headless-shell. Go on without a browser."
 )
 
 
@@ -121,17 +122,37 @@ def _outcome(cell: CellResult) -> ToolResult:
         for shown in cell["shown"]
         if "image/png" in shown
     )
-    state = json.loads(cell["shown"][-1].get("application/json", "{}")) if cell["shown"] else {}
+    state = _state(cell["shown"][-1].get("application/json", "{}")) if cell["shown"] else {}
     return ToolResult(_told(state), images=images, data=state)
+
+
+def _state(text: str) -> dict[str, Any]:
+    """Texts, numbers, and lists of them: a page may have had a hand in it."""
+    try:
+        told = decode_json(text.encode("utf-8", "surrogatepass"))
+    except ProtocolError:
+        return {}
+    lists = {key: list(filter(_is_plain, v)) for key, v in told.items() if isinstance(v, list)}
+    return {**{key: value for key, value in told.items() if _is_plain(value)}, **lists}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (str, int, float))
+
+
+def _items(state: dict[str, Any], name: str) -> list[Any]:
+    items = state.get(name)
+    return items if isinstance(items, list) else []
 
 
 def _told(state: dict[str, Any]) -> str:
     lines = [f"{state.get('title') or '(no title)'} - {state.get('url')}"]
-    if state.get("tabs", 1) > 1:
-        lines.append(f"Tab {state['tab']} of {state['tabs']}.")
-    lines += [str(line) for line in state.get("elements", [])]
+    tabs = state.get("tabs")
+    if isinstance(tabs, int) and tabs > 1:
+        lines.append(f"Tab {state.get('tab')} of {tabs}.")
+    lines += [str(line) for line in _items(state, "elements")]
     if "options" in state:
-        lines.append("Options: " + ", ".join(map(str, state["options"])))
+        lines.append("Options: " + ", ".join(map(str, _items(state, "options"))))
     if "text" in state:
         lines.append(f"Text of the page:\n{state['text']}")
     return shortened("\n".join(lines))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any, ClassVar
 
 from ..client import LocalSandboxClient
 from ..errors import SandboxFileError
-from ..sandbox import Sandbox
+from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
 from .result import MAX_TEXT, ToolResult, failed, observed, shortened
 from .tool import SandboxTool, boolean, number, schema, text
 
 MAX_LISTED = 500
+# The content of a file becomes lines, and is held as long as its answer is.
+MAX_READ = 16 << 20
 EXTRACT_SECONDS = 300.0
 _EXTRACT = """
 import gzip, os, shutil, sys, tarfile, zipfile
@@ -140,7 +143,7 @@ class SandboxFilesTool(SandboxTool):
         end_line: float | None = None,
         **rest: Any,
     ) -> ToolResult:
-        content = await sandbox.read_file(path)
+        content = await _text(sandbox, path)
         if start_line > 1 or end_line is not None:
             lines = content.splitlines(keepends=True)
             if start_line > len(lines):
@@ -213,6 +216,17 @@ class SandboxFilesTool(SandboxTool):
         if len(lines) > MAX_LISTED:
             shown += f"\n... and {len(lines) - MAX_LISTED} more"
         return ToolResult(shortened(shown, 2 * MAX_TEXT) or "(empty)", data={"files": names})
+
+
+async def _text(sandbox: Sandbox, path: str) -> str:
+    try:
+        return await sandbox.read_file(path, max_bytes=MAX_READ)
+    except SandboxFileError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise ArgumentFault(
+            f"{path} has more than {MAX_READ >> 20} MB: look at parts of it with head, tail or sed."
+        ) from None
 
 
 def _mode(text: str) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ..sandbox import Sandbox
-from ..sandbox_packages import INSTALL_SECONDS
+from ..sandbox.packages import INSTALL_SECONDS
+from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
 from .result import ToolResult, failed, shortened
 from .tool import SandboxTool, schema, seconds, texts

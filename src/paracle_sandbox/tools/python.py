@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, NotRequired, TypedDict, get_args
 
 from ..client import LocalSandboxClient
-from ..consumers import TextCallback
 from ..results import CommandResult
+from ..sandbox.consumers import TextCallback
 from ..sessions import CellResult, PythonSession
 from .arguments import ArgumentFault, code_of
 from .packages import install
@@ -80,10 +80,10 @@ class PythonExecute(SandboxTool):
     ) -> PythonResult:
         """Run the code. Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError
         when it was stopped; code that fails is a result without success."""
-        limit = self.default_timeout if timeout is None else timeout
         source = code_of(code)
+        sandbox = await self.sandbox()
+        limit = self.seconds_for(sandbox, timeout)
         if not self.stateful:
-            sandbox = await self.sandbox()
             return _of_program(
                 await sandbox.run_code(
                     source, timeout=limit, on_stdout=on_stdout, on_stderr=on_stderr

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
-from .. import audit
+from ..audit import security_events
 from ..client import LocalSandboxClient
-from ..command import Command
-from ..consumers import TextCallback
 from ..errors import SandboxError, StoppedError
 from ..results import CommandResult
-from ..sandbox import Sandbox
+from ..sandbox.command import Command
+from ..sandbox.consumers import TextCallback
+from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault, as_boolean, plain
 from .dangerous import CommandPolicy, danger
-from .explain import explained
+from .error_messages import explained
 from .python import joined
 from .result import ToolResult, failed, observed, shortened
 from .terminals import Terminals
@@ -152,8 +152,8 @@ class SandboxShellTool(SandboxTool):
         line = command if isinstance(command, str) else shlex.join(command)
         if action is None and not arguments:
             self._raise_if_refused(line)
-            limit = self.default_timeout if timeout is None else timeout
-            return await (await self.sandbox()).execute(command, limit)
+            sandbox = await self.sandbox()
+            return await sandbox.execute(command, self.seconds_for(sandbox, timeout))
         named = {"action": action, "command": line or None, "timeout": timeout}
         stated = {name: value for name, value in named.items() if value is not None}
         given = self.checked({**stated, **arguments})
@@ -189,7 +189,7 @@ class SandboxShellTool(SandboxTool):
         sandbox = await self.sandbox()
         if not blocking:
             return await self._start(sandbox, session_name, command, folder, timeout)
-        limit = self.default_timeout if timeout is None else timeout
+        limit = self.seconds_for(sandbox, timeout)
         if session_name:
             try:
                 terminal = await self._terminals.get(sandbox, session_name, folder)
@@ -209,7 +209,7 @@ class SandboxShellTool(SandboxTool):
         """What the policy has against a command; it is on record then."""
         reason = self._policy(command) if self._policy is not None else None
         if reason:
-            audit.security_event(
+            security_events.security_event(
                 "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
             )
         return reason

@@ -6,8 +6,8 @@ import posixpath
 import shlex
 from collections.abc import Iterator
 
-from ..sandbox import Sandbox
-from ..terminal import Terminal
+from ..sandbox.sandbox import Sandbox
+from ..sandbox.terminal import Terminal
 from .arguments import ArgumentFault
 
 MAX_TERMINALS = 20

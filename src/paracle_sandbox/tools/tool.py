@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ..client import LocalSandboxClient
-from ..consumers import TextCallback
 from ..errors import SandboxError
-from ..sandbox import Sandbox
+from ..sandbox.consumers import TextCallback
+from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault, Schema, fitted, parse_arguments, renamed
-from .explain import explained
+from .error_messages import explained
 from .result import ToolResult, failed
 
 
@@ -93,6 +93,13 @@ class SandboxTool(Tool):
 
     async def sandbox(self) -> Sandbox:
         return await self.client.sandbox()
+
+    def seconds_for(self, sandbox: Sandbox, timeout: float | None) -> float:
+        """The limit of one call: the one that was given, else the tool's own default, or that of
+        the sandbox's configuration where it is shorter."""
+        if timeout is not None:
+            return timeout
+        return min(self.default_timeout, sandbox.config.timeout_seconds)
 
     async def cleanup(self) -> None:
         """Let go of everything; a sandbox that is only this tool's is removed."""

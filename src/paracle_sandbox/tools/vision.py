@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..sandbox import Sandbox
+from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
-from .pictures import media_type_of, size_of
+from .image_headers import media_type_of, size_of
 from .result import Image, ToolResult
 from .tool import SandboxTool, schema, text
 

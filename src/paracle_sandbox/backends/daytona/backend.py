@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from ...channel.boot import boot_message
+from ...channel.bootstrap import boot_message
 from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
@@ -24,7 +24,7 @@ from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from . import requests
 from .channel import PtyChannel
 
-INSTALL = "pip install 'paracle-sandbox[daytona]'"
+INSTALL = "pip install '.[daytona]', in a checkout of Paracle Sandbox"
 CREATE_SECONDS = 300.0
 
 

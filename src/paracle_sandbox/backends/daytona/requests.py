@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ...channel.boot import BOOTSTRAP
+from ...channel.bootstrap import BOOTSTRAP
 from ...config import DEFAULT_IMAGE, SandboxConfig
 
 # Told apart from other sandboxes of the same account.
@@ -50,7 +50,7 @@ def resources(config: SandboxConfig) -> tuple[int, int, int]:
 
 
 def guest_setup(config: SandboxConfig) -> dict[str, Any]:
-    env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/tmp/.local/bin",
            "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}  # fmt: skip
     return {"working_dir": config.working_dir, "env": {**env, **config.env_vars}}
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...channel.boot import boot_message
+from ...channel.bootstrap import boot_message
 from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
@@ -30,13 +30,17 @@ from ...errors import (
     SandboxNotFoundError,
 )
 from ...ids import check_sandbox_id
-from ...owner import Owner
 from ...settings import Settings, load_settings
-from ...volumes import Volume
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
-from ..workspaces import WorkspaceStore
-from .channel import AttachChannel
+from ..machine.owner import Owner
+from ..machine.remains import Remains
+from ..machine.volumes import Volume
+from ..machine.workspaces import WorkspaceStore
+from .attach_channel import AttachChannel
 from .engine import Engine, EngineRefused
+from .engine_differences import network_for, process_limit_for, seccomp_for, volumes_for
+from .errors import is_name_taken, told
+from .events import Watch
 from .image_files import ImageFiles, unpack
 from .images import Images
 from .labels import (
@@ -53,7 +57,6 @@ from .labels import (
 from .meter import Meter
 from .owned import Owned
 from .ready import Stock, Wish
-from .refusals import is_name_taken, told
 from .space import Space
 from .spec import (
     Place,
@@ -63,8 +66,6 @@ from .spec import (
     volume_names,
     writable_places,
 )
-from .terms import network_for, process_limit_for, seccomp_for, volumes_for
-from .watch import Watch
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -81,6 +82,7 @@ class DockerBackend(Backend):
     name = "docker"
     _probe = ""
     has_own_kernel = False
+    counts_from_handover = True
 
     def __init__(self, settings: Settings | None = None, runtime: str | None = None) -> None:
         self.settings = settings or load_settings()
@@ -88,7 +90,7 @@ class DockerBackend(Backend):
         self.engine = Engine(self.settings)
         self.session = secrets.token_hex(8)
         self.drafts = Drafts(self.settings.state_dir)
-        self._images = Images(self.engine, self.settings.state_dir)
+        self._images = Images(self.engine, self.settings.state_dir, self.settings.docker_registry)
         self._files = ImageFiles(self.engine, self.settings.state_dir, self.name, self.session)
         self._watch = Watch(self.engine, self.session)
         self._meter = Meter(self.engine, self._watch)
@@ -97,6 +99,7 @@ class DockerBackend(Backend):
         self._most = 0  # at a time
         self.stock = Stock(self.settings.docker_warm, self._make_ready, self.destroy)
         self.store = WorkspaceStore(lambda: self.engine.endpoint.shares_our_files, self.settings)
+        self._remains = Remains(self.store.remove)
         self._bridged = False
 
     @property
@@ -156,11 +159,27 @@ class DockerBackend(Backend):
                 self.stock.shrink(self._most - len(self._living))
                 async with network_for(self.engine, config) as network:
                     await self._make_in(network, sandbox_title(sandbox_id), wish, volumes)
+                if volumes:
+                    await self._check_again(sandbox_id, config, volumes)
         except BaseException:
             if is_new:
                 self._living.discard(sandbox_id)
             raise
         self.stock.note(wish)
+
+    async def _check_again(
+        self, sandbox_id: str, config: SandboxConfig, volumes: list[Volume]
+    ) -> None:
+        """The engine was given paths: what is there now must be what was allowed."""
+        try:
+            now = volumes_for(self.engine, config, self.settings)
+            if now != volumes:
+                raise SandboxCreationError(
+                    "A volume was replaced while the sandbox was made.", sandbox_id, step="volumes"
+                )
+        except SandboxError:
+            await self.destroy(sandbox_id)
+            raise
 
     async def _take_ready(self, sandbox_id: str, wish: Wish) -> bool:
         """Give a ready container the name of a sandbox. Not if it has died, or its image is no
@@ -184,6 +203,7 @@ class DockerBackend(Backend):
             return False
         self._owned[sandbox_id] = self._owned.pop(handle)
         owned.created_at = time.time()
+        await self._meter.hand_over(owned)
         return True
 
     async def _make_ready(self, wish: Wish) -> str:
@@ -191,7 +211,6 @@ class DockerBackend(Backend):
         try:
             async with network_for(self.engine, wish.config) as network:
                 await self._make_in(network, title, wish, [])
-            await self._meter.learn(self._owned[title.handle])
         except BaseException as error:
             with suppress(SandboxError):
                 await self.destroy(title.handle)
@@ -207,11 +226,9 @@ class DockerBackend(Backend):
             image = await self._images.known(config.base_image)
             volumes_inside = image_volumes(image, config)
             files = await self._files.of(image, config, volumes_inside)
-        workspaces, slot = await self.store.get(), secrets.token_hex(8)
-        home = None
-        if workspaces:
-            home = await workspaces.create(slot, config.disk_mb, volume_names(volumes_inside))
+        slot = secrets.token_hex(8)
         try:
+            home = await self.store.create(slot, config.disk_mb, volume_names(volumes_inside))
             owner = Owner.of(os.getpid())
             place = Place(
                 home=home,
@@ -227,11 +244,11 @@ class DockerBackend(Backend):
             )
             container = await self._create_container(title, config, place)
         except BaseException:
-            if workspaces:
-                await workspaces.remove(slot)
+            self._remains.add(title.handle, slot)
+            await self._remains.try_to_remove(title.handle)
             raise
         owned = self._owned[title.handle] = Owned(container, config, slot, wish.labels)
-        if workspaces is None:
+        if home is None:
             places = writable_places(config, volumes_inside)
             owned.space = Space(self.engine, container, list(places))
         try:
@@ -240,7 +257,8 @@ class DockerBackend(Backend):
             if config.network_mode == "bridge":
                 from .network import isolate
 
-                await isolate(config)
+                await isolate(self.engine, config)
+            await self._meter.hand_over(owned)
         except BaseException:
             with suppress(SandboxError):  # why it did not start matters more
                 await self.destroy(title.handle)
@@ -287,6 +305,10 @@ class DockerBackend(Backend):
         return channel
 
     async def destroy(self, sandbox_id: str) -> None:
+        await self._remove_container(sandbox_id)
+        await self._remains.remove(sandbox_id)
+
+    async def _remove_container(self, sandbox_id: str) -> None:
         owned = self._owned.get(sandbox_id)
         reference = owned.container if owned else await self._find(sandbox_id)
         if reference is None:
@@ -305,11 +327,8 @@ class DockerBackend(Backend):
             return
         self._watch.end(owned.container)
         self._owned.pop(sandbox_id, None)
+        self._remains.add(sandbox_id, owned.workspace)
         self._make_room(sandbox_id, owned)
-        workspaces = await self.store.get()
-        left = await workspaces.remove(owned.workspace) if workspaces else ""
-        if left:
-            raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
 
     def _make_room(self, sandbox_id: str, owned: Owned) -> None:
         """What was a sandbox has gone: something may be made ready in its place. Not while it goes,
@@ -345,8 +364,7 @@ class DockerBackend(Backend):
     async def _disk(self, owned: Owned) -> tuple[int, bool] | None:
         if owned.space is not None:
             return await owned.space.look()
-        workspaces = await self.store.get()
-        return await workspaces.usage(owned.workspace) if workspaces else None
+        return await self.store.usage(owned.workspace)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         infos = [sandbox_info(container) for container in await self._containers()]
@@ -372,6 +390,7 @@ class DockerBackend(Backend):
                 swept += sandbox_info(container) is not None
             except EngineRefused as refused:
                 logger.warning("container %s was not swept: %s", container["Id"], refused.message)
+        await self._remains.try_to_remove()
         return swept
 
     async def close(self) -> None:
@@ -383,6 +402,7 @@ class DockerBackend(Backend):
             except SandboxError as error:
                 # Its connection ends with us, and so does it.
                 logger.warning("sandbox %s was not removed: %s", sandbox_id, error)
+        await self._remains.try_to_remove()
         if self._bridged:
             from .network import remove_unused
 

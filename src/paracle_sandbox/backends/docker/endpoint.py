@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import DockerConnectionError
+from ...platforms import user_id, without_engine
 from ...settings import Settings
-from ..workspaces import listener, shares_our_files
+from ..machine.workspaces import listener, shares_our_files
 
-INSTALL = "pip install 'paracle-sandbox[docker]'"
-_OR_NATIVE = "or set SANDBOX_MODE=native"
+INSTALL = "pip install '.[docker]', in a checkout of Paracle Sandbox"
+if sys.platform == "linux":
+    LOOK = "Look at the engine (systemctl status docker)"
+    _START = "Start it (systemctl start docker)"
+    _START_ANY = "Start it (systemctl start docker, or systemctl --user start podman.socket)"
+    _JOIN = "Join the group that owns it (usermod -aG docker $USER, then log in again)"
+else:
+    LOOK = "Look at the engine"
+    _START = _START_ANY = "Start Docker Desktop, or what else you have as an engine"
+    _JOIN = "Start an engine as this user"
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class Endpoint:
 def find_endpoint(settings: Settings) -> Endpoint:
     """Raises DockerConnectionError when there is none."""
     if settings.docker_host:
-        return Endpoint(settings.docker_host)
+        return _usable(Endpoint(settings.docker_host))
     folder = Path(settings.docker_config or Path.home() / ".docker")
     context = settings.docker_context or _chosen_context(folder)
     if context and context != "default":
@@ -82,7 +91,16 @@ def _of_context(folder: Path, name: str) -> Endpoint:
     except (OSError, ValueError, KeyError, TypeError):
         host = None
     is_socket = isinstance(host, str) and host.startswith("unix://")
-    return Endpoint(host) if is_socket else Endpoint(context=name)
+    return _usable(Endpoint(host)) if is_socket else Endpoint(context=name)
+
+
+def _usable(endpoint: Endpoint) -> Endpoint:
+    if endpoint.socket_path is not None and not hasattr(socket, "AF_UNIX"):
+        raise unavailable(
+            f"{endpoint} is a socket, which this system cannot open",
+            "Set DOCKER_HOST to npipe:////./pipe/docker_engine or to tcp://HOST:PORT",
+        )
+    return endpoint
 
 
 def _chosen_context(folder: Path) -> str | None:
@@ -94,7 +112,7 @@ def _chosen_context(folder: Path) -> str | None:
 
 
 def _sockets(home: Path) -> list[Path]:
-    own = Path(f"/run/user/{os.geteuid()}")
+    own = Path(f"/run/user/{user_id()}")
     return [
         Path("/run/docker.sock"),
         Path("/var/run/docker.sock"),
@@ -110,8 +128,7 @@ def no_engine(which: Callable[[str], str | None]) -> DockerConnectionError:
     if which("dockerd") or which("docker") or which("podman"):
         return unavailable(
             "the Docker daemon is not running",
-            "Start it (systemctl start docker, or systemctl --user start podman.socket), or set "
-            "DOCKER_HOST to where it listens",
+            f"{_START_ANY}, or set DOCKER_HOST to where it listens",
         )
     return unavailable("it is not installed", "Install Docker or Podman")
 
@@ -127,18 +144,17 @@ def explain(error: BaseException, endpoint: Endpoint) -> DockerConnectionError:
         except PermissionError:
             return unavailable(
                 f"no permission to use {path}",
-                "Join the group that owns it (usermod -aG docker $USER, then log in again), or "
-                "use rootless Docker or Podman",
+                f"{_JOIN}, or use rootless Docker or Podman",
             )
         except FileNotFoundError:
             return unavailable(
                 f"the Docker daemon is not running: there is no {path}",
-                "Start it (systemctl start docker), or correct DOCKER_HOST",
+                f"{_START}, or correct DOCKER_HOST",
             )
         except ConnectionRefusedError:
             return unavailable(
                 f"the Docker daemon is not running: nobody listens on {path}",
-                "Start it: systemctl start docker",
+                _START,
             )
         except OSError:
             pass  # the first error says more
@@ -146,4 +162,6 @@ def explain(error: BaseException, endpoint: Endpoint) -> DockerConnectionError:
 
 
 def unavailable(reason: str, remedy: str) -> DockerConnectionError:
-    return DockerConnectionError(f"Docker not available: {reason}. {remedy}, {_OR_NATIVE}.")
+    return DockerConnectionError(
+        f"Docker not available: {reason}. {remedy}, or {without_engine()}."
+    )

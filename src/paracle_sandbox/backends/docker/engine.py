@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import BackendUnavailableError, DockerConnectionError
 from ...settings import Settings
-from .channel import AttachChannel
-from .endpoint import INSTALL, Endpoint, explain, find_endpoint, unavailable
+from .attach_channel import AttachChannel, read_with_ours
+from .endpoint import INSTALL, LOOK, Endpoint, explain, find_endpoint, unavailable
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -51,7 +51,7 @@ class Engine:
     """A client of one engine. It may be used from one event loop after another."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._client: Docker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: Endpoint | None = None
@@ -64,7 +64,7 @@ class Engine:
     def endpoint(self) -> Endpoint:
         """Raises DockerConnectionError when there is none."""
         if self._endpoint is None:
-            self._endpoint = find_endpoint(self._settings)
+            self._endpoint = find_endpoint(self.settings)
         return self._endpoint
 
     def client(self) -> Docker:
@@ -126,23 +126,25 @@ class Engine:
                 return None
             raise
 
-    async def archive(self, reference: str, path: str, most_bytes: int) -> bytes:
+    async def archive(self, reference: str, path: str, most_bytes: int) -> list[bytes]:
         """A tar of what a container has there, not much more than ``most_bytes`` of it; empty
-        when there is nothing."""
-        content = bytearray()
+        when there is nothing. In pieces: to join so much would hold up the event loop."""
+        pieces: list[bytes] = []
+        size = 0
         try:
             async with self._asking(WORK_SECONDS) as client:
                 query = client._query(f"containers/{reference}/archive", params={"path": path})
                 async with query as response, response:
                     async for piece in response.content.iter_any():
-                        content += piece
-                        if len(content) > most_bytes:
+                        pieces.append(piece)
+                        size += len(piece)
+                        if size > most_bytes:
                             response.close()
                             break
         except EngineRefused as refused:
             if refused.status != 404:
                 raise
-        return bytes(content)
+        return pieces
 
     # Work
 
@@ -174,6 +176,7 @@ class Engine:
         async with self._asking(self.question_seconds) as client:
             stream = Stream(client, setup)
             await stream._init()
+            read_with_ours(stream)
         return AttachChannel(stream)
 
     async def start(self, reference: str) -> None:
@@ -219,10 +222,25 @@ class Engine:
                 raise
 
     async def pull(self, image: str, tell: Callable[[Json], None]) -> None:
-        """Refused when the registry cannot be reached or has no such image."""
-        async with self._asking(PULL_SECONDS) as client:
-            async for line in client.images.pull(image, stream=True):
-                tell(line)
+        """Refused when the registry cannot be reached, has no such image, or takes too long."""
+        async with self._asking(QUESTION_SECONDS + PULL_SECONDS) as client:
+            try:
+                async with asyncio.timeout(PULL_SECONDS) as deadline:
+                    async for line in client.images.pull(image, stream=True):
+                        tell(line)
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                # The engine passes on what the registry sends: it is not the one that is late.
+                late = f"it did not come within {PULL_SECONDS:g} seconds"
+                raise EngineRefused(504, late) from error
+
+    async def tag(self, image: str, name: str) -> None:
+        """Call an image by another name as well."""
+        path, slash, last = name.rpartition("/")
+        last, _, tag = last.partition(":")
+        asked = {"repo": f"{path}{slash}{last}", "tag": tag or "latest"}
+        await self._call("POST", f"images/{image}/tag", asked, None, WORK_SECONDS)
 
     # Networks
 
@@ -287,7 +305,7 @@ class Engine:
             self._doubtful = self._doubtful or deadline.expired()
             raise unavailable(
                 f"{self.endpoint} did not answer within {seconds:g} seconds",
-                "Look at the engine (systemctl status docker)",
+                LOOK,
             ) from error
         except DockerError as error:
             if error.status == _CANNOT_CONNECT:
@@ -306,7 +324,7 @@ class Engine:
         except Exception as error:
             raise unavailable(
                 f"{self.endpoint} still does not answer",
-                "Look at the engine (systemctl status docker)",
+                LOOK,
             ) from error
         self._doubtful = False
 

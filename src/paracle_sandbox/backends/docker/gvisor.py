@@ -12,11 +12,11 @@ import asyncio
 import os
 from pathlib import Path
 
-from ...channel.boot import boot_message
+from ...channel.bootstrap import boot_message
 from ...errors import BackendUnavailableError
 from ...settings import Settings
+from .attach_channel import AttachChannel
 from .backend import DockerBackend
-from .channel import AttachChannel
 from .engine import EngineRefused
 from .owned import Owned
 from .spec import guest_setup

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ...config import SandboxConfig
 from ...errors import SandboxError
 from ..base import Health, Layer, Usage
-from ..cgroup_usage import read_limits
-from ..nft import NFT_MISSING, find_nft
-from ..posture import NAMESPACES, read_posture
-from ..probe import PROBE, limit_layers, probing, run_probe, verdict
+from ..health_probe import PROBE, limit_layers, probing, run_probe, verdict
+from ..machine.cgroup_usage import read_limits
+from ..machine.nftables import NFT_MISSING, find_nft
+from ..machine.process_isolation import NAMESPACES, read_posture
 
 if TYPE_CHECKING:
     from .backend import DockerBackend
@@ -87,5 +87,9 @@ def _disk(backend: DockerBackend) -> Layer:
 def _around(backend: DockerBackend) -> Iterator[Layer]:
     lacks = [] if backend.engine.endpoint.shares_our_files else ["root on the engine's machine"]
     lacks += [] if find_nft() else [NFT_MISSING]
-    remedy = f"network_mode=bridge needs {', '.join(lacks)}." if lacks else ""
+    remedy = (
+        f"network_mode=bridge needs {', '.join(lacks)}, or --allow-degraded firewall."
+        if lacks
+        else ""
+    )
     yield Layer("bridge network available", not lacks, "", remedy)

@@ -17,19 +17,22 @@ import secrets
 import tarfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, suppress
 
 from ...config import SandboxConfig
 from ...errors import SandboxCreationError
-from ...owner import Owner
-from ..workspaces import UID
+from ...own_directory import own_subdirectory
+from ..machine.owner import Owner
+from ..machine.workspaces import UID
+from .attach_channel import AttachChannel
 from .engine import Engine, EngineRefused, Json
 from .labels import labels_of, ready_title
 
-Files = Mapping[str, bytes]
+# The tar of each place, in pieces.
+Files = Mapping[str, Sequence[bytes]]
 
 _MOST_BYTES = 256 << 20  # of one place, and kept of all of them
+_TWO_ENTRIES = 1 << 20  # with all that may be said of them before and after their headers
 _MOST_VOLUMES = 32
 _UNPACK_SECONDS = 120.0
 _MAX_ANSWER = 4096
@@ -62,7 +65,7 @@ class ImageFiles:
 
     def __init__(self, engine: Engine, state_dir: str, backend: str, session: str) -> None:
         self._engine = engine
-        self._empty = Path(state_dir) / "images-without-files"
+        self._state_dir = state_dir
         self._backend = backend
         self._session = session
         self._known: OrderedDict[str, Files] = OrderedDict()
@@ -81,7 +84,7 @@ class ImageFiles:
         key = hashlib.sha256(json.dumps([image["Id"], *places]).encode()).hexdigest()
         if key in self._known:
             return self._known[key]
-        if (self._empty / key).exists():
+        if self._is_known_empty(key):
             return self._known.setdefault(key, {})
         look = self._looks.get(key)
         if look is None:
@@ -113,7 +116,7 @@ class ImageFiles:
         found = {}
         for place in places:
             tar = await self._engine.archive(container, place, _MOST_BYTES)
-            if len(tar) > _MOST_BYTES:
+            if _length(tar) > _MOST_BYTES:
                 raise SandboxCreationError(
                     f"The image {config.base_image} has more than {_MOST_BYTES >> 20} MB in "
                     f"{place}, of which each sandbox has a copy. Keep them elsewhere in the image.",
@@ -128,20 +131,38 @@ class ImageFiles:
         while len(self._known) > 1 and _size(self._known) > _MOST_BYTES:
             self._known.popitem(last=False)
         if not files:
-            with suppress(OSError):  # then the next process looks again
-                self._empty.mkdir(mode=0o700, parents=True, exist_ok=True)
-                (self._empty / key).touch(mode=0o600)
+            with suppress(OSError), self._empty(make=True) as empty:  # else it is looked again
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                os.close(os.open(key, flags, 0o600, dir_fd=empty))
+
+    def _is_known_empty(self, key: str) -> bool:
+        with suppress(OSError), self._empty() as empty:
+            os.stat(key, dir_fd=empty, follow_symlinks=False)
+            return True
+        return False
+
+    def _empty(self, *, make: bool = False) -> AbstractContextManager[int]:
+        return own_subdirectory(self._state_dir, "images-without-files", make=make)
 
 
 def _size(known: Mapping[str, Files]) -> int:
-    return sum(len(tar) for files in known.values() for tar in files.values())
+    return sum(_length(tar) for files in known.values() for tar in files.values())
 
 
-def _has_files(content: bytes) -> bool:
+def _length(tar: Sequence[bytes]) -> int:
+    return sum(map(len, tar))
+
+
+def _has_files(pieces: Sequence[bytes]) -> bool:
     """Whether there is more in it than the directory itself."""
-    if not content:
+    beginning = b""
+    for piece in pieces:
+        beginning += piece
+        if len(beginning) >= _TWO_ENTRIES:
+            break
+    if not beginning:
         return False
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+    with tarfile.open(fileobj=io.BytesIO(beginning), mode="r:") as tar:
         first = tar.next()
         return first is not None and first.isdir() and tar.next() is not None
 
@@ -163,7 +184,7 @@ async def unpack(engine: Engine, container: str, files: Files) -> None:
             )
 
 
-async def _unpack(engine: Engine, container: str, place: str, tar: bytes) -> bytes:
+async def _unpack(engine: Engine, container: str, place: str, tar: Sequence[bytes]) -> bytes:
     channel = await engine.execute(
         container,
         {
@@ -177,7 +198,7 @@ async def _unpack(engine: Engine, container: str, place: str, tar: bytes) -> byt
         },
     )
     # It may answer before it has read everything.
-    sending = asyncio.ensure_future(channel.send(tar))
+    sending = asyncio.ensure_future(_send(channel, tar))
     try:
         answer = b""
         while not answer.endswith(b"\n") and len(answer) < _MAX_ANSWER:
@@ -190,3 +211,8 @@ async def _unpack(engine: Engine, container: str, place: str, tar: bytes) -> byt
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         await channel.close()
+
+
+async def _send(channel: AttachChannel, pieces: Sequence[bytes]) -> None:
+    for piece in pieces:
+        await channel.send(piece)

@@ -2,36 +2,42 @@
 
 Callers of one process share one pull; processes of one machine wait for each other at a lock
 file, and look again whether the image has come meanwhile.
+
+The images that this project builds are pulled from a registry of the user's own, if one is set, and
+from nowhere else: in a public registry anybody may have taken their names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from ...errors import SandboxCreationError
 from ...images.recipe import RECIPES
+from ...own_directory import own_subdirectory
+from ...platforms import lock_file
 from .engine import Engine, EngineRefused, Json
 
 logger = logging.getLogger(__name__)
 
-_OURS = "paracle/sandbox"
+_OURS = "paracle/"
+# What an engine calls what has no registry, and what Docker takes when none is named.
+_NO_REGISTRY = ("localhost/", "docker.io/", "index.docker.io/")
 _LOCK_PAUSE_SECONDS = 0.2
 
 
 class Images:
     """The images of one engine."""
 
-    def __init__(self, engine: Engine, state_dir: str) -> None:
+    def __init__(self, engine: Engine, state_dir: str, registry: str | None = None) -> None:
         self._engine = engine
-        self._locks = Path(state_dir) / "pulls"
+        self._registry = registry
+        self._state_dir = state_dir
         self._pulls: dict[str, asyncio.Task[None]] = {}
 
     async def known(self, image: str) -> Json:
@@ -59,18 +65,34 @@ class Images:
 
     async def _fetch_once(self, image: str) -> None:
         async with self._one_puller(image):
-            if not await self._engine.has_image(image):
-                logger.info("pulling the image %s, which is not here", image)
-                await self._engine.pull(image, _Progress(image))
+            if await self._engine.has_image(image):
+                return
+            source = self._source(image)
+            logger.info("pulling the image %s, which is not here", source)
+            await self._engine.pull(source, _Progress(source))
+            if source != image:
+                await self._engine.tag(source, image)
+
+    def _source(self, image: str) -> str:
+        """What to pull for an image. Raises SandboxCreationError for one that is nowhere."""
+        name = _plain_name(image)
+        if not name.startswith(_OURS):
+            return image
+        if self._registry is None:
+            raise not_found(
+                image, "the engine does not have it, and DOCKER_SANDBOX_REGISTRY names no registry"
+            )
+        return f"{self._registry.rstrip('/')}/{name}"
 
     @contextlib.asynccontextmanager
     async def _one_puller(self, image: str) -> AsyncIterator[None]:
         name = hashlib.sha256(image.encode()).hexdigest()[:16]
         try:
-            self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = _open_lock(self._state_dir, name)
         except OSError:
-            yield  # no place for a lock: two may pull, and the engine shares the work
+            # No place for a lock, or one that others could hold for ever: two may pull, and the
+            # engine shares the work.
+            yield
             return
         try:
             while not _locked(lock):  # noqa: ASYNC110  the kernel tells nobody
@@ -80,9 +102,15 @@ class Images:
             os.close(lock)
 
 
+def _open_lock(state_dir: str, name: str) -> int:
+    with own_subdirectory(state_dir, "pulls", make=True) as locks:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.open(name, flags, 0o600, dir_fd=locks)
+
+
 def _locked(lock: int) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock, wait=False)
     except BlockingIOError:
         return False
     return True
@@ -117,11 +145,16 @@ def not_found(image: str, reason: str) -> SandboxCreationError:
 
 
 def _remedy(image: str) -> str:
-    name, _, tag = image.removeprefix("localhost/").partition(":")  # so Podman calls its own
+    name, _, tag = _plain_name(image).partition(":")
     recipes = {recipe.image: variant for variant, recipe in RECIPES.items()}
     variant = recipes.get(f"{name}:{tag or 'latest'}")
     if variant is not None:
         return f"Build it with: paracle image build {variant}"
-    if name == _OURS:
+    if name.startswith(_OURS):
         return f"There are {', '.join(recipes)}; build one with: paracle image build VARIANT"
     return f"Pull it with: docker pull {image}"
+
+
+def _plain_name(image: str) -> str:
+    """Without the registry, where that is the one that every engine would ask."""
+    return next((image.removeprefix(r) for r in _NO_REGISTRY if image.startswith(r)), image)

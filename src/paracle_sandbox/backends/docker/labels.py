@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...config import SandboxConfig
-from ...owner import Owner
-from .. import marks
 from ..base import SandboxInfo
+from ..machine import engine_labels
+from ..machine.owner import Owner
 
 _PREFIX = "paracle."
 MANAGED = _PREFIX + "managed"
@@ -69,7 +69,7 @@ def labels_of(
         BACKEND: backend,
         SESSION: session,
         _OWNER: str(owner),
-        **marks.written(_PREFIX, config, labels),
+        **engine_labels.written(_PREFIX, config, labels),
     }
 
 
@@ -99,4 +99,4 @@ def sandbox_info(container: Mapping[str, Any]) -> SandboxInfo | None:
         return None
     state = str(container.get("State"))
     state = {"created": "creating"}.get(state, state)
-    return marks.read(_PREFIX, labels, sandbox_id, labels.get(BACKEND, ""), state, owner)
+    return engine_labels.read(_PREFIX, labels, sandbox_id, labels.get(BACKEND, ""), state, owner)

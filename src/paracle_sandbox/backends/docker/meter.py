@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
 from ...config import SandboxConfig
 from ..base import Usage
-from ..cgroup_usage import cgroups_of, read_usage
+from ..machine.cgroup_usage import cgroups_of, read_cpu, read_usage
 from .engine import Engine, EngineRefused
+from .events import Watch
 from .owned import Owned
 from .usage import usage_of
-from .watch import Watch
 
 _DEATH_SECONDS = 3.0
 
@@ -32,6 +33,20 @@ class Meter:
         owned.image, owned.pid = str(said["Image"]), int(said["State"]["Pid"])
         owned.cgroups = cgroups_of(owned.pid, owned.container)
 
+    async def hand_over(self, owned: Owned) -> None:
+        """Count from here: what it took to make it, and to keep it ready, is nothing of its
+        programs."""
+        # One that has ended: its user will hear of it.
+        with contextlib.suppress(FileNotFoundError, EngineRefused):
+            if not owned.image:
+                await self.learn(owned)
+            owned.cpu_before = await self._cpu(owned)
+
+    async def _cpu(self, owned: Owned) -> float:
+        if owned.cgroups:
+            return read_cpu(owned.cgroups)
+        return usage_of(await self._engine.stats(owned.container) or {}).cpu_seconds
+
     async def sees_alive(self, owned: Owned) -> bool:
         """Whether it runs, by the word of the kernel where that is ours, else of the engine: what
         the engine has not told yet may be true already."""
@@ -43,7 +58,7 @@ class Meter:
 
     async def of_foreign(self, reference: str) -> Usage | None:
         """Of a container that another process made; None when it has ended."""
-        return await self._measure(Owned(reference, SandboxConfig()))
+        return await self._measure(Owned(reference, SandboxConfig(network_mode="bridge")))
 
     async def _measure(self, owned: Owned) -> Usage | None:
         """None when it has ended."""
@@ -54,10 +69,17 @@ class Meter:
             owned.cgroups = cgroups_of(owned.pid, owned.container)
         try:
             if owned.cgroups:
-                return read_usage(owned.cgroups, owned.pid)
+                mode = owned.config.network_mode
+                usage = read_usage(owned.cgroups, owned.pid, network_mode=mode)
+                return owned.peak.of(_without_making(usage, owned))
             sample = await self._engine.stats(owned.container)
             # Of one that has ended, Docker gives a sample without figures, and Podman gives none.
-            return usage_of(sample) if sample and sample.get("memory_stats") else None
+            if not sample or not sample.get("memory_stats"):
+                return None
+            usage = owned.peak.of(_without_making(usage_of(sample), owned))
+            if owned.config.network_mode == "host":
+                usage = replace(usage, network_rx_bytes=None, network_tx_bytes=None)
+            return usage
         except (FileNotFoundError, EngineRefused):
             return None
 
@@ -74,3 +96,7 @@ class Meter:
             return dict((await self._engine.inspect(reference))["State"])
         except EngineRefused:
             return {}
+
+
+def _without_making(usage: Usage, owned: Owned) -> Usage:
+    return replace(usage, cpu_seconds=max(0.0, usage.cpu_seconds - owned.cpu_before))

@@ -17,23 +17,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from ...config import SandboxConfig
 from ...errors import BackendUnavailableError, SandboxCreationError
-from ..nft import AZURE, DENIED, NFT_MISSING, find_nft, run_nft
+from ...platforms import lock_file, user_id
+from ..machine.nftables import AZURE, DENIED, NFT_MISSING, find_nft, load_table, remove_table
 from .engine import Engine, EngineRefused
 
 NETWORK = "paracle-sandbox"
 TABLE = "paracle_sandbox_docker"
 PREFIX = "prcl"
+# Why the engine's own means do not suffice, as test_network.py shows.
+ENGINE_ALONE = (
+    "The rules of the engine itself let every container reach the services of the engine's machine "
+    "and the metadata address of a cloud, and on some kernels other containers of its network."
+)
 _LOCK = "/run/paracle-sandbox-docker-network.lock"
 _LOCK_SECONDS = 30.0
 _LOCK_PAUSE_SECONDS = 0.005
@@ -41,14 +47,7 @@ _MAX_CONNECTIONS = 4096
 _SIOCSIFFLAGS, _SIOCBRDELBR = 0x8914, 0x89A1
 
 _RULES = """\
-table inet {table}
-delete table inet {table}
 table inet {table} {{
-    set denied {{
-        type ipv4_addr
-        flags interval
-        elements = {{ {denied} }}
-    }}
     set connections {{
         type ipv4_addr
         flags dynamic
@@ -62,7 +61,7 @@ table inet {table} {{
         meta nfproto != ipv4 drop
         fib saddr . iif oif missing drop
         fib daddr type != unicast drop
-        ip daddr @denied drop
+        ip daddr {{ {denied} }} drop
         ip daddr {azure} th dport != 53 drop
     }}
     chain receiving {{
@@ -81,7 +80,7 @@ table inet {table} {{
     chain leaving {{
         oifname "{bridges}" drop
         ct state invalid drop
-        ip daddr @denied drop
+        ip daddr {{ {denied} }} drop
         ct state new add @connections {{ ip saddr ct count over {connections} }} drop
     }}
 }}
@@ -89,7 +88,7 @@ table inet {table} {{
 
 
 def rules() -> str:
-    """The whole table, as one transaction that gives the same result from any state before."""
+    """The whole table."""
     return _RULES.format(
         table=TABLE,
         bridges=f"{PREFIX}*",
@@ -103,20 +102,20 @@ def rules() -> str:
 async def bridge(engine: Engine, config: SandboxConfig) -> AsyncIterator[str]:
     """The name of the network, which nobody removes inside the block."""
     guarded = await asyncio.to_thread(_require_rules, engine, config)
-    async with _lock(fcntl.LOCK_SH):
+    async with _lock(shared=True):
         await _have_network(engine)
         if guarded:
-            await asyncio.to_thread(run_nft, rules())
+            await asyncio.to_thread(load_table, TABLE, rules())
         yield NETWORK
 
 
-async def isolate(config: SandboxConfig) -> None:
+async def isolate(engine: Engine, config: SandboxConfig) -> None:
     """Keep the ports of the bridge apart, those that came since included. Raises
     SandboxCreationError when that cannot be, and nobody allowed it."""
     try:
         await asyncio.to_thread(_isolate_ports)
     except OSError as error:
-        if "firewall" not in config.allow_degraded:
+        if not engine.settings.waives("firewall", config):
             raise SandboxCreationError(
                 f"The sandbox cannot be kept from others of its network: {error}",
                 step="network isolation",
@@ -137,12 +136,12 @@ def _isolate_ports() -> None:
 async def remove_unused(engine: Engine) -> None:
     """Network and rules, if no sandbox has a use for them. Quiet: the next one looks again."""
     with contextlib.suppress(SandboxCreationError, EngineRefused):
-        async with _lock(fcntl.LOCK_EX, wait=False):
+        async with _lock(wait=False):
             await engine.remove_network(NETWORK)
             # Podman forgets the network, but leaves its bridge.
             await asyncio.to_thread(_remove_bridge, await _interface(engine))
     with contextlib.suppress(SandboxCreationError):
-        async with _lock(fcntl.LOCK_EX, wait=False):
+        async with _lock(wait=False):
             await asyncio.to_thread(_remove_rules)
 
 
@@ -151,13 +150,13 @@ def _require_rules(engine: Engine, config: SandboxConfig) -> bool:
     lacks = []
     if not engine.endpoint.shares_our_files:
         lacks.append("root on the machine of the engine")
-    if find_nft() is None:
+    if sys.platform == "linux" and find_nft() is None:
         lacks.append(NFT_MISSING)
-    if lacks and "firewall" not in config.allow_degraded:
+    if lacks and not engine.settings.waives("firewall", config):
         raise BackendUnavailableError(
-            f"network_mode=bridge needs {' and '.join(lacks)}, to keep sandboxes from the host "
-            "and from each other. Use network_mode=none, or allow it by name: "
-            'SandboxConfig(allow_degraded={"firewall"}).',
+            f"network_mode=bridge needs {' and '.join(lacks)}. {ENGINE_ALONE} Or use "
+            "network_mode=none, or accept the engine's own rules by name: --allow-degraded "
+            'firewall, in Python SandboxConfig(allow_degraded={"firewall"}).',
             step="network firewall",
         )
     return not lacks
@@ -195,8 +194,10 @@ async def _interface(engine: Engine) -> str:
 
 
 def _remove_bridge(name: str) -> None:
-    if os.geteuid() != 0 or not Path(f"/sys/class/net/{name}/bridge").exists():
+    if not _keeps_rules() or not Path(f"/sys/class/net/{name}/bridge").exists():
         return
+    import fcntl
+
     down = struct.pack("16sh14x", name.encode(), 0)
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SIOCSIFFLAGS, down)
@@ -205,20 +206,26 @@ def _remove_bridge(name: str) -> None:
 
 def _remove_rules() -> None:
     used = any(name.startswith(PREFIX) for _, name in socket.if_nameindex())
-    if not used and os.geteuid() == 0 and find_nft() is not None:
-        run_nft(f"table inet {TABLE}\ndelete table inet {TABLE}\n")
+    if not used and _keeps_rules() and find_nft() is not None:
+        remove_table(TABLE)
+
+
+def _keeps_rules() -> bool:
+    """Whether bridges and rules of this machine can be ours."""
+    return sys.platform == "linux" and user_id() == 0
 
 
 @contextlib.asynccontextmanager
-async def _lock(kind: int, *, wait: bool = True) -> AsyncIterator[None]:
-    """Between the processes of this machine; without root there is nothing to keep apart."""
-    if os.geteuid() != 0:
+async def _lock(*, shared: bool = False, wait: bool = True) -> AsyncIterator[None]:
+    """Between the processes of this machine; where none keeps rules, there is nothing to keep
+    apart."""
+    if not _keeps_rules():
         yield
         return
     file = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + (_LOCK_SECONDS if wait else 0)
     try:
-        while not _locked(file, kind):
+        while not _locked(file, shared):
             if time.monotonic() >= deadline:
                 raise SandboxCreationError("The network is in use", step="network lock")
             await asyncio.sleep(_LOCK_PAUSE_SECONDS)
@@ -227,9 +234,9 @@ async def _lock(kind: int, *, wait: bool = True) -> AsyncIterator[None]:
         os.close(file)
 
 
-def _locked(file: int, kind: int) -> bool:
+def _locked(file: int, shared: bool) -> bool:
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        lock_file(file, wait=False, shared=shared)
     except BlockingIOError:
         return False
     return True

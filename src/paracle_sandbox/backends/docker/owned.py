@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 
 from ...config import SandboxConfig
 from ..base import Usage
-from .channel import AttachChannel
+from ..machine.cgroup_usage import MemoryPeak
+from .attach_channel import AttachChannel
 from .space import Space
 
 
 @dataclass
 class Owned:
     """The id of the container, and what was learned of it. ``pid`` is its first process as the
-    engine's machine counts, 0 until somebody asked; ``cgroups`` are empty elsewhere; ``image`` is
-    known of those that were kept ready; ``space`` is there where the workspace is not ours."""
+    engine's machine counts; ``cgroups`` are empty elsewhere; ``cpu_before`` is what it took to make
+    it; ``space`` is there where the workspace is not ours."""
 
     container: str
     config: SandboxConfig
@@ -27,6 +28,8 @@ class Owned:
     cgroups: dict[str, str] = field(default_factory=dict)
     image: str = ""
     space: Space | None = None
+    peak: MemoryPeak = field(default_factory=MemoryPeak)
+    cpu_before: float = 0.0
     last: Usage = field(default_factory=Usage)
     created_at: float = field(default_factory=time.time)
 

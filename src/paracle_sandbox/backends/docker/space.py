@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Sequence
 
 from ...errors import SandboxError
-from ..workspaces import is_nearly_full
-from .channel import AttachChannel
+from ..machine.workspaces import is_nearly_full
+from .attach_channel import AttachChannel
 from .engine import Engine
 
 _NOBODY = "65534:65534"

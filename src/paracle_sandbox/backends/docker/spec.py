@@ -14,10 +14,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ...channel.boot import BOOTSTRAP
+from ...channel.bootstrap import BOOTSTRAP
 from ...config import SandboxConfig
-from ...volumes import Volume
-from ..workspaces import UID
+from ..machine.volumes import Volume
+from ..machine.workspaces import UID
 
 _MB = 1 << 20
 _SHM_BYTES = 256 * _MB
@@ -31,8 +31,9 @@ _HIDDEN = (
     "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
     "/sys/devices/virtual/powercap",
     "/proc/kallsyms", "/proc/key-users", "/proc/config.gz", "/proc/cmdline", "/proc/partitions",
-    "/proc/diskstats", "/sys/kernel", "/sys/block", "/sys/bus", "/sys/class", "/sys/dev",
-    "/sys/module", "/sys/devices/virtual/dmi", "/dev/mqueue",
+    "/proc/diskstats", "/proc/interrupts", "/proc/softirqs", "/proc/schedstat", "/proc/locks",
+    "/proc/pressure", "/sys/kernel", "/sys/block", "/sys/bus", "/sys/class",
+    "/sys/dev", "/sys/module", "/sys/devices/virtual/dmi", "/dev/mqueue",
 )  # fmt: skip
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _ULIMITS = {

@@ -10,15 +10,17 @@ had not started yet carries its name in a key, and the next start of anybody rem
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from ...channel.boot import boot_message
+from ...channel.bootstrap import boot_message
 from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
@@ -28,19 +30,19 @@ from ...errors import (
     SandboxNotFoundError,
 )
 from ...ids import check_sandbox_id
-from ...owner import Owner
 from ...settings import Settings, load_settings
-from ...volumes import refuse_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
-from .channel import ExecChannel
-from .homes import Homes
+from ..machine.owner import Owner
+from ..machine.remains import Remains
+from ..machine.volumes import refuse_volumes
+from .errors import creation_error
+from .exec_channel import ExecChannel
 from .images import image_source
 from .instances import Instances
 from .labels import instance_name, owner_keys, owner_of, sandbox_info, sandbox_keys
 from .maker import Maker
 from .meter import Meter, guest_pid
 from .owned import Owned
-from .refusals import creation_error
 from .remotes import Remotes
 from .server import LateStreams, Refused, Server
 from .spec import (
@@ -53,7 +55,8 @@ from .spec import (
     instance_body,
 )
 from .start import guest_error
-from .warm import Stock
+from .storage import Homes
+from .warm_pool import Stock
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class IncusBackend(Backend):
 
     name = "incus"
     kind = CONTAINER
+    counts_from_handover = True
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or load_settings()
@@ -75,11 +79,15 @@ class IncusBackend(Backend):
         self.instances = Instances(self.server)
         self.maker = Maker(self.instances)
         self.homes = Homes(self.server, self.settings)
+        self._remains = Remains(self.homes.remove)
         self.stock = Stock(self.settings.incus_warm, self._make_ready, self.instances.remove)
+        # Without a reference to this backend, which nobody may have any more.
+        self._at_exit = partial(_end_unclosed, os.getpid(), self.settings, self.stock.names)
         beside = OWN_PROCESSES if self.kind == CONTAINER else 0
         self._meter = Meter(self.instances, self.homes, beside)
         self._owned: dict[str, Owned] = {}
         self._creating: set[str] = set()
+        self._remembers = False
 
     async def health(self) -> Health:
         from .health import examine
@@ -120,6 +128,9 @@ class IncusBackend(Backend):
             await self._make_in(place, sandbox_id, config, source)
         except Refused as refused:
             raise creation_error(refused, sandbox_id, config.base_image) from refused
+        if not self._remembers:
+            self._remembers = True
+            atexit.register(self._at_exit)
         self.stock.refill(source)
 
     async def _check_machine(self) -> None:
@@ -142,18 +153,20 @@ class IncusBackend(Backend):
         self, place: Place, sandbox_id: str, config: SandboxConfig, source: Mapping[str, Any]
     ) -> None:
         slot = secrets.token_hex(8)
-        home = await self.homes.make(slot, config.disk_mb, Owner.of(os.getpid()))
-        place = replace(place, home=home)
         name = instance_name(sandbox_id)
         try:
+            home = await self.homes.make(slot, config.disk_mb, Owner.of(os.getpid()))
+            place = replace(place, home=home)
             await self.maker.make(sandbox_id, place, config, source, self.stock.take(source))
         except BaseException:
-            await self.homes.remove(slot)
+            self._remains.add(sandbox_id, slot)
+            await self._remains.try_to_remove(sandbox_id)
             raise
         owned = self._owned[sandbox_id] = Owned(name, config, slot)
         try:
             await self.instances.start(name)
             owned.channel = await self._boot(owned, place)
+            await self._meter.hand_over(owned)
         except BaseException:
             with suppress(SandboxError):  # why it did not start matters more
                 await self.destroy(sandbox_id)
@@ -198,6 +211,10 @@ class IncusBackend(Backend):
         return channel
 
     async def destroy(self, sandbox_id: str) -> None:
+        await self._remove_instance(sandbox_id)
+        await self._remains.remove(sandbox_id)
+
+    async def _remove_instance(self, sandbox_id: str) -> None:
         owned = self._owned.get(sandbox_id)
         name = owned.instance if owned else await self._find(sandbox_id)
         if name is None:
@@ -213,8 +230,7 @@ class IncusBackend(Backend):
         if owned is None:
             return
         self._owned.pop(sandbox_id, None)
-        if left := await self.homes.remove(owned.slot):
-            raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
+        self._remains.add(sandbox_id, owned.slot)
 
     async def _find(self, sandbox_id: str) -> str | None:
         """An instance of ours that another process made."""
@@ -257,6 +273,7 @@ class IncusBackend(Backend):
                 swept += sandbox_info(instance, self.name) is not None
             except Refused as refused:
                 logger.warning("instance %s was not swept: %s", instance["name"], refused.message)
+        await self._remains.try_to_remove()
         await self.homes.sweep()
         return swept
 
@@ -268,5 +285,28 @@ class IncusBackend(Backend):
             except SandboxError as error:
                 # Its stream ends with us, and so does it.
                 logger.warning("sandbox %s: %s", sandbox_id, error)
+        await self._remains.try_to_remove()
         await self.homes.close()
         await self.server.close()
+        atexit.unregister(self._at_exit)
+        self._remembers = False
+
+
+def _end_unclosed(pid: int, settings: Settings, names: set[str]) -> None:
+    """At the end of a process that did not close its backend: stopped instances do not end by
+    themselves, as sandboxes do."""
+    if not names or os.getpid() != pid:
+        return
+
+    async def remove() -> None:
+        server = Server(Remotes(settings).get(settings.incus_remote))
+        try:
+            for name in sorted(names):
+                await Instances(server).remove_begun(name)
+        finally:
+            await server.close()
+
+    try:
+        asyncio.run(remove())
+    except (Refused, SandboxError, OSError, RuntimeError) as error:
+        logger.warning("an instance that was kept ready stays until the next start: %s", error)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...config import SandboxConfig
 from ...errors import SandboxError
 from ..base import Health, Layer
-from ..probe import PROBE, probing, run_probe, verdict
+from ..health_probe import PROBE, probing, run_probe, verdict
 from .labels import instance_name
 from .server import Refused
 from .spec import MACHINE

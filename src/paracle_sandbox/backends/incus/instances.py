@@ -94,6 +94,19 @@ class Instances:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
+    async def remove_begun(self, name: str) -> None:
+        """remove() of one that the server may still be making, for somebody who went away."""
+        deadline = asyncio.get_running_loop().time() + _REMOVE_SECONDS
+        while True:
+            operations = await self._server.get("/1.0/operations?recursion=1")
+            under_way = [operations.get(state) for state in ("pending", "running")]
+            if _path(name) not in str(under_way):
+                break
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(_LONGEST_PAUSE_SECONDS / 5)
+        await self.remove(name)
+
 
 def _path(name: str) -> str:
     return f"/1.0/instances/{quote(name)}"

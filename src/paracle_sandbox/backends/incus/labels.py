@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...config import SandboxConfig
-from ...owner import Owner
-from .. import marks
 from ..base import SandboxInfo
+from ..machine import engine_labels
+from ..machine.owner import Owner
 
 _PREFIX = "user.paracle."
 BACKEND = _PREFIX + "backend"
@@ -50,7 +50,7 @@ def owner_keys(backend: str, session: str, owner: Owner) -> dict[str, str]:
 def sandbox_keys(
     sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
 ) -> dict[str, str]:
-    return {_ID: sandbox_id, **marks.written(_PREFIX, config, labels)}
+    return {_ID: sandbox_id, **engine_labels.written(_PREFIX, config, labels)}
 
 
 def owner_of(instance: Mapping[str, Any], backend: str) -> Owner | None:
@@ -76,4 +76,4 @@ def sandbox_info(instance: Mapping[str, Any], backend: str) -> SandboxInfo | Non
         return None
     state = str(instance.get("status")).lower()
     state = {"stopped": "creating"}.get(state, state)
-    return marks.read(_PREFIX, keys, sandbox_id, backend, state, owner)
+    return engine_labels.read(_PREFIX, keys, sandbox_id, backend, state, owner)

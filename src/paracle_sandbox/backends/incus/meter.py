@@ -9,11 +9,11 @@ from typing import Any
 
 from ...config import SandboxConfig
 from ..base import Usage
-from ..cgroup_usage import cgroups_of, read_usage
-from .homes import Homes
+from ..machine.cgroup_usage import cgroups_of, read_usage
 from .instances import Instances
 from .owned import Owned
 from .server import Refused
+from .storage import Homes
 
 # Numbers that a process of an instance has: the machine's and the instance's.
 _INSTANCE_DEPTH = 2
@@ -29,6 +29,11 @@ class Meter:
         self._homes = homes
         self._beside = beside
 
+    async def hand_over(self, owned: Owned) -> None:
+        """What it has used until now is nothing of its programs."""
+        usage = await self._figures(owned)
+        owned.cpu_before = usage.cpu_seconds if usage else 0.0
+
     async def of(self, owned: Owned) -> Usage:
         usage = await self._measure(owned)
         if usage is None:
@@ -40,14 +45,18 @@ class Meter:
 
     async def of_foreign(self, name: str) -> Usage | None:
         """Of an instance that another process made; None when it has ended."""
-        return await self._measure(Owned(name, SandboxConfig(), ""))
+        return await self._measure(Owned(name, SandboxConfig(network_mode="bridge"), ""))
 
     async def _measure(self, owned: Owned) -> Usage | None:
         """None when it has ended."""
         usage = await self._figures(owned)
         if usage is None:
             return None
-        return replace(usage, processes=max(0, usage.processes - self._beside))
+        return replace(
+            usage,
+            processes=max(0, usage.processes - self._beside),
+            cpu_seconds=max(0.0, usage.cpu_seconds - owned.cpu_before),
+        )
 
     async def _figures(self, owned: Owned) -> Usage | None:
         try:
@@ -57,7 +66,8 @@ class Meter:
                 owned.cgroups = cgroups_of(owned.pid, owned.instance) if owned.pid > 0 else {}
                 if not owned.cgroups:
                     return usage_of(state) if owned.pid > 0 else None
-            return read_usage(owned.cgroups, owned.pid)
+            mode = owned.config.network_mode
+            return owned.peak.of(read_usage(owned.cgroups, owned.pid, network_mode=mode))
         except (FileNotFoundError, Refused):
             return None
 
@@ -81,7 +91,8 @@ def guest_pid(cgroups: Mapping[str, str]) -> int:
 
 
 def usage_of(state: Mapping[str, Any]) -> Usage:
-    """The server's own figures. It does not count what was killed for want of memory."""
+    """The server's own figures. It does not count what was killed for want of memory, and its
+    memory is with the page cache, of which only the metrics of all instances at once tell."""
     memory = state.get("memory") or {}
     used = int(memory.get("usage") or 0)
     cards = [one for name, one in (state.get("network") or {}).items() if name != "lo"]

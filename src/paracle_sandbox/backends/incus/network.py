@@ -23,8 +23,8 @@ from urllib.parse import quote
 
 from ...config import SandboxConfig
 from ...errors import SandboxCreationError
-from ..nft import AZURE, DENIED
-from .refusals import no_network
+from ..machine.nftables import AZURE, DENIED
+from .errors import no_network
 from .server import Refused, Server
 from .spec import NIC, Nic
 

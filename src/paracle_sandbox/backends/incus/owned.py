@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from ...config import SandboxConfig
 from ..base import Usage
-from .channel import ExecChannel
+from ..machine.cgroup_usage import MemoryPeak
+from .exec_channel import ExecChannel
 
 
 @dataclass
@@ -17,4 +18,6 @@ class Owned:
     channel: ExecChannel | None = None
     pid: int = 0
     cgroups: dict[str, str] = field(default_factory=dict)
+    peak: MemoryPeak = field(default_factory=MemoryPeak)
+    cpu_before: float = 0.0
     last: Usage = field(default_factory=Usage)

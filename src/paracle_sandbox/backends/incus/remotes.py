@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...errors import BackendUnavailableError
 from ...settings import Settings
-from ..workspaces import shares_our_files
+from ..machine.workspaces import shares_our_files
 
 _SOCKETS = ("/var/lib/incus/unix.socket", "/run/incus/unix.socket")
 # What the client knows before anybody has added anything.

@@ -8,19 +8,30 @@ BackendUnavailableError that says what to do about it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ...errors import BackendUnavailableError, SandboxError
-from .channel import ExecChannel
+from ...platforms import without_engine
+from .exec_channel import ExecChannel
 from .remotes import Remote
 
 if TYPE_CHECKING:
     import aiohttp
 
-INSTALL = "pip install 'paracle-sandbox[incus]'"
+INSTALL = "pip install '.[incus]', in a checkout of Paracle Sandbox"
+if sys.platform == "linux":
+    _START = (
+        "Install and start it (apt install incus; incus admin init --minimal), or say where it is "
+        "with INCUS_SOCKET or INCUS_REMOTE"
+    )
+else:
+    _START = "Say with INCUS_REMOTE which server on Linux to use (incus remote add)"
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 120.0
 _OPERATION_SECONDS = 600
@@ -59,7 +70,8 @@ class Server:
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
-        self._session: aiohttp.ClientSession | None = None
+        # One for each event loop that used it: connections belong to the loop they were made in.
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def get(self, path: str) -> Any:
         return (await self._ask("GET", path))["metadata"]
@@ -115,9 +127,15 @@ class Server:
         return f"it said nothing, and ended with {(ended.get('metadata') or {}).get('return')}"
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._let_go(here=True)
+
+    async def _let_go(self, *, here: bool) -> None:
+        """The connections of event loops that have ended, and of this one if it is asked for. What
+        belongs to a loop that runs elsewhere may not be touched from here."""
+        this = asyncio.get_running_loop()
+        for loop in [one for one in self._sessions if one.is_closed() or (here and one is this)]:
+            with contextlib.suppress(RuntimeError):  # what it wants of a loop that has ended
+                await self._sessions.pop(loop).close()
 
     async def _ask(
         self,
@@ -129,7 +147,7 @@ class Server:
         headers: Mapping[str, str] | None = None,
         seconds: float = _ANSWER_SECONDS,
     ) -> dict[str, Any]:
-        session = self._open()
+        session = await self._open()
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
@@ -152,7 +170,8 @@ class Server:
         import aiohttp
 
         try:
-            return await self._open().ws_connect(
+            session = await self._open()
+            return await session.ws_connect(
                 self._url(path), max_msg_size=_MAX_MESSAGE, compress=0, autoping=True
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -164,9 +183,10 @@ class Server:
         mark = "&" if "?" in path else "?"
         return f"{self.remote.address}{path}{mark}project={quote(self.remote.project)}"
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is not None:
-            return self._session
+    async def _open(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if loop in self._sessions:
+            return self._sessions[loop]
         try:
             import aiohttp
         except ImportError as error:
@@ -175,11 +195,14 @@ class Server:
             ) from error
         connector: aiohttp.BaseConnector
         if self.remote.socket_path is not None:
+            if not hasattr(socket, "AF_UNIX"):
+                raise self._unavailable(OSError("this system has no sockets that are files"))
             connector = aiohttp.UnixConnector(self.remote.socket_path, limit=0)
         else:
             connector = aiohttp.TCPConnector(ssl=self.remote.certificates(), limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
-        return self._session
+        session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, trust_env=False)
+        await self._let_go(here=False)
+        return session
 
     def _unavailable(self, error: Exception) -> SandboxError:
         name, where = self.remote.name, self.remote.socket_path or self.remote.address
@@ -197,8 +220,7 @@ class Server:
             cause = getattr(cause, "os_error", None) or cause.__cause__
         return BackendUnavailableError(
             f"Incus not available: no server answers at {where} ({error or type(error).__name__}). "
-            "Install and start it (apt install incus; incus admin init --minimal), or say where it "
-            "is with INCUS_SOCKET or INCUS_REMOTE; or set SANDBOX_MODE=native.",
+            f"{_START}; or {without_engine()}.",
             step="server",
         )
 

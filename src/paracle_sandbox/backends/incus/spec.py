@@ -3,7 +3,7 @@
 No profile of the user's is used, so nothing is given that is not named here: the root disk, the
 disk of the workspace, and one filtered network card if that was asked for. What runs first is not
 the image's own init, with its services and its network, but a program that sleeps; the guest comes
-over an exec, as root of the instance, and jail/inner.py takes it from there.
+over an exec, as root of the instance, and jail/instance/confine_instance.py takes it from there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...channel.boot import bootstrap_as_root
+from ...channel.bootstrap import bootstrap_as_root
 from ...config import SandboxConfig
 
 CONTAINER, MACHINE = "container", "virtual-machine"
@@ -23,7 +23,7 @@ WORKSPACE, NIC, ROOT = "workspace", "eth0", "root"
 OWN_PROCESSES = 3
 _SLEEPER = "lxc.init.cmd = /bin/sleep 2147483647"
 _ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+    "PATH": "/usr/local/bin:/tmp/.local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
     "HOME": "/tmp",
     "USER": "paracle",
     "LOGNAME": "paracle",
@@ -147,7 +147,7 @@ def guest_setup(config: SandboxConfig) -> dict[str, Any]:
 
 
 def confinement(config: SandboxConfig, place: Place) -> dict[str, Any]:
-    """The plan for jail/inner.py."""
+    """The plan for jail/instance/confine_instance.py."""
     plan: dict[str, Any] = {
         "working_dir": config.working_dir,
         "read_only": config.read_only_filesystem,

@@ -6,7 +6,7 @@ import re
 
 from ...errors import SandboxCreationError
 
-# Of jail/inner.py.
+# Of jail/instance/confine_instance.py.
 _FAILED = re.compile(r"paracle-step (?P<step>[^:]+): (?P<why>.*)")
 
 
@@ -29,5 +29,5 @@ def no_python(image: str) -> SandboxCreationError:
     return SandboxCreationError(
         f"The image {image} has no python3. Choose one that has it, or build ours with: "
         "paracle image build --incus",
-        step="guest",
+        step="image",
     )

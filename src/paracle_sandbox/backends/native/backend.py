@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...channel.drafts import Drafts
-from ...channel.socket_channel import SocketChannel
+from ...channel.socket import SocketChannel
 from ...errors import (
     BackendUnavailableError,
     SandboxCleanupError,
@@ -30,26 +30,37 @@ from ...errors import (
 )
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
-from ...volumes import refuse_volumes
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
-from ..cgroup_usage import read_number, read_usage
+from ..machine.cgroup_usage import MemoryPeak, read_cpu, read_number, read_usage
+from ..machine.volumes import refuse_volumes
 from . import network_remains
-from .interpreter import refuse_hidden
-from .launcher import default_python
-from .orders import create_request, missing_layers, spawner_options
-from .own_directory import require_own_directory
-from .records import Record, RecordStore, identified, kill_process
-from .spawner import Spawner
-from .templates import Template, Templates
+from .descriptors import SpareDescriptors, is_shortage, no_descriptor
+from .interpreter import refuse_hidden, version_of
+from .obstacles import look
+from .own_directory import require_own_directory, require_trusted_template
+from .process_usage import ProcessLooks, init_cpu
+from .records import Record, RecordStore, fits, identified, kill_init
+from .spawner_client import Spawner
+from .spawner_process import default_python
+from .spawner_protocol import create_request, missing_layers, spawner_options
+from .templates import Template, Templates, template_name
 
 if TYPE_CHECKING:
     from ...config import SandboxConfig
-    from .cable import Link
+    from .veth import Link
+
+log = logging.getLogger(__name__)
 
 _FOREIGN_SECONDS = 15.0
+# A spawner that had no room for a volume is replaced when there is so much.
+_ROOM_SECONDS = 60.0
+_ROOM_BYTES = 512 << 20
 # Almost at the limit is at the limit: what no longer fits may be a whole extent with its metadata.
 _DISK_SLACK = 256 << 10
 _DISK_SLACK_SHARE = 256
+# Steps that fail where a container, a filter or a profile takes rights away.
+_NEED_RIGHTS = ("namespaces", "loopback", "hostname", "private mounts", "workspace", "devices",
+                "proc", "identity", "capabilities")  # fmt: skip
 
 
 class NativeBackend(Backend):
@@ -57,6 +68,7 @@ class NativeBackend(Backend):
 
     name = "native"
     kills_guests = True
+    counts_from_handover = True
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or load_settings()
@@ -64,7 +76,11 @@ class NativeBackend(Backend):
         self.drafts = Drafts(self.settings.state_dir)
         self.templates = Templates(self.settings)
         self._spawners: dict[str, asyncio.Task[Spawner] | Spawner] = {}
+        self._retired: list[Spawner] = []
+        self._look_for_room_at = 0.0
         self._owned: dict[str, _Owned] = {}
+        self._spare = SpareDescriptors()
+        self._knows_python = False
 
     async def health(self) -> Health:
         from .health import examine
@@ -78,21 +94,39 @@ class NativeBackend(Backend):
     async def create(
         self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
     ) -> None:
-        require_linux()
         check_sandbox_id(sandbox_id)
+        if not fits(labels):
+            raise SandboxCreationError(
+                "The labels are too long: together they may have 80,000 characters.", sandbox_id
+            )
         refuse_volumes(config.volumes, self.name)
-        refuse_hidden(self.settings.python or default_python(), config.working_dir)
-        template = await self.templates.for_image(config.base_image)
-        spawner = await self.spawner(template, config)
-        self._refuse_missing_limits(spawner, config)
-        self._refuse_taken(sandbox_id)
-        record = _new_record(sandbox_id, config, labels, template, spawner.posture)
-        answer, fds = await spawner.request("create", **create_request(config, spawner.posture))
-        if "error" in answer:
-            raise _creation_error(answer, sandbox_id)
-        record.update({key: answer[key] for key in ("slot", "init", "cgroups")})
-        owned = _Owned(spawner, socket.socket(fileno=fds[0]), record)
+        python = self.settings.python or default_python()
+        if not self._knows_python:
+            if self.settings.python is not None:  # it is run to learn that
+                await asyncio.to_thread(version_of, python)
+            self._knows_python = True
+        refuse_hidden(python, config.working_dir)
         try:
+            await self._create(sandbox_id, config, labels)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            raise no_descriptor(sandbox_id) from error
+
+    async def _create(
+        self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
+    ) -> None:
+        template = await self.templates.for_image(config.base_image, self.on_progress)
+        spawner, answer, fds = await self._ask_for_child(sandbox_id, template, config)
+        if "slot" not in answer:
+            raise await self._creation_error(answer, sandbox_id)
+        record = _new_record(sandbox_id, config, labels, template, spawner.posture)
+        record.update({key: answer[key] for key in ("slot", "init", "cgroups")})
+        record["cpu_before"] = _cpu_of(record)
+        owned = _Owned(spawner, socket.socket(fileno=fds[0]) if fds else None, record)
+        try:
+            if not fds:  # the kernel could not give us the channel
+                raise no_descriptor(sandbox_id)
             self.records.name(record["slot"], sandbox_id, record)
         except OSError as error:
             await self._end(owned)
@@ -100,14 +134,69 @@ class NativeBackend(Backend):
         except BaseException:
             await self._end(owned)
             raise
+        owned.incomplete = None if template.is_built else template.name
         self._owned[sandbox_id] = owned
         if config.network_mode == "bridge":
             await self._give_network(sandbox_id, owned)
 
-    def _refuse_taken(self, sandbox_id: str) -> None:
+    async def _creation_error(
+        self, answer: Mapping[str, Any], sandbox_id: str
+    ) -> SandboxCreationError:
+        """With all that stands in the way, where it is for lack of rights."""
+        step = str(answer["error"])
+        said = [f"The sandbox could not be made: {answer['message']}. Nothing was started."]
+        if step in _NEED_RIGHTS:
+            python = self.settings.python or default_python()
+            said += await asyncio.to_thread(look, python)
+        elif step == "record":
+            said.append("Make room in the directory that PARACLE_STATE_DIR names, or name another.")
+        return SandboxCreationError(" ".join(filter(None, said)), sandbox_id, step=step)
+
+    async def _ask_for_child(
+        self, sandbox_id: str, template: Template, config: SandboxConfig
+    ) -> tuple[Spawner, dict[str, Any], list[int]]:
+        """The spawner, its answer and the descriptors that came with it. A spawner whose volume was
+        given up by the kernel, as when the host's disk is full, is retired, and another asked."""
+        spawner = await self.spawner(template, config)
+        await self._refuse_missing_limits(spawner, config)
+        await self._refuse_taken(sandbox_id)
+        answer, fds = await spawner.request("create", **create_request(config, spawner.posture))
+        if answer.get("retire"):
+            await self._retire(template.name, spawner)
+            spawner = await self.spawner(template, config)
+            answer, fds = await spawner.request("create", **create_request(config, spawner.posture))
+        return spawner, answer, fds
+
+    async def _retire(self, name: str, spawner: Spawner) -> None:
+        """It gets no more sandboxes, and ends with the last that it has."""
+        if self._spawners.get(name) is spawner:
+            log.warning("A native spawner is replaced: its volume is lost, or was never to be had.")
+            del self._spawners[name]
+            self._retired.append(spawner)
+        await self._close_retired()
+
+    async def _close_retired(self) -> None:
+        used = {id(owned.spawner) for owned in self._owned.values()}
+        for spawner in list(self._retired):
+            if id(spawner) not in used and spawner.is_idle:
+                self._retired.remove(spawner)
+                await spawner.close()
+
+    def _can_have_more(self, spawner: Spawner) -> bool:
+        """Whether the disk was full when it started, and is no more. Looked up once a minute."""
+        if not spawner.posture.get("lacks_room") or time.monotonic() < self._look_for_room_at:
+            return False
+        self._look_for_room_at = time.monotonic() + _ROOM_SECONDS
+        try:
+            disk = os.statvfs(self.settings.data_dir)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize > _ROOM_BYTES
+
+    async def _refuse_taken(self, sandbox_id: str) -> None:
         """Before anything is made. Whoever takes the name meanwhile is noticed afterwards."""
         if self.records.is_taken(sandbox_id):
-            self.records.sweep()  # it may be a dead one's
+            await self._sweep_records()  # it may be a dead one's
             if self.records.is_taken(sandbox_id):
                 raise _taken(sandbox_id)
 
@@ -115,21 +204,28 @@ class NativeBackend(Backend):
         from . import network
 
         try:
-            owned.link = await network.attach(owned.record["init"]["pid"])
+            owned.link = await network.attach(owned.record["init"])
         except BaseException:
             await self.destroy(sandbox_id)
             raise
 
-    def _refuse_missing_limits(self, spawner: Spawner, config: SandboxConfig) -> None:
+    async def _refuse_missing_limits(self, spawner: Spawner, config: SandboxConfig) -> None:
         """As root a limit that cannot be kept is an error, unless it was waived by name."""
         posture = spawner.posture
-        if posture["cgroup_version"] or posture["rootless"] or "cgroup" in config.allow_degraded:
+        if posture["cgroup_version"] or posture["rootless"]:
             return
-        raise BackendUnavailableError(
-            f"Limits cannot be kept: {posture['cgroup_note']}. Mount the cgroup file "
-            'system, or allow it by name: SandboxConfig(allow_degraded={"cgroup"}).',
-            step="cgroup",
+        if self.settings.waives("cgroup", config):
+            return
+        python = self.settings.python or default_python()
+        reasons, remedy = await asyncio.to_thread(look, python)
+        said = (
+            f"Limits cannot be kept: {posture['cgroup_note']}.",
+            reasons,
+            remedy or "Mount the cgroup file system, writable.",
+            "Or do without these limits by name: --allow-degraded cgroup, in Python "
+            'SandboxConfig(allow_degraded={"cgroup"}).',
         )
+        raise BackendUnavailableError(" ".join(filter(None, said)), step="cgroup")
 
     def lacking(self) -> list[str]:
         for spawner in self._spawners.values():
@@ -144,8 +240,11 @@ class NativeBackend(Backend):
         if isinstance(known, Spawner) and known.closed:
             del self._spawners[template.name]
             await known.close()
-            self.records.sweep()
-            known = None
+            await self._sweep_records()
+            known = self._spawners.get(template.name)  # somebody else may have been quicker
+        if isinstance(known, Spawner) and self._can_have_more(known):
+            await self._retire(template.name, known)
+            known = self._spawners.get(template.name)
         if known is None:
             known = asyncio.ensure_future(self._start_spawner(template, first))
             self._spawners[template.name] = known
@@ -165,11 +264,14 @@ class NativeBackend(Backend):
         require_own_directory(settings.state_dir)
         if not self._swept:
             self._swept = True
-            self.records.sweep()
+            await self._sweep_records()
             await self.sweep_drafts()
             with contextlib.suppress(SandboxCleanupError):  # nobody's reason not to start
                 await network_remains.sweep()
+        if template.path is not None:
+            require_trusted_template(str(template.path))
         self.templates.hold(template)
+        self._spare.keep()
         options = spawner_options(settings, template, first)
         return await Spawner.start(settings.python or default_python(), options)
 
@@ -181,13 +283,32 @@ class NativeBackend(Backend):
         channel.setblocking(False)
         return SocketChannel(channel)
 
+    def begin_preparing(self, image: str) -> None:
+        with contextlib.suppress(SandboxError):
+            self.templates.begin(template_name(image))
+
+    async def wait_for_packages(self, sandbox_id: str, source: str | bytes) -> None:
+        owned = self._owned.get(sandbox_id)
+        if owned is None or owned.incomplete is None:
+            return
+        await self.templates.wait_for(owned.incomplete, source, self.on_progress)
+        if self.templates.get(owned.incomplete).is_built:
+            owned.incomplete = None
+
     async def destroy(self, sandbox_id: str) -> None:
-        owned = self._owned.pop(sandbox_id, None)
+        owned = self._owned.get(sandbox_id)
         if owned is None:
             await self._destroy_foreign(sandbox_id)
             return
         left = await self._end(owned)
-        left = self._unname(sandbox_id, owned) or left
+        if left:  # it is not forgotten, and says so: another call tries again
+            with contextlib.suppress(OSError, BackendUnavailableError):
+                self.records.mark(sandbox_id, {**owned.record, "state": "removing"})
+        else:
+            left = self._unname(sandbox_id, owned)
+        if not left and self._owned.get(sandbox_id) is owned:
+            del self._owned[sandbox_id]
+            await self._close_retired()
         if left:
             raise SandboxCleanupError(
                 f"Sandbox {sandbox_id} could not be removed: {left}", sandbox_id
@@ -200,7 +321,7 @@ class NativeBackend(Backend):
         except SandboxExecutionError:
             # The spawner died, and everything with it; its records and cgroups are left.
             await owned.spawner.close()
-            self.records.sweep()
+            await self._sweep_records()
             return ""
         finally:
             owned.close()
@@ -209,9 +330,16 @@ class NativeBackend(Backend):
 
     def _unname(self, sandbox_id: str, owned: _Owned) -> str:
         """Returns what is left: its spawner removes that in the end."""
+        slot = owned.record["slot"]
         try:
-            self.records.remove(sandbox_id, owned.record["slot"])
-        except OSError as error:
+            try:
+                self.records.remove(sandbox_id, slot)
+            except OSError as error:
+                if not is_shortage(error):
+                    raise
+                with self._spare.given_up():
+                    self.records.remove(sandbox_id, slot)
+        except (OSError, BackendUnavailableError) as error:
             return f"its record: {error}"
         return ""
 
@@ -220,10 +348,10 @@ class NativeBackend(Backend):
         record = self.records.find(sandbox_id)
         if record is None:
             return
-        await asyncio.to_thread(kill_process, record.content.get("init", {}))
+        await asyncio.to_thread(kill_init, record.content)
         deadline = asyncio.get_running_loop().time() + _FOREIGN_SECONDS
         while self.records.has_slot(record):
-            self.records.sweep()
+            await self._sweep_records()
             if asyncio.get_running_loop().time() > deadline:
                 raise SandboxCleanupError(f"Sandbox {sandbox_id} is still there", sandbox_id)
             await asyncio.sleep(0.01)
@@ -252,13 +380,18 @@ class NativeBackend(Backend):
         # Asked first: the spawner finds it out while we read the rest.
         asked = owned.ask_disk(exact=exact) if owned and disk is None else None
         try:
-            networked = record["config"]["network_mode"] != "none"
-            usage = read_usage(record["cgroups"], record["init"]["pid"], networked=networked)
+            usage = await _figures(record, owned.looks if owned else ProcessLooks())
+            if owned:
+                usage = owned.peak.of(usage)
+                owned.peak.begin_anew(record["cgroups"])
+            else:  # another process's: it knows more
+                usage = MemoryPeak().of(usage)
         except (FileNotFoundError, KeyError):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
         if owned and asked:
             answer, _ = await asked
-            disk, owned.figures = (answer["used"], answer["limit"]), answer.get("figures")
+            if "used" in answer:  # else the spawner could not look it up just now
+                disk, owned.figures = (answer["used"], answer["limit"]), answer.get("figures")
         if disk is None:
             return usage
         used, limit = disk
@@ -272,14 +405,21 @@ class NativeBackend(Backend):
         return record
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
+        return await asyncio.to_thread(self._list)  # a thousand take a tenth of a second
+
+    def _list(self) -> list[SandboxInfo]:
         infos = [_info(record, self.records) for record in self.records.all() if record.is_sandbox]
         # Without a slot but with a living owner: it has just died.
         return [info for info, has_slot in infos if has_slot or not info.owner_alive]
 
     async def sweep(self) -> int:
-        swept = await super().sweep() + await asyncio.to_thread(self.records.sweep)
+        swept = await super().sweep() + await self._sweep_records()
         await network_remains.sweep()
         return swept
+
+    async def _sweep_records(self) -> int:
+        """In a thread, because it waits for the end of what it kills."""
+        return await asyncio.to_thread(self.records.sweep) if self.records.has_any() else 0
 
     async def close(self) -> None:
         known = list(self._spawners.values())
@@ -288,13 +428,15 @@ class NativeBackend(Backend):
         for task in starting:
             task.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
-        spawners = [spawner for spawner in known if isinstance(spawner, Spawner)]
+        spawners = [spawner for spawner in known if isinstance(spawner, Spawner)] + self._retired
+        self._retired = []
         ended = list(self._owned.values())
         for sandbox_id, owned in self._owned.items():
             owned.close()
             self._unname(sandbox_id, owned)
         self._owned.clear()
         await asyncio.gather(*(spawner.close() for spawner in spawners))
+        self._spare.give_up()
         self.templates.release()
         await network_remains.take(owned.link for owned in ended)
 
@@ -302,11 +444,17 @@ class NativeBackend(Backend):
 class _Owned:
     """What this process holds of a sandbox it made."""
 
-    def __init__(self, spawner: Spawner, channel: socket.socket, record: dict[str, Any]) -> None:
+    def __init__(
+        self, spawner: Spawner, channel: socket.socket | None, record: dict[str, Any]
+    ) -> None:
         self.spawner = spawner
-        self.channel: socket.socket | None = channel
+        self.channel = channel
         self.record = record
         self.link: Link | None = None
+        # The template, while its packages are being installed.
+        self.incomplete: str | None = None
+        self.looks = ProcessLooks()
+        self.peak = MemoryPeak()
         # The files with what its disk holds and may hold, once the spawner has told them.
         self.figures: tuple[list[str], str] | None = None
 
@@ -329,12 +477,24 @@ class _Owned:
             self.channel = None
 
 
-def require_linux() -> None:
-    if sys.platform != "linux":
-        raise BackendUnavailableError(
-            f"Native sandboxes need Linux, and this is {sys.platform}. Use Docker "
-            "(SANDBOX_MODE=docker) or a remote service (SANDBOX_MODE=remote)."
-        )
+async def _figures(record: Mapping[str, Any], looks: ProcessLooks) -> Usage:
+    """Raises FileNotFoundError or KeyError when the sandbox is gone."""
+    mode, pid = str(record["config"]["network_mode"]), record["init"]["pid"]
+    if record["cgroups"]:
+        usage = read_usage(record["cgroups"], pid, network_mode=mode)
+    else:
+        usage = await looks.usage(pid, network_mode=mode)
+    before = record.get("cpu_before", 0.0)
+    return replace(usage, cpu_seconds=max(0.0, usage.cpu_seconds - before))
+
+
+def _cpu_of(record: Mapping[str, Any]) -> float:
+    """What the making of a sandbox took, and its time in stock: nothing of its programs."""
+    try:
+        groups = record["cgroups"]
+        return read_cpu(groups) if groups else init_cpu(record["init"]["pid"])
+    except FileNotFoundError:  # it has ended already: whoever uses it will hear of it
+        return 0.0
 
 
 def _new_record(
@@ -352,7 +512,7 @@ def _new_record(
         "token": posture["token"],
         "owner": identified(os.getpid()),
         "template": template.name,
-        "labels": dict(labels),
+        "labels": {str(key): str(value) for key, value in labels.items()},
         "config": {name: getattr(config, name) for name in shown},
         "created_at": time.time(),
     }
@@ -365,20 +525,13 @@ def _taken(sandbox_id: str) -> SandboxConflictError:
 def _unnamed(error: OSError, sandbox_id: str) -> SandboxError:
     if isinstance(error, FileExistsError):
         return _taken(sandbox_id)
+    if is_shortage(error):
+        return no_descriptor(sandbox_id)
     return SandboxCreationError(
         f"The record of the sandbox cannot be written: {error}. It was removed again. Make room in "
         "the directory that PARACLE_STATE_DIR names.",
         sandbox_id,
         step="record",
-    )
-
-
-def _creation_error(answer: Mapping[str, Any], sandbox_id: str) -> SandboxCreationError:
-    return SandboxCreationError(
-        f"The sandbox could not be made: {answer['message']}. Nothing was started. "
-        "`paracle sandbox health` shows what this machine lacks.",
-        sandbox_id,
-        step=str(answer["error"]),
     )
 
 
@@ -390,7 +543,7 @@ def _info(record: Record, records: RecordStore) -> tuple[SandboxInfo, bool]:
         sandbox_id=record.sandbox_id,
         backend="native",
         state=str(content.get("state")) if alive else "lost",
-        owner_pid=int(content.get("owner", {}).get("pid", 0)),
+        owner_pid=content.get("owner", {}).get("pid", 0),
         owner_alive=alive,
         created_at=float(content.get("created_at", 0.0)),
         config=content.get("config", {}),

@@ -18,21 +18,14 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network
 
-from ..nft import AZURE, DENIED, run_nft
+from ..machine.nftables import AZURE, DENIED, load_table, remove_table
 
 TABLE = "paracle_sandbox"
 # The host's table of connections is shared by all: no sandbox may fill it.
 _MAX_CONNECTIONS = 4096
 
 _RULES = """\
-table inet {table}
-delete table inet {table}
 table inet {table} {{
-    set denied {{
-        type ipv4_addr
-        flags interval
-        elements = {{ {denied} }}
-    }}
     set connections {{
         type ipv4_addr
         flags dynamic
@@ -47,7 +40,7 @@ table inet {table} {{
         ip saddr & 0.0.0.3 != 0.0.0.2 drop
         fib saddr . iif oif missing drop
         fib daddr type != unicast drop
-        ip daddr @denied drop
+        ip daddr {{ {denied} }} drop
         ip daddr {azure} th dport != 53 drop
     }}
     chain receiving {{
@@ -67,7 +60,7 @@ table inet {table} {{
     chain leaving {{
         oifname "{links}" drop
         ct state invalid drop
-        ip daddr @denied drop
+        ip daddr {{ {denied} }} drop
         ct state new add @connections {{ ip saddr ct count over {connections} }} drop
         accept
     }}
@@ -80,7 +73,7 @@ table inet {table} {{
 
 
 def rules(prefix: str, sandboxes: IPv4Network) -> str:
-    """The whole table, as one transaction that gives the same result from any state before.
+    """The whole table.
 
     A sandbox has the third address of its four, which the mask says; that the four are those of
     its link, the routing table says."""
@@ -95,9 +88,9 @@ def rules(prefix: str, sandboxes: IPv4Network) -> str:
 
 def load(prefix: str, sandboxes: IPv4Network) -> None:
     """Put the table in force, in place of the one that is there."""
-    run_nft(rules(prefix, sandboxes))
+    load_table(TABLE, rules(prefix, sandboxes))
 
 
 def remove() -> None:
     """No table of ours, whether there was one or not."""
-    run_nft(f"table inet {TABLE}\ndelete table inet {TABLE}\n")
+    remove_table(TABLE)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ...config import SandboxConfig
 from ...errors import SandboxError
 from ..base import Health, Layer
-from ..cgroup_usage import KeptLimits, read_limits
-from ..posture import NAMESPACES, Posture, read_posture
-from ..probe import PROBE, limit_layers, probing, run_probe, verdict
+from ..health_probe import PROBE, limit_layers, probing, run_probe, verdict
+from ..machine.cgroup_usage import KeptLimits, read_limits
+from ..machine.process_isolation import NAMESPACES, Posture, read_posture
+from .obstacles import PAGE, container_kind, read_file
 
 if TYPE_CHECKING:
     from .backend import NativeBackend
@@ -57,7 +58,13 @@ def _isolation(posture: Posture, denied: list[bool]) -> Iterator[Layer]:
 def _limits(
     posture: dict[str, Any], kept: KeptLimits | None, config: SandboxConfig
 ) -> Iterator[Layer]:
+    contained = container_kind(read_file)
     remedy = "Run as root, or with a delegated cgroup: systemd-run --user --scope -p Delegate=yes"
+    if contained:
+        remedy = (
+            f"Limit the container as a whole ({contained} run --memory 2g --cpus 2), or run it as "
+            f"root with the options of {PAGE}."
+        )
     if kept is not None:
         yield from limit_layers(kept, config, f"cgroup v{posture['cgroup_version']}", remedy)
     else:
@@ -69,8 +76,17 @@ def _limits(
         "disk limit apart from memory",
         bool(posture["volume"]),
         disk,
-        "" if posture["volume"] else "Run as root on a kernel with btrfs and loop devices.",
+        "" if posture["volume"] else _disk_remedy(contained),
     )
+
+
+def _disk_remedy(contained: str) -> str:
+    if contained:
+        return (
+            "As root, and with the loop devices in the container: --device /dev/loop-control "
+            "--device-cgroup-rule 'b 7:* rmw'"
+        )
+    return "Run as root on a kernel with btrfs and loop devices."
 
 
 def _landlock(posture: dict[str, Any]) -> Layer:

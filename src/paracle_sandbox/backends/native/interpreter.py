@@ -7,7 +7,7 @@ import os
 import sys
 
 from ...errors import BackendUnavailableError, SandboxCreationError
-from .launcher import default_python
+from .spawner_process import default_python
 
 
 def version_of(python: str) -> str:

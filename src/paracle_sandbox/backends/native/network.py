@@ -23,16 +23,17 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from ...errors import BackendUnavailableError, SandboxCleanupError, SandboxCreationError
-from ..nft import NFT_MISSING, find_nft
-from . import cable, firewall
-from .cable import Link
+from ..machine.nftables import NFT_MISSING, find_nft
+from . import firewall, veth
 from .table_mark import TABLE_LOCK, clear_mark, set_mark
+from .veth import Link
 
-_OURS = re.compile(cable.PREFIX + r"[0-9]+\Z")
+_OURS = re.compile(veth.PREFIX + r"[0-9]+\Z")
 _FORWARDING_LOCK = "/run/paracle-sandbox-forwarding.lock"
 _LOCK_SECONDS = 30.0
 
@@ -45,16 +46,17 @@ def missing() -> list[str]:
     if find_nft() is None:
         lacks.append(NFT_MISSING)
     if find_spec("pyroute2") is None:
-        lacks.append("pyroute2 (pip install 'paracle-sandbox[network]')")
+        lacks.append("pyroute2 (pip install '.[network]' in a checkout)")
     return lacks
 
 
-async def attach(init_pid: int) -> Link:
-    """Give the network namespace of a process, which must have none but loopback, a way out.
+async def attach(process: Mapping[str, Any]) -> Link:
+    """Give the network namespace of a process (its ``pid`` and ``start`` time), which must have
+    none but loopback, a way out.
 
     On failure nothing is left. Raises BackendUnavailableError when the machine cannot do it,
     SandboxCreationError with the name of the step otherwise."""
-    work = asyncio.ensure_future(asyncio.to_thread(_attach, init_pid))
+    work = asyncio.ensure_future(asyncio.to_thread(_attach, process))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -77,15 +79,15 @@ async def sweep() -> None:
     await asyncio.to_thread(_sweep)
 
 
-def _attach(init_pid: int) -> Link:
+def _attach(process: Mapping[str, Any]) -> Link:
     if lacks := missing():
         raise BackendUnavailableError(
             f"network_mode=bridge needs {', and '.join(lacks)}.", step="network"
         )
-    with cable.namespace_of(init_pid) as namespace:
+    with veth.namespace_of(process) as namespace:
         try:
             with _lock(TABLE_LOCK, fcntl.LOCK_SH) as lock:
-                with cable.step("network lock"):
+                with veth.step("network lock"):
                     set_mark(lock)
                 return _make_and_connect(namespace)
         except BaseException:
@@ -95,21 +97,21 @@ def _attach(init_pid: int) -> Link:
 
 
 def _make_and_connect(namespace: int) -> Link:
-    link = cable.make(namespace)
+    link = veth.make(namespace)
     try:
-        firewall.load(cable.PREFIX, cable.SANDBOXES)
+        firewall.load(veth.PREFIX, veth.SANDBOXES)
         with _lock(_FORWARDING_LOCK, fcntl.LOCK_EX):
-            cable.forward(link)
-        cable.connect(link, namespace)
+            veth.forward(link)
+        veth.connect(link, namespace)
     except BaseException:
-        cable.remove(link)
+        veth.remove(link)
         raise
     return link
 
 
 def _detach(links: tuple[Link, ...]) -> None:
     try:
-        cable.remove(*links)
+        veth.remove(*links)
     except SandboxCreationError as error:
         raise SandboxCleanupError(f"A network link was not removed: {error}") from error
     _sweep()
@@ -130,10 +132,10 @@ def _sweep() -> None:
 @contextlib.contextmanager
 def _lock(path: str, kind: int) -> Iterator[int]:
     """Between the processes of this machine. Root's own file: nobody else can hold it."""
-    with cable.step("network lock"):
+    with veth.step("network lock"):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        with cable.step("network lock"):
+        with veth.step("network lock"):
             _wait_for_lock(file, kind)
         yield file
     finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .table_mark import may_be_there
 
 if TYPE_CHECKING:
-    from .cable import Link
+    from .veth import Link
 
 
 async def take(ended: Iterable[Link | None]) -> None:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import functools
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import SandboxCreationError, SandboxError
 from ...settings import Settings
 from .interpreter import version_of
-from .launcher import default_python
+from .own_directory import open_templates, require_trusted_template, require_trusted_templates
+from .spawner_process import default_python
+
+# Its file in a template; a directory without it is not complete.
+MANIFEST = "paracle-template.json"
 
 _BASE = ("requests", "pydantic", "click", "rich", "jinja2", "pyyaml", "pip")
 PACKAGES = {
@@ -23,6 +28,13 @@ PACKAGES = {
     "ml": (*_BASE, "numpy", "pandas", "scikit-learn", "matplotlib", "seaborn"),
     "api": (*_BASE, "httpx", "aiohttp", "fastapi", "websockets"),
 }
+# What programs write to import them, with what they bring along.
+MODULES_OF = {
+    "requests": ("requests", "urllib3", "certifi", "idna", "charset_normalizer"),
+    "pydantic": ("pydantic", "pydantic_core", "annotated_types", "typing_extensions"),
+    "click": ("click",), "rich": ("rich", "pygments", "markdown_it"),
+    "jinja2": ("jinja2", "markupsafe"), "pyyaml": ("yaml",), "pip": ("pip",),
+}  # fmt: skip
 # Imported before the first sandbox: these are what the template is for.
 _MODULES = {"ml": ("numpy", "pandas")}
 # Imported in idle time: what most programs import. Not more: what is in memory here is mapped and
@@ -32,14 +44,20 @@ _IDLE_MODULES = ("json", "re", "math", "datetime", "collections", "itertools", "
 _IMAGE = re.compile(
     r"(?:docker\.io/)?(?:library/)?(?P<name>python|paracle/sandbox)(?::(?P<tag>.+))?\Z"
 )
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
+# What the defaults of older settings and their documents name. Here they stand for the default
+# template whatever the Python of this machine is, or programs that name no image would fail.
+_ANY_PYTHON = ("3.10-slim", "3.12-slim")
 
 
 @dataclass(frozen=True)
 class Template:
-    """One template; ``path`` is None when its packages are not there (standard library only)."""
+    """One template; ``path`` is the directory that sandboxes see, if there is one. Unless
+    ``is_built`` it is empty, and there is the standard library alone."""
 
     name: str
     path: Path | None
+    is_built: bool
     modules: tuple[str, ...] = ()
     idle_modules: tuple[str, ...] = ()
     note: str = ""
@@ -63,19 +81,58 @@ def template_name(image: str) -> str:
     return name
 
 
-def find_template(name: str, settings: Settings) -> Template:
-    """As far as it is there."""
-    return template_at(template_path(name, settings), name)
-
-
-def template_at(path: Path, name: str) -> Template:
-    there = os.path.isdir(path)
-    return Template(
-        name,
-        path if there else None,
-        _MODULES.get(name, ()) if there else (),
-        _IDLE_MODULES,
+def refuse_other_python(image: str, settings: Settings) -> str | None:
+    """Native sandboxes run one Python, whatever version an image is named after. Raises
+    SandboxCreationError for another one; returns what to tell about one that is let pass."""
+    match = _IMAGE.match(image)
+    wanted = _VERSION.match(match["tag"] or "") if match and match["name"] == "python" else None
+    if match is None or wanted is None:
+        return None
+    ours = version_of(settings.python or default_python()).rpartition("-")[2]
+    if f"{ours}.".startswith(f"{wanted[0]}."):
+        return None
+    if match["tag"] in _ANY_PYTHON:
+        return f"{image} stands for the default template: native sandboxes run Python {ours}."
+    raise SandboxCreationError(
+        f"Native sandboxes run Python {ours}, and {image} names another. Use "
+        "paracle/sandbox:latest, :dev, :ml or :api, name an interpreter of that version in "
+        "PARACLE_PYTHON, or use Docker: --backend docker, or SANDBOX_MODE=docker."
     )
+
+
+def find_template(name: str, settings: Settings) -> Template:
+    """As the first sandbox will have it, as far as one knows now. Raises SandboxError for one that
+    others can write to."""
+    require_trusted_templates(str(templates_dir(settings)))
+    template = template_at(template_path(name, settings), name, make=settings.template_build)
+    if template.path is not None:
+        require_trusted_template(str(template.path))
+    return template
+
+
+def template_at(path: Path, name: str, *, make: bool = False) -> Template:
+    """As far as it is there. ``make`` an empty directory where there is none, so that sandboxes
+    which are made now see the packages as soon as they are there. Raises BackendUnavailableError
+    where others can write to the directory that it is to be made in."""
+    is_built = os.path.exists(f"{path}/{MANIFEST}")
+    there = is_built or os.path.isdir(path)
+    if make and not there:
+        with suppress(OSError):
+            _make(path)
+        there = os.path.isdir(path)
+    modules = _MODULES.get(name, ()) if is_built else ()
+    return Template(name, path if there else None, is_built, modules, _IDLE_MODULES)
+
+
+def _make(path: Path) -> None:
+    with open_templates(str(path.parent), make=True) as directory:
+        os.mkdir(path.name, 0o755, dir_fd=directory)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        made = os.open(path.name, flags, dir_fd=directory)
+        try:
+            os.fchmod(made, 0o755)
+        finally:
+            os.close(made)
 
 
 def template_path(name: str, settings: Settings) -> Path:

@@ -7,8 +7,11 @@ streaming, long runs, files and typed errors work as on this machine.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -25,6 +28,7 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, Layer, SandboxInfo, Usage
+from .answers import from_json
 from .failures import remote_error
 from .info import info_problem
 
@@ -32,9 +36,14 @@ if TYPE_CHECKING:
     import httpx2
 
 _PATH = "/v1/sandboxes"
-_INSTALL = "pip install 'paracle-sandbox[remote]'"
+_INSTALL = "pip install '.[remote]', in a checkout of Paracle Sandbox"
 _REMEDY = "see SANDBOX_API_URL, SANDBOX_API_KEY"
-_FIGURES = {name: type(default) for name, default in vars(Usage()).items()}
+_MAX_ANSWER = 4 << 20
+_FIGURES = {name: type(default) for name, default in vars(Usage()).items() if name != "incomplete"}
+_NETWORK = ("network_rx_bytes", "network_tx_bytes")
+_MOST_REASON = 200
+_MOST_LAYERS = 100
+_MOST_NAME = 100
 
 
 class RemoteBackend(Backend):
@@ -45,7 +54,8 @@ class RemoteBackend(Backend):
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or load_settings()
         self.drafts = Drafts(self._settings.state_dir)
-        self._http: httpx2.AsyncClient | None = None
+        # One for each event loop that used it: connections belong to the loop they were made in.
+        self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
 
     # The seam
 
@@ -57,14 +67,12 @@ class RemoteBackend(Backend):
         problem = info_problem(info)
         if problem is not None:
             return Health(self.name, False, f"{self._url}: {problem}", _REMEDY)
-        layers = info.get("layers")
+        backend = str(info["backend"])[:_MOST_NAME]
         return Health(
             self.name,
             True,
-            f"{self._url} with the {info.get('backend')} backend",
-            layers=tuple(Layer(str(name), bool(on)) for name, on in layers.items())
-            if isinstance(layers, dict)
-            else (),
+            f"{self._url} with the {backend} backend",
+            layers=_layers(info.get("layers")),
         )
 
     async def create(
@@ -97,7 +105,11 @@ class RemoteBackend(Backend):
     async def usage(self, sandbox_id: str) -> Usage:
         answer = await self._ask("GET", f"{_at(sandbox_id)}/usage", sandbox_id)
         figures = {n: kind(answer[n]) for n, kind in _FIGURES.items() if _is_number(answer.get(n))}
-        return Usage(**figures)
+        # Not known, as with the host's network; one that is missing is of an older service.
+        unknown = {n: None for n in _NETWORK if n in answer and answer[n] is None}
+        return Usage(
+            **{**figures, **unknown}, incomplete=str(answer.get("incomplete") or "")[:_MOST_REASON]
+        )
 
     async def destroy(self, sandbox_id: str) -> None:
         try:
@@ -109,24 +121,26 @@ class RemoteBackend(Backend):
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         answer = await self._ask("GET", _PATH)
-        return [
-            SandboxInfo(
-                sandbox_id=str(one["sandbox_id"]),
-                backend=self.name,
-                state=str(one["state"]),
-                owner_pid=0,
-                owner_alive=True,
-                created_at=float(one["created_at"]),
-                config=one["config"],
-                labels=one["labels"],
-            )
-            for one in answer["sandboxes"]
-        ]
+        try:
+            return [self._info(one) for one in answer["sandboxes"]]
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise _odd_answer(self._url, None) from error
+
+    def _info(self, told: Any) -> SandboxInfo:
+        """Raises LookupError, TypeError, ValueError or OverflowError for what is none."""
+        return SandboxInfo(
+            sandbox_id=str(told["sandbox_id"]),
+            backend=self.name,
+            state=str(told["state"]),
+            owner_pid=0,
+            owner_alive=True,
+            created_at=float(told["created_at"]),
+            config=dict(told["config"]),
+            labels={str(name): str(text) for name, text in dict(told["labels"]).items()},
+        )
 
     async def close(self) -> None:
-        http, self._http = self._http, None
-        if http is not None:
-            await http.aclose()
+        await self._let_go_of_clients(here=True)
 
     # Requests
 
@@ -142,17 +156,17 @@ class RemoteBackend(Backend):
     ) -> dict[str, Any]:
         """The answer. Raises the error that the service names; SandboxExecutionError when it
         does not answer, BackendUnavailableError when it cannot be reached."""
-        http = self._client()
+        http = await self._client()
         import httpx2
 
         try:
-            answer = await http.request(method, path, **options)
+            status, content = await self._answer(http, method, path, options)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise BackendUnavailableError(
                 f"Failed to connect to sandbox service at {self._url}: {error}. "
                 "Is it running, and is SANDBOX_API_URL right?"
             ) from error
-        except httpx2.TimeoutException as error:
+        except (httpx2.TimeoutException, TimeoutError) as error:
             raise SandboxExecutionError(
                 f"Request timed out after {self._settings.request_timeout:g} seconds "
                 "(SANDBOX_TIMEOUT)",
@@ -163,27 +177,58 @@ class RemoteBackend(Backend):
                 f"The sandbox service broke off: {error}", sandbox_id
             ) from error
         try:
-            body = answer.json()
-        except ValueError:
+            body = from_json(content or b"{}")
+        except ValueError as error:
+            if status < 300:
+                raise _odd_answer(self._url, sandbox_id) from error
             body = {}
-        if answer.status_code >= 400:
-            raise remote_error(answer.status_code, body, sandbox_id)
-        return body if isinstance(body, dict) else {}
+        if status >= 300:
+            raise remote_error(status, body, sandbox_id)
+        if not isinstance(body, dict):
+            raise _odd_answer(self._url, sandbox_id)
+        return body
 
-    def _client(self) -> httpx2.AsyncClient:
-        if self._http is None:
-            try:
-                import httpx2
-            except ModuleNotFoundError as error:
-                raise _not_installed(error) from None
-            seconds = self._settings.request_timeout
-            self._http = httpx2.AsyncClient(
-                base_url=self._url,
-                headers=self._headers(),
-                timeout=httpx2.Timeout(seconds, connect=min(seconds, 10.0)),
-                limits=httpx2.Limits(max_connections=100, max_keepalive_connections=20),
-            )
-        return self._http
+    async def _answer(
+        self, http: httpx2.AsyncClient, method: str, path: str, options: dict[str, Any]
+    ) -> tuple[int, bytes]:
+        """Status and body of an answer, whatever the service sends: so many bytes, in so much
+        time. What is compressed is not unpacked."""
+        content = bytearray()
+        seconds = 2 * self._settings.request_timeout  # to begin, and to end
+        async with asyncio.timeout(seconds), http.stream(method, path, **options) as answer:
+            if answer.headers.get("content-encoding", "identity") != "identity":
+                raise _odd_answer(self._url, None)
+            async for piece in answer.aiter_raw():
+                content += piece
+                if len(content) > _MAX_ANSWER:
+                    raise _odd_answer(self._url, None)
+            return answer.status_code, bytes(content)
+
+    async def _client(self) -> httpx2.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if loop in self._clients:
+            return self._clients[loop]
+        try:
+            import httpx2
+        except ModuleNotFoundError as error:
+            raise _not_installed(error) from None
+        seconds = self._settings.request_timeout
+        client = self._clients[loop] = httpx2.AsyncClient(
+            base_url=self._url,
+            headers={"Accept-Encoding": "identity", **self._headers()},
+            timeout=httpx2.Timeout(seconds, connect=min(seconds, 10.0)),
+            limits=httpx2.Limits(max_connections=100, max_keepalive_connections=20),
+        )
+        await self._let_go_of_clients(here=False)
+        return client
+
+    async def _let_go_of_clients(self, *, here: bool) -> None:
+        """Those of event loops that have ended, and that of this one if it is asked for. What
+        belongs to a loop that runs elsewhere may not be touched from here."""
+        this = asyncio.get_running_loop()
+        for loop in [one for one in self._clients if one.is_closed() or (here and one is this)]:
+            with suppress(RuntimeError):  # what a connection wants of a loop that has ended
+                await self._clients.pop(loop).aclose()
 
     @property
     def _url(self) -> str:
@@ -212,5 +257,18 @@ def _at(sandbox_id: str) -> str:
     return f"{_PATH}/{quote(sandbox_id, safe='')}"
 
 
+def _odd_answer(url: str, sandbox_id: str | None) -> SandboxExecutionError:
+    return SandboxExecutionError(
+        f"What answers at {url} is not a sandbox service, or breaks off its answers: is "
+        "SANDBOX_API_URL right, and nothing in between that changes them?",
+        sandbox_id,
+    )
+
+
+def _layers(told: object) -> tuple[Layer, ...]:
+    found = told.items() if isinstance(told, dict) else ()
+    return tuple(Layer(name[:_MOST_NAME], bool(on)) for name, on in islice(found, _MOST_LAYERS))
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) and abs(value) < 1 << 63  # NaN is not

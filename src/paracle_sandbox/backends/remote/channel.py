@@ -8,11 +8,10 @@ what the service has not. send() meanwhile only fills the outbox.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from typing import Any
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import connect as any_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from ...channel.resumable import (
@@ -26,6 +25,7 @@ from ...channel.resumable import (
 )
 from ...errors import BackendUnavailableError, SandboxError
 from ..base import Channel
+from .answers import from_json
 from .failures import remote_error
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,13 @@ _OPEN_SECONDS = 10.0
 # The service is there, and the sandbox is not, or not ours. Any other refusal may be a proxy's, or
 # that of a service which is just starting.
 _FOR_GOOD = (401, 403, 404, 409)
+
+
+class connect(any_connect):
+    """Follows no redirect: the key would go with it to wherever the answer says."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
 
 
 class RemoteChannel(Channel):
@@ -49,6 +56,7 @@ class RemoteChannel(Channel):
         self._inbox = Inbox()
         self._sending = asyncio.Lock()
         self._over = False
+        self._abandoned = False
 
     @classmethod
     async def open(cls, address: str, headers: dict[str, str], sandbox_id: str) -> RemoteChannel:
@@ -95,8 +103,13 @@ class RemoteChannel(Channel):
     async def close(self) -> None:
         self._over = True
         self._outbox.release()
-        if self._socket is not None:
+        if self._socket is not None and not self._abandoned:
             await self._socket.close()
+
+    def abandon(self) -> None:
+        self._over = self._abandoned = True
+        if self._socket is not None:
+            self._socket.transport.abort()
 
     async def _acknowledge(self, size: int) -> None:
         told = self._inbox.take(size)
@@ -138,7 +151,8 @@ class RemoteChannel(Channel):
                 max_queue=64,
             )
             try:
-                kind, payload = parse(await socket.recv(decode=False))
+                async with asyncio.timeout(_OPEN_SECONDS):
+                    kind, payload = parse(await socket.recv(decode=False))
                 if kind != "a":
                     raise OutOfStep("the service did not say how much it has")
                 self._outbox.acknowledge(count_of(payload))
@@ -152,7 +166,7 @@ class RemoteChannel(Channel):
 
 def _refusal(error: InvalidStatus, sandbox_id: str) -> SandboxError:
     try:
-        body = json.loads(error.response.body or b"")
+        body = from_json(bytes(error.response.body or b""))
     except ValueError:
         body = None
     return remote_error(error.response.status_code, body, sandbox_id)

@@ -17,11 +17,16 @@ from ...errors import (
     SandboxCreationError,
     SandboxError,
     SandboxExecutionError,
+    SandboxFileDecodeError,
     SandboxFileError,
+    SandboxFileExistsError,
     SandboxFileNotFoundError,
+    SandboxIsADirectoryError,
     SandboxLimitError,
+    SandboxNotADirectoryError,
     SandboxNotFoundError,
     SandboxPathError,
+    SandboxPermissionError,
     SandboxTimeoutError,
 )
 
@@ -30,8 +35,9 @@ _KINDS: dict[str, type[SandboxError]] = {
     for kind in (
         BackendUnavailableError, DockerConnectionError, ResourceLimitError, SandboxCleanupError,
         SandboxConflictError, SandboxCreationError, SandboxError, SandboxExecutionError,
-        SandboxFileError, SandboxFileNotFoundError, SandboxLimitError, SandboxNotFoundError,
-        SandboxPathError, SandboxTimeoutError,
+        SandboxFileDecodeError, SandboxFileError, SandboxFileExistsError, SandboxFileNotFoundError,
+        SandboxIsADirectoryError, SandboxLimitError, SandboxNotADirectoryError,
+        SandboxNotFoundError, SandboxPathError, SandboxPermissionError, SandboxTimeoutError,
     )
 }  # fmt: skip
 # The service's own refusals.
@@ -49,18 +55,29 @@ _BY_STATUS: dict[int, type[SandboxError]] = {
 }
 # What a proxy says that knows nothing of us.
 _UNTOLD = {404: "Sandbox not found", 503: "Service unavailable: nobody answers behind the proxy"}
-_DETAILS = ("step", "resource_type", "limit", "usage", "timeout_seconds", "stdout", "stderr")
+_DETAILS = (
+    "step", "resource_type", "limit", "usage", "timeout_seconds", "stdout", "stderr",
+    "errno", "strerror", "filename",
+)  # fmt: skip
 _MESSAGE_LENGTH = 2000
 
 
 def remote_error(status: int, body: object, sandbox_id: str | None) -> SandboxError:
     """The error for an answer of 400 and above, whatever is in it."""
     told: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    message = str(told.get("error") or _UNTOLD.get(status, f"API error ({status})"))
-    message = message[:_MESSAGE_LENGTH]
+    said = told.get("error")
+    if not isinstance(said, str) or not said:
+        said = _UNTOLD.get(status, f"API error ({status})")
+    message = said[:_MESSAGE_LENGTH]
     if status == 401:
         return BackendUnavailableError(
             "Authentication failed: Invalid API key. Set SANDBOX_API_KEY to one of the service's.",
+            sandbox_id,
+        )
+    if 300 <= status < 400:
+        return BackendUnavailableError(
+            f"The sandbox service answers with a redirect ({status}), which is not followed: the "
+            "key would go with it. Set SANDBOX_API_URL to the address it leads to.",
             sandbox_id,
         )
     kind = _KINDS.get(str(told.get("error_type"))) or _BY_STATUS.get(status, SandboxExecutionError)

@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.responses import Response
 
 from ...errors import SandboxError
-from ..asked import Limit, Offset, StrictRoute, TheService, TheUser, next_offset
-from ..faults import BadRequest, Conflict
-from ..running import Program, Run
-from ..shapes import (
+from ..errors import BadRequest, Conflict
+from ..schemas import (
     CommandAnswer,
     CommandsAnswer,
     DoneAnswer,
@@ -21,7 +20,11 @@ from ..shapes import (
     RunRequest,
     SignalRequest,
 )
-from .sandboxes import iso
+from ..service import Service
+from ..users.executions import Program, Run
+from ..users.spool import HeldText
+from .dependencies import Limit, Offset, StrictRoute, TheService, TheUser, next_offset
+from .sandboxes import answered, iso
 
 router = APIRouter(tags=["commands"], route_class=StrictRoute)
 
@@ -29,7 +32,7 @@ router = APIRouter(tags=["commands"], route_class=StrictRoute)
 @router.post("/sandbox/{user_id}/commands", status_code=201, response_model=CommandAnswer)
 async def start(service: TheService, user: TheUser, wish: RunRequest) -> dict[str, Any]:
     """Start a program and return at once; it runs until it ends, its timeout, or DELETE."""
-    return await shown(await service.runner.start_background(user, Program.of(wish)))
+    return await shown(service, await service.runner.start_background(user, Program.of(wish)))
 
 
 @router.get("/sandbox/{user_id}/commands", response_model=CommandsAnswer)
@@ -38,7 +41,7 @@ async def list_commands(
 ) -> dict[str, Any]:
     """The background commands of the sandbox, oldest first, without their output."""
     runs = service.runner.commands(user)
-    page = [await shown(run, with_output=False) for run in runs[offset : offset + limit]]
+    page = [await shown(service, run, with_output=False) for run in runs[offset : offset + limit]]
     return {
         "commands": page,
         "total": len(runs),
@@ -47,9 +50,9 @@ async def list_commands(
 
 
 @router.get("/sandbox/{user_id}/commands/{command_id}", response_model=CommandAnswer)
-async def look(service: TheService, user: TheUser, command_id: str) -> dict[str, Any]:
+async def look(service: TheService, user: TheUser, command_id: str) -> Response:
     """How a command fares, and what it has printed so far, up to 2 MiB."""
-    return await shown(service.runner.command(user, command_id))
+    return _whole(await shown(service, service.runner.command(user, command_id)))
 
 
 @router.post("/sandbox/{user_id}/commands/{command_id}/stdin", response_model=DoneAnswer)
@@ -88,12 +91,20 @@ async def send_signal(
 
 
 @router.delete("/sandbox/{user_id}/commands/{command_id}", response_model=CommandAnswer)
-async def remove(service: TheService, user: TheUser, command_id: str) -> dict[str, Any]:
+async def remove(service: TheService, user: TheUser, command_id: str) -> Response:
     """End it with everything it started, and forget it."""
-    return await shown(await service.runner.remove_command(user, command_id))
+    return _whole(await shown(service, await service.runner.remove_command(user, command_id)))
 
 
-async def shown(run: Run, *, with_output: bool = True) -> dict[str, Any]:
+def _whole(answer: dict[str, Any]) -> Response:
+    """The answer with all its fields; what it printed is sent in pieces if it is much."""
+    fields = CommandAnswer(**answer).model_dump()
+    return answered(
+        {**fields, **{name: HeldText.of(fields[name]) for name in ("stdout", "stderr")}}
+    )
+
+
+async def shown(service: Service, run: Run, *, with_output: bool = True) -> dict[str, Any]:
     command = run.command
     code = command.poll()
     answer: dict[str, Any] = {
@@ -109,13 +120,13 @@ async def shown(run: Run, *, with_output: bool = True) -> dict[str, Any]:
         with suppress(SandboxError):
             answer["truncated"] = (await command.wait())["truncated"]
             return answer
-        answer.update(await _failure(run))
+        answer.update(await _failure(service, run))
     return answer
 
 
-async def _failure(run: Run) -> dict[str, Any]:
+async def _failure(service: Service, run: Run) -> dict[str, Any]:
     try:
         await run.command.wait()
     except SandboxError as error:
-        return {"error": error.message, "error_type": type(error).__name__}
+        return {"error": service.hide(error.message), "error_type": type(error).__name__}
     return {}

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import heapq
 import posixpath
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
+from itertools import islice
+from operator import itemgetter
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from ...limits import MIB
 from ...results import FileInfo
-from ..asked import (
+from ...sandbox.limits import MIB
+from ..errors import BadRequest, NotFound, OutOfRange, TooLarge
+from ..escaping import escaped, is_odd, shown, unescaped
+from ..schemas import (
+    DirectoryRequest,
+    DoneAnswer,
+    ExecutionAnswer,
+    ExistsAnswer,
+    FileAnswer,
+    FileEntry,
+    FilesAnswer,
+    UnzipRequest,
+    WriteRequest,
+)
+from ..unpacking import UNPACK
+from ..users.executions import Program
+from ..users.spool import HeldText
+from ..users.user_sandboxes import Home
+from .dependencies import (
     FilePath,
     Limit,
     Offset,
@@ -26,45 +47,38 @@ from ..asked import (
     next_offset,
     while_connected,
 )
-from ..faults import BadRequest, NotFound, OutOfRange, TooLarge
-from ..hosting import Home
-from ..running import Program
-from ..shapes import (
-    DoneAnswer,
-    ExecutionAnswer,
-    FileAnswer,
-    FilesAnswer,
-    UnzipRequest,
-    WriteRequest,
-)
-from ..unpacking import UNPACK
 from .sandboxes import answered
 
 router = APIRouter(tags=["files"], route_class=StrictRoute)
 
 # What fits into a JSON answer; the rest is for /files/raw.
 MAX_INLINE = 4 * MIB
+_SORTED_AT_ONCE = 5_000
+_BY_PATH = itemgetter("path")
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _RANGE = re.compile(r"(\d{0,18})-(\d{0,18})\Z")
 
 
 @router.get("/sandbox/{user_id}/file", response_model=FileAnswer)
-async def read_file(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
+async def read_file(service: TheService, user: TheUser, path: FilePath) -> Response:
     """A file as text, or as base64 when it is none."""
 
     async def read(home: Home) -> bytes:
         info = await _file(home, path)
         if info["size"] > MAX_INLINE:
-            raise TooLarge(f"{path} is larger than {MAX_INLINE} bytes: use files/raw")
+            raise TooLarge(f"{shown(path)} is larger than {MAX_INLINE} bytes: use files/raw")
         return await home.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
 
     content = await service.hosting.read(user, read)
-    service.journal.record("read_file", user=user, path=path, size=len(content))
+    service.journal.record("read_file", user=user, path=shown(path), size=len(content))
     try:
         text, encoding = content.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(content).decode(), "base64"
-    return {"path": path, "content": text, "encoding": encoding, "size": len(content)}
+    held = HeldText.of(text)
+    return answered(
+        {"path": shown(path), "content": held, "encoding": encoding, "size": len(content)}
+    )
 
 
 @router.post("/sandbox/{user_id}/file", response_model=DoneAnswer)
@@ -86,32 +100,62 @@ async def remove_file(
     async with service.hosting.using(user) as home:
         await home.sandbox.remove(path, recursive)
         await service.hosting.keep(home)
-    service.journal.record("remove_file", user=user, path=path)
-    return {"output": f"Removed {path}"}
+    service.journal.record("remove_file", user=user, path=shown(path))
+    return {"output": f"Removed {shown(path)}"}
 
 
 @router.get("/sandbox/{user_id}/files", response_model=FilesAnswer)
 async def list_files(
     service: TheService,
     user: TheUser,
-    path: FilePath = "/workspace",
+    path: Annotated[str, Query(min_length=1, max_length=4096)] = "/workspace",
+    escaped_: Annotated[bool, Query(alias="escaped")] = False,
     recursive: bool = False,
     offset: Offset = 0,
     limit: Limit = 1000,
 ) -> dict[str, Any]:
-    """What is in a directory, sorted by path, page by page."""
+    """What is in a directory, sorted by path, page by page. A path with bytes that are not UTF-8
+    is escaped, and says so; to name it in a request, send it as it is with escaped=true."""
+    path = unescaped(path) if escaped_ else path
     entries = await service.hosting.read(
         user, lambda home: home.sandbox.list_files(path, recursive)
     )
-    service.journal.record("list_files", user=user, path=path)
-    entries.sort(key=lambda entry: entry["path"])
-    page = entries[offset : offset + limit]
+    service.journal.record("list_files", user=user, path=shown(path))
+    page = await _page(entries, offset, limit)
     return {
-        "path": path,
+        "path": shown(path),
         "files": [_entry(entry) for entry in page],
         "total": len(entries),
         "next_offset": next_offset(offset, limit, len(entries)),
     }
+
+
+@router.get("/sandbox/{user_id}/stat", response_model=FileEntry)
+async def stat(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
+    """What a path is, with links followed; 404 when nothing is there."""
+    info = await service.hosting.read(user, lambda home: home.sandbox.stat(path))
+    service.journal.record("list_files", user=user, path=shown(path))
+    return _entry(info)
+
+
+@router.get("/sandbox/{user_id}/exists", response_model=ExistsAnswer)
+async def exists(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
+    """Whether there is such a file or directory."""
+    there = await service.hosting.read(user, lambda home: home.sandbox.exists(path))
+    service.journal.record("list_files", user=user, path=shown(path))
+    return {"path": shown(path), "exists": there}
+
+
+@router.post("/sandbox/{user_id}/mkdir", response_model=DoneAnswer)
+async def make_directory(
+    service: TheService, user: TheUser, wish: DirectoryRequest
+) -> dict[str, Any]:
+    """Make a directory; with parents the missing ones above it, and it may exist."""
+    async with service.hosting.using(user) as home:
+        await home.sandbox.mkdir(wish.path, wish.parents)
+        await service.hosting.keep(home)
+    service.journal.record("write_file", user=user, path=wish.path, size=0)
+    return {"output": f"Made {wish.path}"}
 
 
 @router.put(
@@ -126,8 +170,8 @@ async def upload(
     async with service.hosting.using(user) as home:
         size = await home.sandbox.write_stream(path, request.stream())
         await service.hosting.keep(home)
-    service.journal.record("write_file", user=user, path=path, size=size)
-    return {"output": f"Written {size} bytes to {path}"}
+    service.journal.record("write_file", user=user, path=shown(path), size=size)
+    return {"output": f"Written {size} bytes to {shown(path)}"}
 
 
 @router.get(
@@ -154,7 +198,7 @@ async def download(
         await stack.aclose()
         raise
     start, length = part or (0, info["size"])
-    service.journal.record("read_file", user=user, path=path, size=length)
+    service.journal.record("read_file", user=user, path=shown(path), size=length)
     headers = _headers(path, length)
     if part is not None:
         headers["content-range"] = f"bytes {start}-{start + length - 1}/{info['size']}"
@@ -199,10 +243,30 @@ async def unzip(
     return answered(await while_connected(request, service.runner.run(user, program)))
 
 
+async def _page(entries: list[FileInfo], offset: int, limit: int) -> list[FileInfo]:
+    """Some of the entries in the order of their paths. There may be a hundred thousand, whose
+    sorting would keep the event loop; a thread would not help, because it sorts with the
+    interpreter's lock. They are sorted in parts and merged; others have their turn in between."""
+    parts = []
+    for start in range(0, len(entries), _SORTED_AT_ONCE):
+        parts.append(sorted(entries[start : start + _SORTED_AT_ONCE], key=_BY_PATH))
+        await asyncio.sleep(0)
+    if len(parts) < 2:
+        return entries and parts[0][offset : offset + limit]
+    page = []
+    merged = islice(heapq.merge(*parts, key=_BY_PATH), offset + limit)
+    for number, entry in enumerate(merged):
+        if number >= offset:
+            page.append(entry)
+        if number % _SORTED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return page
+
+
 async def _file(home: Home, path: str) -> FileInfo:
     info = await home.sandbox.stat(path)
     if info["kind"] != "file":
-        raise NotFound(f"{path} is not a file")
+        raise NotFound(f"{shown(path)} is not a file")
     return info
 
 
@@ -216,7 +280,10 @@ def _decoded(wish: WriteRequest) -> bytes:
 
 
 def _entry(info: FileInfo) -> dict[str, Any]:
-    return {**info, "is_dir": info["kind"] == "directory"}
+    entry = {**info, "is_dir": info["kind"] == "directory"}
+    if is_odd(info["path"]):
+        entry.update(path=escaped(info["path"]), name=escaped(info["name"]), escaped=True)
+    return entry
 
 
 def _file_name(path: str) -> str:

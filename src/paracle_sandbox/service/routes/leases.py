@@ -7,13 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
-from pydantic import ValidationError
 
 from ...channel.resumable import OutOfStep
-from ...config import SandboxConfig
+from ...config import InvalidConfigError, SandboxConfig
 from ...errors import SandboxError
-from ..allowed import checked_config
-from ..asked import (
+from ..errors import BadRequest, ServiceFault, Unprocessable, in_one_line
+from ..remote.leases import Lease
+from ..remote.relay import Relay
+from ..schemas import LeaseRequest
+from ..users.config_policy import checked_config
+from .dependencies import (
     ActingUser,
     StrictRoute,
     TheService,
@@ -21,10 +24,6 @@ from ..asked import (
     deny_socket,
     service_of,
 )
-from ..faults import BadRequest, ServiceFault, Unprocessable, in_one_line
-from ..leases import Lease
-from ..relay import Relay
-from ..shapes import LeaseRequest
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["remote"], route_class=StrictRoute)
 
@@ -36,7 +35,7 @@ async def create(service: TheService, user: ActingUser, wish: LeaseRequest) -> d
     """Make a sandbox under an id of the client's choice."""
     try:
         config = checked_config(service.settings, SandboxConfig.model_validate(wish.config))
-    except ValidationError as error:
+    except InvalidConfigError as error:
         raise Unprocessable(f"Not a configuration: {in_one_line(error)}") from None
     return described(await service.leases.create(user, wish.sandbox_id, config, wish.labels))
 
@@ -83,7 +82,7 @@ async def _talk(socket: WebSocket, relay: Relay, received: int) -> None:
         while True:
             await relay.take(await socket.receive_bytes(), holder)
     except OutOfStep:
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, WebSocketDisconnect):
             await socket.close(CLOSE_OUT_OF_STEP)
     except (WebSocketDisconnect, KeyError, RuntimeError):
         pass  # it is gone, or sent text

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from ... import __version__
-from ..asked import StrictRoute, TheAdmin, TheService
-from ..faults import NotFound
+from ..errors import NotFound
 from ..keys import Key
 from ..metrics import CONTENT_TYPE
-from ..shapes import HealthAnswer, KeyRequest
+from ..schemas import HealthAnswer, KeyRequest
+from .dependencies import StrictRoute, TheAdmin, TheService, caller_of
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
@@ -42,8 +42,10 @@ async def ready(service: TheService) -> Response:
 
 
 @router.get("/info")
-async def info(service: TheService) -> dict[str, Any]:
-    """What this service gives to each user."""
+async def info(request: Request, service: TheService) -> dict[str, Any]:
+    """What this service gives to each user. The number of live sandboxes is of those that the key
+    acts for."""
+    caller = caller_of(request)
     settings, found = service.settings, service.health
     return {
         "version": __version__,
@@ -51,7 +53,7 @@ async def info(service: TheService) -> dict[str, Any]:
         "ready": service.ready,
         "layers": {layer.name: layer.in_force for layer in (found.layers if found else ())},
         "max_containers": settings.max_containers,
-        "live_sandboxes": service.live,
+        "live_sandboxes": service.live_of(caller),
         "idle_timeout": settings.service_idle_timeout,
         "memory_mb": settings.service_memory_mb,
         "cpu_cores": settings.service_cpu_cores,
@@ -63,21 +65,24 @@ async def info(service: TheService) -> dict[str, Any]:
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: TheService, admin: TheAdmin) -> Response:
     """Figures for Prometheus. Needs an admin key."""
-    text = service.metrics.text(service.live, service.journal.log.failures)
+    text = service.metrics.text(service.live, service.journal.failures)
     return Response(text, media_type=CONTENT_TYPE)
 
 
 @router.get("/keys")
 async def list_keys(service: TheService, admin: TheAdmin) -> dict[str, Any]:
     """The API keys, without their secrets. Needs an admin key."""
-    return {"keys": [_shown(key) for key in service.keys.all()]}
+    return {"keys": [_shown(key) for key in await service.keys.in_thread(service.keys.all)]}
 
 
 @router.post("/keys", status_code=201)
 async def make_key(service: TheService, admin: TheAdmin, wish: KeyRequest) -> dict[str, Any]:
     """A new key, shown this once. Needs an admin key."""
     expires = None if wish.expires_in is None else time.time() + wish.expires_in
-    text = service.keys.make(wish.users, admin=wish.admin, expires=expires, note=wish.note)
+    keys = service.keys
+    text = await keys.in_thread(
+        keys.make, wish.users, admin=wish.admin, expires=expires, note=wish.note
+    )
     service.journal.record("key_made", by=admin.key_id, key=text.split("_")[1], admin=wish.admin)
     return {"key": text, "key_id": text.split("_")[1]}
 
@@ -85,7 +90,7 @@ async def make_key(service: TheService, admin: TheAdmin, wish: KeyRequest) -> di
 @router.delete("/keys/{key_id}")
 async def revoke_key(service: TheService, admin: TheAdmin, key_id: str) -> dict[str, Any]:
     """The key opens nothing from now on. Needs an admin key."""
-    if not service.keys.revoke(key_id):
+    if not await service.keys.in_thread(service.keys.revoke, key_id):
         raise NotFound("There is no such key, or it was revoked before")
     service.journal.record("key_revoked", by=admin.key_id, key=key_id)
     return {"status": "revoked", "key_id": key_id}

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from ...errors import StoppedError
-from ...sandbox_packages import checked_requirement
-from ..asked import StrictRoute, TheService, TheUser, noted, while_connected
-from ..faults import BadRequest, Forbidden
-from ..running import stopped_answer
+from ...sandbox.packages import checked_requirement
+from ..errors import BadRequest, Forbidden
+from ..schemas import ExecutionAnswer, InstallRequest
 from ..service import Service
-from ..shapes import ExecutionAnswer, InstallRequest
+from ..users.executions import stopped_answer
+from .dependencies import StrictRoute, TheService, TheUser, noted, while_connected
 
 router = APIRouter(tags=["packages"], route_class=StrictRoute)
 
@@ -53,7 +53,9 @@ async def _install(
             try:
                 result = await home.sandbox.install(*wanted, timeout=timeout, index_url=index)
             except StoppedError as error:
-                answer = stopped_answer(error, recreated=home.recreated, files_kept=False)
+                answer = stopped_answer(
+                    error, hide=service.hide, recreated=home.recreated, files_kept=False
+                )
             else:
                 ok = result["exit_code"] == 0
                 answer = {

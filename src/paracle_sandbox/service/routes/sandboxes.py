@@ -8,14 +8,27 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ...config import SandboxConfig
+from ...config import InvalidConfigError, SandboxConfig
 from ...errors import SandboxError
 from ...setting_rows import parse_memory_mb
-from ..allowed import checked_config
-from ..asked import (
+from ..errors import NotFound, Unprocessable, in_one_line
+from ..schemas import (
+    CreateRequest,
+    DestroyAnswer,
+    ExecuteRequest,
+    ExecutionAnswer,
+    SandboxAnswer,
+    SandboxesAnswer,
+    ShellRequest,
+)
+from ..service import Service
+from ..users.config_policy import checked_config
+from ..users.executions import Program
+from ..users.spool import is_large, json_pieces
+from ..users.user_sandboxes import Home, Hosting
+from .dependencies import (
     Limit,
     Offset,
     StrictRoute,
@@ -25,20 +38,6 @@ from ..asked import (
     next_offset,
     while_connected,
 )
-from ..faults import NotFound, Unprocessable, in_one_line
-from ..hosting import Home, Hosting
-from ..running import Program
-from ..service import Service
-from ..shapes import (
-    CreateRequest,
-    DestroyAnswer,
-    ExecuteRequest,
-    ExecutionAnswer,
-    SandboxAnswer,
-    SandboxesAnswer,
-    ShellRequest,
-)
-from ..spool import is_large, json_pieces
 
 router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
@@ -105,8 +104,9 @@ async def usage(service: TheService, user: TheUser) -> dict[str, Any]:
 @router.post("/sandbox/{user_id}/stop", response_model=DestroyAnswer)
 async def stop(service: TheService, user: TheUser) -> dict[str, Any]:
     """End the sandbox; the next request makes a new one with the kept files."""
-    gone = await _remove(service, user, "stop")
-    return {"status": "stopped" if gone else "not_found", "files_preserved": True}
+    kept = await _remove(service, user, "stop")
+    status = "not_found" if kept is None else "stopped"
+    return {"status": status, "files_preserved": True, "files_kept": kept}
 
 
 @router.post("/sandbox/{user_id}/restart", response_model=SandboxAnswer)
@@ -123,11 +123,12 @@ async def restart(service: TheService, user: TheUser) -> dict[str, Any]:
 @router.delete("/sandbox/{user_id}", response_model=DestroyAnswer)
 async def destroy(service: TheService, user: TheUser, erase_files: bool = False) -> dict[str, Any]:
     """Remove the sandbox. The files stay for the next one, unless erase_files is true."""
-    gone = await _remove(service, user, "request")
+    kept = await _remove(service, user, "request", keep_files=not erase_files)
     if erase_files:
         await service.workspaces.erase(service.names.workspace(user))
         service.journal.record("erase_files", user=user)
-    return {"status": "deleted" if gone else "not_found", "files_preserved": not erase_files}
+    status = "not_found" if kept is None else "deleted"
+    return {"status": status, "files_preserved": not erase_files, "files_kept": kept}
 
 
 @router.get("/sandboxes", response_model=SandboxesAnswer)
@@ -171,7 +172,7 @@ def wished(hosting: Hosting, wish: CreateRequest | None) -> SandboxConfig | None
         if wish.image is not None:
             changes["base_image"] = wish.image
         config = SandboxConfig(**{**base.model_dump(), **changes})
-    except ValidationError as error:
+    except InvalidConfigError as error:
         raise Unprocessable(in_one_line(error, _ASKED_AS)) from None
     except (ValueError, OverflowError) as error:
         raise Unprocessable(f"memory_limit: {error}") from None
@@ -208,7 +209,7 @@ def _found(service: Service, user: str) -> Home:
     return home
 
 
-async def _remove(service: Service, user: str, reason: str) -> bool:
-    gone = await service.hosting.remove(user, reason)
-    service.runner.forget(user)
-    return gone
+async def _remove(
+    service: Service, user: str, reason: str, *, keep_files: bool = True
+) -> bool | None:
+    return await service.hosting.remove(user, reason, keep_files=keep_files)

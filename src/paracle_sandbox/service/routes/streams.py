@@ -6,6 +6,7 @@ import asyncio
 import base64
 import codecs
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -14,9 +15,15 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
-from ...command import Command
 from ...errors import SandboxError, StoppedError
-from ..asked import (
+from ...invalid import InvalidValueError
+from ...sandbox.command import Command
+from ..bodies import check_json
+from ..errors import INTERNAL, BadRequest, Conflict, ServiceFault, TooLarge, fault_body, in_one_line
+from ..schemas import RunRequest
+from ..service import Service
+from ..users.executions import Program, Run, stopped_answer
+from .dependencies import (
     StrictRoute,
     TheService,
     TheUser,
@@ -25,13 +32,11 @@ from ..asked import (
     note_fault,
     parse_json,
     service_of,
+    told_body,
     user_of,
 )
-from ..faults import BadRequest, Conflict, ServiceFault, fault_body, in_one_line
-from ..running import Program, Run, stopped_answer
-from ..service import Service
-from ..shapes import RunRequest
 
+logger = logging.getLogger(__name__)
 router = APIRouter(tags=["streams"], route_class=StrictRoute)
 
 _EVENTS: dict[int | str, dict[str, Any]] = {
@@ -104,11 +109,12 @@ async def _last(service: Service, run: Run) -> Event:
         result = await run.command.wait()
     except StoppedError as error:
         kept = await service.runner.keep(run)
-        answer = stopped_answer(error, recreated=run.recreated, files_kept=kept)
+        answer = stopped_answer(error, hide=service.hide, recreated=run.recreated, files_kept=kept)
         del answer["result"], answer["output"]
         return {"event": "error", **answer}
     except SandboxError as error:
-        return {"event": "error", "success": False, **fault_body(error)}
+        return {"event": "error", "success": False, **fault_body(error),
+                "error": service.hide(error.message)}  # fmt: skip
     return {
         "event": "result",
         "success": result["exit_code"] == 0,
@@ -168,12 +174,16 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
             await talk(service, user, socket)
     except (ServiceFault, SandboxError) as fault:
         note_fault(socket, fault)
-        await _said(socket, {"event": "error", "success": False, **fault_body(fault)})
-    except (ValidationError, ValueError) as error:
+        await _said(socket, {"event": "error", "success": False, **told_body(socket, fault)})
+    except (ValidationError, InvalidValueError, json.JSONDecodeError) as error:
         note_bad_input(socket, "a message that makes no sense")
         text = in_one_line(error) if isinstance(error, ValidationError) else str(error)
         await _said(socket, {"event": "error", "success": False, "error": text[:500]})
-    with suppress(RuntimeError):
+    except Exception as error:
+        # A fault of ours is nobody's bad input: the client hears that, and the log hears what.
+        logger.error("WebSocket %r broke", socket.url.path, exc_info=error)
+        await _said(socket, {"event": "error", "success": False, "error": INTERNAL})
+    with suppress(RuntimeError, WebSocketDisconnect):
         await socket.close()
 
 
@@ -269,15 +279,19 @@ async def _both_ways(listen: Awaitable[None], tell: Awaitable[None]) -> None:
 
 def _object(text: str) -> dict[str, Any]:
     if len(text) > MAX_INPUT:
-        raise ValueError("The message is too large")
+        raise InvalidValueError("The message is too large")
+    try:
+        check_json(text)
+    except TooLarge as fault:
+        raise InvalidValueError(str(fault)) from None
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise ValueError("A message is a JSON object")
+        raise InvalidValueError("A message is a JSON object")
     return value
 
 
 def _size(socket: WebSocket, name: str, default: int) -> int:
     text = socket.query_params.get(name, str(default))
     if not text.isdecimal() or not 0 < int(text) <= _MAX_TERMINAL_SIZE:
-        raise ValueError(f"{name} is a number from 1 to {_MAX_TERMINAL_SIZE}")
+        raise InvalidValueError(f"{name} is a number from 1 to {_MAX_TERMINAL_SIZE}")
     return int(text)

@@ -10,7 +10,7 @@ from ...backends.base import Backend
 from ...config import SandboxConfig
 from ...ids import new_sandbox_id
 from ...manager import SandboxManager
-from ...sandbox import Sandbox
+from ...sandbox.sandbox import Sandbox
 
 
 class Case:

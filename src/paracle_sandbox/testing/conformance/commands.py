@@ -6,10 +6,16 @@ import asyncio
 import hashlib
 
 from ...errors import SandboxFileNotFoundError
-from ...sandbox import Sandbox
+from ...sandbox.sandbox import Sandbox
 from .case import Case
 from .expect import contains, equal, expect, heard, raises
 from .registry import check
+
+_TURNS = """
+import os
+for number in range(1, 101):
+    os.write(2 - number % 2, b"%d\\n" % number)
+"""
 
 
 async def _printed(sandbox: Sandbox, program: str) -> bytes:
@@ -133,6 +139,49 @@ async def cwd_is_taken(case: Case) -> None:
     equal(await sandbox.run_command("ls", cwd="deep/er"), "file\n")
     equal(await sandbox.run_command("pwd", cwd="/tmp"), "/tmp\n")
     await raises(SandboxFileNotFoundError, sandbox.execute("pwd", cwd="nowhere"))
+
+
+@check()
+async def as_many_arguments_as_the_kernel_takes(case: Case) -> None:
+    """More than a megabyte of arguments and environment arrives, in whatever letters."""
+    sandbox = await case.sandbox()
+    word = "\u4e2d" * 40_000
+    show = (
+        "import os, sys; word = '\u4e2d' * 40_000;"
+        "print(sys.argv[1:] == [word] * 10, os.environ['BIG'] == word, sys.stdin.read())"
+    )
+    argv, env = ["python3", "-c", show, *[word] * 10], {"BIG": word}
+    told = await sandbox.run_command(argv, env=env, stdin="after it")
+    equal(told, "True True after it\n")
+    result = await sandbox.run_code(show, [word] * 10, env=env, stdin="after it")
+    equal(result["stdout"], "True True after it\n")
+    refused = await sandbox.execute(["true", "x" * (200 << 10)])
+    equal(refused["exit_code"], 126)
+    contains(refused["stderr"], "too long")  # gVisor takes it for a name
+
+
+@check()
+async def stderr_can_be_merged_in_order(case: Case) -> None:
+    """merge_stderr has both streams arrive as stdout, in the order in which they were written."""
+    sandbox = await case.sandbox()
+    lines = "".join(f"{n}\n" for n in range(1, 101))
+    script = "for i in $(seq 50); do echo $((2*i-1)); echo $((2*i)) >&2; done"
+    for running in (sandbox.start_command(script, merge_stderr=True),
+                    sandbox.start_code(_TURNS, merge_stderr=True)):  # fmt: skip
+        result = await (await running).wait()
+        equal((result["stdout"], result["stderr"]), (lines, ""))
+    missing = await sandbox.execute(["no-such-program"], merge_stderr=True)
+    equal((missing["exit_code"], missing["stderr"]), (127, ""))
+    contains(missing["stdout"], "not found")
+
+
+@check()
+async def commands_installed_for_the_user_are_found(case: Case) -> None:
+    """What ``pip install --user`` puts into ~/.local/bin is in the PATH."""
+    sandbox = await case.sandbox()
+    make = "mkdir -p ~/.local/bin; printf '#!/bin/sh\\necho mine' >~/.local/bin/mine-alone"
+    await sandbox.execute(f"{make}; chmod +x ~/.local/bin/mine-alone")
+    equal(await sandbox.run_command(["mine-alone"]), "mine\n")
 
 
 @check()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn, TypeVar
 
-from ...command import Command
+from ...sandbox.command import Command
 
 Error = TypeVar("Error", bound=BaseException)
 Value = TypeVar("Value")

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
-from ...errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
-from ...sandbox import Sandbox
+from ...errors import (
+    SandboxFileDecodeError,
+    SandboxFileError,
+    SandboxFileNotFoundError,
+    SandboxPathError,
+)
+from ...sandbox.sandbox import Sandbox
 from .case import Case
 from .expect import contains, equal, expect, raises
 from .registry import check
@@ -34,13 +40,16 @@ async def write_then_read(case: Case) -> None:
 
 @check()
 async def bytes_come_back(case: Case) -> None:
-    """Any bytes survive, and reading them as text never raises."""
+    """Any bytes survive; as text they are refused, or replaced where that is asked for."""
     sandbox = await case.sandbox()
     data = bytes(range(256)) * 33 + b"\xff\xfe\0"
     await sandbox.write_file("data.bin", data)
     equal(await sandbox.read_bytes("data.bin"), data)
     equal(await sandbox.read_file("data.bin", encoding=None), data)
-    equal(await sandbox.read_file("data.bin"), data.decode("utf-8", "replace"))
+    replaced = await sandbox.read_file("data.bin", errors="replace")
+    equal(replaced, data.decode("utf-8", "replace"))
+    error = await raises(SandboxFileDecodeError, sandbox.read_file("data.bin"))
+    expect("read_bytes" in str(error) and error.start == 128, f"{error} at {error.start}")
 
 
 @check()
@@ -159,6 +168,20 @@ async def listing_and_stat(case: Case) -> None:
 
 
 @check()
+async def real_paths(case: Case) -> None:
+    """realpath follows links wherever they are in a path, and needs no file at its end."""
+    sandbox = await case.sandbox()
+    await sandbox.execute("mkdir -p a/b; ln -s a/b link; ln -s /tmp out; echo x >a/b/file")
+    top = await sandbox.realpath(".")
+    equal(await sandbox.realpath("link/file"), f"{top}/a/b/file")
+    equal(await sandbox.realpath("a/../link/../new"), f"{top}/new")
+    equal(await sandbox.realpath("link"), f"{top}/a/b")
+    equal(await sandbox.realpath("out/x"), "/tmp/x")
+    await raises(SandboxFileNotFoundError, sandbox.realpath("none/x"))
+    await raises(SandboxPathError, sandbox.realpath("/etc"))
+
+
+@check()
 async def a_directory_of_thousands(case: Case) -> None:
     """A directory of 3000 files is listed whole."""
     sandbox = await case.sandbox()
@@ -169,15 +192,56 @@ async def a_directory_of_thousands(case: Case) -> None:
 
 @check()
 async def wrong_kinds_are_told(case: Case) -> None:
-    """Reading a directory, listing a file, writing onto a directory: SandboxFileError."""
+    """Each file error is of the kind that Python has for it, with errno and filename."""
     sandbox = await case.sandbox()
     await sandbox.write_file("dir/file", "x")
-    await raises(SandboxFileError, sandbox.read_file("dir"))
-    await raises(SandboxFileError, sandbox.write_file("dir", "x"))
-    await raises(SandboxFileError, sandbox.list_files("dir/file"))
-    await raises(SandboxFileError, sandbox.write_file("dir/file/below", "x"))
-    await raises(SandboxFileError, sandbox.write_file("y" * 256, "x"))
+    long = "y" * 256
+    for kind, number, path, work in (
+        (IsADirectoryError, errno.EISDIR, "dir", sandbox.read_file("dir")),
+        (IsADirectoryError, errno.EISDIR, "dir", sandbox.write_file("dir", "x")),
+        (NotADirectoryError, errno.ENOTDIR, "dir/file", sandbox.list_files("dir/file")),
+        (NotADirectoryError, errno.ENOTDIR, "dir/file/x", sandbox.write_file("dir/file/x", "x")),
+        (FileExistsError, errno.EEXIST, "dir", sandbox.mkdir("dir", parents=False)),
+        (FileNotFoundError, errno.ENOENT, "none", sandbox.read_file("none")),
+        (SandboxFileError, errno.ENOTEMPTY, "dir", sandbox.remove("dir")),
+        (SandboxFileError, errno.ENAMETOOLONG, long, sandbox.write_file(long, "x")),
+    ):
+        error = await raises(SandboxFileError, work)
+        equal((error.errno, error.filename), (number, path))
+        expect(isinstance(error, kind), f"{error!r} is no {kind.__name__}")
     equal(await sandbox.read_file("dir/file"), "x")
+
+
+@check()
+async def a_file_is_written_as_a_program_would(case: Case) -> None:
+    """Links are followed and stay, read-only files are refused, and modes stay as they are."""
+    sandbox = await case.sandbox()
+    await sandbox.execute(
+        "mkdir dir; echo old >dir/real; chmod 750 dir/real; ln -s dir/real link; ln -s dir/new new;"
+        "echo kept >locked; chmod 444 locked; ln -s locked to-locked; ln -s /etc/out out"
+    )
+    await sandbox.write_file("link", "through")
+    await sandbox.write_file("new", "made")
+    if (await sandbox.execute("printf '' >>locked"))["exit_code"]:  # else the user is almighty
+        for path in ("locked", "to-locked"):
+            error = await raises(PermissionError, sandbox.write_file(path, "x"))
+            equal(error.errno, errno.EACCES)
+    await raises(SandboxPathError, sandbox.write_file("out", "x"))
+    seen = "cat dir/real dir/new locked; stat -c '%F %a' link new dir/real locked"
+    equal(
+        await sandbox.run_command(seen),
+        "throughmadekept\nsymbolic link 777\nsymbolic link 777\n"
+        "regular file 750\nregular file 444\n",
+    )
+
+
+@check()
+async def what_is_too_large_is_not_read(case: Case) -> None:
+    """A file of holes is refused by its size, before any of it is sent."""
+    sandbox = await case.sandbox()
+    await sandbox.execute("truncate -s 1T holes")
+    error = await raises(SandboxFileError, sandbox.read_file("holes"))
+    equal(error.errno, errno.EFBIG)
 
 
 @check()
@@ -207,6 +271,22 @@ async def paths_that_leave_are_refused(case: Case) -> None:
             expect(isinstance(error, ValueError), "it is no ValueError")
     equal(await sandbox.read_file("ours"), "x")
     equal(await sandbox.read_file("a/../ours"), "x", "a path that only looks like leaving")
+
+
+@check(needs=("identity",))
+async def places_that_were_made_writable(case: Case) -> None:
+    """With read_only_filesystem=False files of /home and the others are reached, and no others."""
+    sandbox = await case.sandbox(read_only_filesystem=False)
+    await sandbox.execute("mkdir /opt/dir; ln -s /opt/dir link; ln -s ../etc /srv/out")
+    for path in ("/home/a/file", "/mnt/file", "link/file"):
+        await sandbox.write_file(path, path)
+        equal(await sandbox.run_command(["cat", path]), path)
+    equal([entry["path"] for entry in await sandbox.list_files("/opt", recursive=True)],
+          ["/opt/dir", "/opt/dir/file"])  # fmt: skip
+    for path in ("/srv/out/passwd", "/usr/x", "/home/../etc/passwd"):
+        await raises(SandboxPathError, sandbox.read_file(path))
+    tight = await case.sandbox()
+    await raises(SandboxPathError, tight.write_file("/home/file", "x"))
 
 
 @check()

@@ -10,7 +10,7 @@ from ...errors import (
     SandboxExecutionError,
     SandboxNotFoundError,
 )
-from ...sandbox import Sandbox
+from ...sandbox.sandbox import Sandbox
 from .case import Case
 from .expect import contains, equal, eventually, expect, raises
 from .registry import check

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable
 
 from ...config import SandboxConfig
 from ...errors import ResourceLimitError, SandboxError
-from ...sandbox import Sandbox
+from ...sandbox.sandbox import Sandbox
 from .case import Case
 from .expect import contains, equal, eventually, expect, fail, raises
 from .registry import check
@@ -232,6 +233,9 @@ async def stats_are_of_this_sandbox(case: Case) -> None:
     expect(0 < stats["memory_percent"] < 50, f"memory {stats['memory_percent']} %")
     expect(stats["memory_peak_mb"] >= stats["memory_mb"] * 0.9, "the peak is below the present")
     expect(stats["processes"] >= 1, "no process")
+    # What there is of processors cannot be exceeded; the making of it is nothing of the first look.
+    most = 120 * (os.cpu_count() or 1)
+    expect(stats["cpu_percent"] <= most, f"{stats['cpu_percent']} % of CPU")
     expect(stats["duration_seconds"] > 0, "no time has passed")
     await sandbox.check_limits()
 

@@ -13,7 +13,7 @@ from ...errors import (
     SandboxTimeoutError,
 )
 from ...executor import SandboxExecutor
-from ...monitor import SandboxMonitor
+from ...sandbox.monitor import SandboxMonitor
 from .case import Case
 from .expect import contains, equal, eventually, expect, raises
 from .registry import check

@@ -136,6 +136,16 @@ async def runs_share_nothing_but_files(case: Case) -> None:
 
 
 @check()
+async def fresh_interpreters_have_nothing_in_common(case: Case) -> None:
+    """With fresh_interpreter=True each program has its own seed of hash(), and addresses."""
+    sandbox = await case.sandbox(fresh_interpreter=True)
+    code = "print(hash('x'), id(object()))"
+    said = [(await sandbox.run_code(code))["stdout"].split() for _ in range(3)]
+    for what, found in zip(("seeds", "addresses"), zip(*said, strict=True), strict=True):
+        equal(len(set(found)), 3, f"different {what} of {found}")
+
+
+@check()
 async def no_script_stays_behind(case: Case) -> None:
     """The working directory holds only what the code wrote."""
     sandbox = await case.sandbox()
@@ -154,15 +164,18 @@ async def very_long_code(case: Case) -> None:
 
 @check()
 async def processes_and_threads(case: Case) -> None:
-    """subprocess, threads and multiprocessing work as in any program."""
+    """subprocess, posix_spawn, threads and multiprocessing work as in any program."""
     sandbox = await case.sandbox()
     code = """
-import multiprocessing, subprocess, sys, threading
+import multiprocessing, os, subprocess, sys, threading
 def square(n):
     return n * n
 if __name__ == "__main__":
     out = subprocess.run([sys.executable, "-c", "print('child')"], capture_output=True, text=True)
     print(out.stdout.strip())
+    command = ["sh", "-c", "exit 7"]
+    child = os.posix_spawnp("sh", command, os.environ, setpgroup=0, resetids=True)
+    print(os.waitpid(child, 0)[1] >> 8)
     seen = []
     thread = threading.Thread(target=seen.append, args=(1,))
     thread.start(); thread.join()
@@ -171,7 +184,7 @@ if __name__ == "__main__":
         print(pool.map(square, range(4)))
 """
     result = await sandbox.run_code(code)
-    equal(result["stdout"], "child\n[1]\n[0, 1, 4, 9]\n", result["stderr"][-300:])
+    equal(result["stdout"], "child\n7\n[1]\n[0, 1, 4, 9]\n", result["stderr"][-300:])
 
 
 @check()

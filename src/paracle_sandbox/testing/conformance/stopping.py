@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from ...command import Command
-from ...errors import SandboxTimeoutError
-from ...sandbox import Sandbox
+from ...errors import SandboxNotFoundError, SandboxTimeoutError
+from ...sandbox.command import Command
+from ...sandbox.sandbox import Sandbox
 from .case import Case
 from .expect import contains, equal, eventually, expect, fail, raises
 from .registry import check
@@ -43,6 +43,25 @@ while True:
     time.sleep(1000)
 """
 _TREE_SIZE = 5
+# Whoever is to kill these needs descriptors to find them: each is in a session of its own.
+_STARVING = """\
+import os, resource, time
+for pid in (1, os.getppid()):
+    try:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
+    except OSError:
+        pass
+for number in range(20):
+    if os.fork() == 0:
+        os.setsid()
+        while number < 2:
+            pass
+        time.sleep(1000)
+print("begun", flush=True)
+time.sleep(1000)
+"""
+# Two that spin take a core where there is one to be had, and nothing at all once they are gone.
+_QUIET_SECONDS, _QUIET_CPU = 1.0, 0.1
 _ALIVE = """\
 import os, sys
 for pid in open("pids").read().split():
@@ -115,6 +134,33 @@ async def a_timeout_kills_the_whole_tree(case: Case) -> None:
     await _tree_is_gone(sandbox)
 
 
+@check(needs=("processes", "usage"))
+async def a_timeout_kills_what_hinders_it(case: Case) -> None:
+    """A program that takes the descriptors of whoever kills it ends at its deadline, too."""
+    for seconds in (1.0, 5.0, 25.0):
+        sandbox = await case.sandbox()
+        # Beside another command: or all there is can be killed without a look.
+        await sandbox.start_command("sleep 1000")
+        error = await raises(SandboxTimeoutError, sandbox.run_code(_STARVING, timeout=seconds))
+        if error.stdout == "begun\n":
+            break
+    else:
+        fail("its processes did not start in time")
+
+    async def cpu_seconds() -> float:
+        return (await case.backend.usage(sandbox.sandbox_id)).cpu_seconds
+
+    async def gone() -> bool:
+        try:
+            before = await cpu_seconds()
+            await asyncio.sleep(_QUIET_SECONDS)
+            return await cpu_seconds() - before < _QUIET_CPU
+        except SandboxNotFoundError:  # it was destroyed, with all that was in it
+            return True
+
+    await eventually(gone, "processes survived", seconds=20)
+
+
 @check()
 async def a_timeout_spares_other_commands(case: Case) -> None:
     """Another command of the same sandbox goes on as if nothing had happened."""
@@ -159,6 +205,23 @@ async def cancelling_kills_the_whole_tree(case: Case) -> None:
     task.cancel()
     await raises(asyncio.CancelledError, task)
     await _tree_is_gone(sandbox)
+
+
+@check()
+async def killing_all_programs(case: Case) -> None:
+    """kill_programs() ends every command with its whole tree; files and the sandbox stay."""
+    sandbox = await case.sandbox()
+    await sandbox.write_file("kept", "as it was")
+    commands = [await sandbox.start_code(_TREE)]
+    await _tree_is_up(sandbox)
+    commands.append(await sandbox.start_command("echo up; sleep 1000"))
+    await _begun(commands[-1])
+    await sandbox.kill_programs()
+    await _tree_is_gone(sandbox)
+    for command in commands:
+        equal((await command.wait())["exit_code"], -signal.SIGKILL)
+    equal(await sandbox.read_file("kept"), "as it was")
+    equal((await sandbox.execute("echo again"))["stdout"], "again\n")
 
 
 @check()

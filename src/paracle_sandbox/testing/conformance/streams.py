@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 
 from ...errors import ResourceLimitError, SandboxTimeoutError
-from ...sandbox import Sandbox
+from ...sandbox.sandbox import Sandbox
 from .case import Case
 from .expect import contains, equal, eventually, expect, heard, raises
 from .registry import check

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import SandboxExecutionError, SandboxTimeoutError
-from ...terminal import Terminal
+from ...sandbox.terminal import Terminal
 from .case import Case
 from .expect import equal, raises
 from .registry import check

@@ -1,0 +1,60 @@
+"""Diffs of what a program may have written so that comparing it never ends.
+
+difflib takes time with the square of the lines, and more, where the same few come again and again.
+What it is going to look at can be told beforehand, for each step: so many of these, and no more.
+"""
+
+from __future__ import annotations
+
+import difflib
+from itertools import accumulate
+
+_MOST_BYTES = 1 << 20
+# About a second. Ten thousand lines with hundreds of changes take a tenth of that.
+_MOST_LOOKS = 5_000_000
+
+
+class _TooCostly(Exception):
+    """It would take too long."""
+
+
+def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str | None:
+    """As ``patch`` and ``git apply`` take it; None where there is no text, or too much of it."""
+    if b"\0" in old + new or len(old) + len(new) > _MOST_BYTES:
+        return None
+    before, after = _lines(old), _lines(new)
+    try:
+        _Counting(before, after).get_matching_blocks()
+    except _TooCostly:
+        return None
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(before, after, old_name, new_name)
+    )
+
+
+class _Counting(difflib.SequenceMatcher[str]):
+    """Compares, as long as it does not take too many looks."""
+
+    def __init__(self, before: list[str], after: list[str]) -> None:
+        super().__init__(None, before, after)
+        # Each line is compared with all equal ones of the other side, wherever they are.
+        equal: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]
+        looks = (1 + len(equal.get(line, ())) for line in before)
+        self._looks_until = list(accumulate(looks, initial=0))
+        self._left = _MOST_LOOKS
+
+    def find_longest_match(
+        self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
+    ) -> difflib.Match:
+        end = len(self._looks_until) - 1 if ahi is None else ahi
+        self._left -= self._looks_until[end] - self._looks_until[alo]
+        if self._left < 0:
+            raise _TooCostly
+        return super().find_longest_match(alo, ahi, blo, bhi)
+
+
+def _lines(content: bytes) -> list[str]:
+    """Cut at line feeds only, as programs that read diffs do."""
+    *whole, rest = content.decode("utf-8", "replace").split("\n")
+    return [f"{line}\n" for line in whole] + ([rest] if rest else [])

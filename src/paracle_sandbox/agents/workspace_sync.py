@@ -1,0 +1,346 @@
+"""The user's files on their way into a sandbox and back.
+
+Going in they are copied: the user's own are never touched by the agent. Coming back, what changed
+is shown first and written only when asked for, and then never outside of the folder, through a
+link, or into what tools run or trust by themselves (.git, hidden files, repositories): code that a
+model wrote would run on the host from there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from ..errors import SandboxError
+from ..sandbox.files import in_thread
+from ..sandbox.sandbox import Sandbox
+from .diffs import unified_diff
+
+# Neither copied in nor ever written back.
+LEFT_OUT = frozenset([
+    ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache",
+    ".pytest_cache", ".ruff_cache", ".tox", ".nox", ".idea", ".vscode", ".direnv", ".envrc",
+])  # fmt: skip
+# Hidden files that no tool runs or takes orders from. All others may: .claude, .cargo, .husky,
+# .devcontainer, .github/workflows, .mcp.json, .exrc, .npmrc and whatever comes next.
+_HARMLESS = frozenset([
+    ".gitignore", ".gitkeep", ".keep", ".dockerignore", ".npmignore", ".eslintignore",
+    ".prettierignore", ".editorconfig", ".nojekyll",
+])  # fmt: skip
+# Files that are not hidden, and that interpreters and editors run or take orders from when a folder
+# is merely opened: tests are collected, environments are looked for.
+_RUN_UNASKED = frozenset(["conftest.py", "pyvenv.cfg", "sitecustomize.py", "usercustomize.py"])
+_RUN_UNASKED_ENDS = (".pth", ".code-workspace")
+# What makes a folder a repository to git, which runs what its configuration names: with "commondir"
+# the rest, and the configuration, are in a folder that this file names. As disks that ignore case
+# would have it.
+_REPOSITORIES = ({"head", "objects", "refs"}, {"head", "commondir"})
+MAX_FILES = 20_000
+MAX_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file that is not as it was. ``problem`` says why it will not be written back."""
+
+    path: str
+    kind: Literal["added", "changed", "removed"]
+    before: bytes | None
+    after: bytes | None
+    executable: bool = False
+    problem: str = ""
+    mode_changed: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The path in one line, whatever letters a program has put into it."""
+        return self.path if self.path.isprintable() else ascii(self.path)
+
+    def diff(self) -> str:
+        """As ``patch`` and ``git apply`` take it, where it is text that can be compared in a
+        second or so; else the sizes. For a thread, where a loop runs."""
+        title = f"{self.kind} {self.shown}" + (f" ({self.problem})" if self.problem else "")
+        old, new = self.before or b"", self.after or b""
+        shown = unified_diff(
+            old,
+            new,
+            "/dev/null" if self.before is None else f"a/{self.shown}",
+            "/dev/null" if self.after is None else f"b/{self.shown}",
+        )
+        if shown is None:
+            return f"{title}: {len(old)} -> {len(new)} bytes\n"
+        if self.mode_changed:
+            shown = f"{self.shown}: {'now' if self.executable else 'no longer'} executable\n{shown}"
+        return shown if not self.problem else f"# {title}\n{shown}"
+
+
+class Project:
+    """The files that were given: ``sources`` are their paths on the host, by path inside.
+
+    They are copied aside once, when a sandbox first needs them: what changed is told by that, not
+    by what the user's files have become meanwhile. close() removes the copy."""
+
+    def __init__(self, folder: Path | None, sources: dict[str, Path]) -> None:
+        self.folder = folder
+        self.sources = sources
+        self._aside: Path | None = None
+
+    @classmethod
+    def gather(cls, folder: Path | None, files: Sequence[Path] = ()) -> Project:
+        """Raises SandboxError when something is missing or far too much."""
+        sources: dict[str, Path] = {}
+        if folder is not None:
+            if not folder.is_dir():
+                raise SandboxError(f"There is no folder {folder}")
+            # One more than there may be is enough to know: a folder may be a whole disk.
+            sources.update(islice(_files_below(folder.resolve()), MAX_FILES + 1))
+        for file in files:
+            if not file.is_file():
+                raise SandboxError(f"There is no file {file}")
+            if sources.get(file.name, file.resolve()) != file.resolve():
+                raise SandboxError(
+                    f"{file} and {sources[file.name]} have the same name; give their folder"
+                )
+            sources[file.name] = file.resolve()
+        size = sum(path.stat().st_size for path in sources.values())
+        if len(sources) > MAX_FILES or size > MAX_BYTES:
+            found = f"more than {MAX_FILES} files" if len(sources) > MAX_FILES else "files"
+            raise SandboxError(
+                f"{found} with {size >> 20} MB are too many to copy into a sandbox; "
+                f"give a smaller folder (at most {MAX_FILES} files, {MAX_BYTES >> 20} MB)"
+            )
+        return cls(None if folder is None else folder.resolve(), sources)
+
+    async def copy_in(self, sandbox: Sandbox) -> None:
+        """Every file, as it was at the first time. Raises SandboxError."""
+        if self._aside is None:
+            self._aside = await in_thread(self._copy_aside)
+        await sandbox.copy_to(self._aside, sandbox.config.working_dir)
+
+    def _copy_aside(self) -> Path:
+        directory = Path(tempfile.mkdtemp(prefix="paracle-"))
+        try:
+            for inside, source in self.sources.items():
+                target = directory / inside
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+                shutil.copymode(source, target)
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise SandboxError(f"The files cannot be copied: {error}") from error
+        return directory
+
+    def close(self) -> None:
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    async def changes(self, sandbox: Sandbox) -> list[Change]:
+        """What is not as it was given, by path; nothing if it never went in."""
+        if self._aside is None:
+            return []
+        directory = tempfile.mkdtemp(prefix="paracle-")
+        try:
+            after = Path(directory) / "after"
+            await sandbox.copy_from(sandbox.config.working_dir, after)
+            return await in_thread(self._compare, after)
+        finally:
+            await in_thread(shutil.rmtree, directory, True)
+
+    def _compare(self, after: Path) -> list[Change]:
+        # Links do not come out, so nothing here leads elsewhere.
+        found = dict(_files_below(after))
+        repositories = _repositories_below(after)
+        return [
+            change
+            for inside in sorted({*self.sources, *found})
+            if (change := self._change(inside, found.get(inside), repositories)) is not None
+        ]
+
+    def _change(
+        self, inside: str, after: Path | None, repositories: Sequence[str] = ()
+    ) -> Change | None:
+        assert self._aside is not None
+        old = (self._aside / inside).read_bytes() if inside in self.sources else None
+        new = None if after is None else after.read_bytes()
+        executable = after is not None and bool(after.stat().st_mode & 0o100)
+        mode_changed = False
+        if old is not None and new is not None:
+            mode_changed = executable != bool((self._aside / inside).stat().st_mode & 0o100)
+        if old == new and not mode_changed:
+            return None
+        kind: Literal["added", "changed", "removed"] = (
+            "added" if old is None else "removed" if new is None else "changed"
+        )
+        problem = self._problem(inside)
+        if not problem and any(
+            folder == "." or inside.startswith(f"{folder}/") for folder in repositories
+        ):
+            problem = "git would take its folder for a repository: not written back"
+        return Change(inside, kind, old, new, executable, problem, mode_changed)
+
+    def target(self, inside: str) -> Path | None:
+        """Where a file goes on the host; None for a new one without a folder."""
+        if inside in self.sources:
+            return self.sources[inside]
+        return None if self.folder is None else self.folder / inside
+
+    def _problem(self, inside: str) -> str:
+        target = self.target(inside)
+        if target is None:
+            return "new, and no folder was given: not written back"
+        if self.folder is None or not target.is_relative_to(self.folder):
+            return ""  # the user named this very file
+        if not inside.isprintable():
+            return "its name holds control characters: not written back"
+        if hidden := _runs_by_itself(inside):
+            return (
+                f"tools may run what is in {hidden} by themselves: not written back. If you want "
+                "it, take it from the diff"
+            )
+        place = self.folder
+        for part in PurePosixPath(inside).parts:
+            place /= part
+            if place.is_symlink():
+                return f"{place} is a link: not written back"
+        if inside not in self.sources and target.exists():
+            return f"{target} is there already: not written back"
+        return ""
+
+    async def apply(self, changes: Sequence[Change]) -> list[str]:
+        """Write the changes to the user's files; what was not written, and why. A file that the
+        user changed meanwhile is left alone. When one cannot be written, none is."""
+        return await in_thread(self._apply, changes)
+
+    def _apply(self, changes: Sequence[Change]) -> list[str]:
+        problems, wanted = [], []
+        for change in changes:
+            problem = change.problem or self._problem(change.path)
+            target = self.target(change.path)
+            if not problem and target is not None:
+                problem = _changed_meanwhile(target, change)
+            if problem:
+                problems.append(f"{change.shown}: {problem}")
+            elif target is not None:
+                wanted.append((target, change))
+        try:
+            _write_all(wanted)
+        except OSError as error:
+            reason = f"{error.strerror or error}: nothing was written back"
+            problems += [f"{change.shown}: {reason}" for _, change in wanted]
+        return problems
+
+
+def _runs_by_itself(inside: str) -> str:
+    """The part of a path for which a tool may run or obey it without being asked to: a hidden one,
+    or a name that some tools look for."""
+    parts = PurePosixPath(inside).parts
+    name = parts[-1].lower()  # as disks that ignore case would have it
+    if name in _RUN_UNASKED or name.endswith(_RUN_UNASKED_ENDS):
+        return parts[-1]
+    hidden = [part for part in parts if part.startswith(".")]
+    if not hidden or (len(hidden) == 1 and parts[-1] in _HARMLESS):
+        return ""
+    return hidden[0]
+
+
+def _repositories_below(folder: Path) -> list[str]:
+    found = []
+    for directory, names, files in os.walk(folder):
+        there = {name.lower() for name in (*names, *files)}
+        if any(there >= wanted for wanted in _REPOSITORIES):
+            found.append(Path(directory).relative_to(folder).as_posix())
+    return found
+
+
+def _changed_meanwhile(target: Path, change: Change) -> str:
+    if target.is_symlink():
+        return "it is a link now: not written back"
+    try:
+        now = target.read_bytes() if target.is_file() else None
+    except OSError as error:
+        return f"{error.strerror}: not written back"
+    return "" if now == change.before else "it was changed meanwhile: not written back"
+
+
+def _write_all(wanted: Sequence[tuple[Path, Change]]) -> None:
+    """All of them or none. First every new content is written beside its place, which is where a
+    disk that is full or a folder that may not be written is met; then they are renamed."""
+    drafts: list[Path | None] = []
+    made: list[Path] = []
+    done: list[tuple[Path, Change, int]] = []
+    try:
+        for target, change in wanted:
+            drafts.append(None if change.after is None else _draft(target, change, made))
+        for (target, change), draft in zip(wanted, drafts, strict=True):
+            mode = target.stat().st_mode & 0o777 if change.before is not None else 0
+            if draft is None:
+                target.unlink()
+            else:
+                draft.replace(target)
+            done.append((target, change, mode))
+    except OSError:
+        _undo(done)
+        for draft in drafts:
+            if draft is not None:
+                draft.unlink(missing_ok=True)
+        for directory in reversed(made):
+            with suppress(OSError):
+                directory.rmdir()
+        raise
+
+
+def _draft(target: Path, change: Change, made: list[Path]) -> Path:
+    _make_parents(target.parent, made)
+    mode = 0o644 if change.before is None else target.stat().st_mode & 0o777
+    if change.before is None or change.mode_changed:
+        mode = mode | 0o111 if change.executable else mode & ~0o111
+    return _written_beside(target, change.after or b"", mode)
+
+
+def _written_beside(target: Path, content: bytes, mode: int) -> Path:
+    descriptor, name = tempfile.mkstemp(prefix=".paracle-", dir=target.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft
+
+
+def _make_parents(folder: Path, made: list[Path]) -> None:
+    if not folder.exists():
+        _make_parents(folder.parent, made)
+        folder.mkdir()
+        made.append(folder)
+
+
+def _undo(done: Sequence[tuple[Path, Change, int]]) -> None:
+    """What was replaced or removed is put back, as far as that can still be done."""
+    for target, change, mode in reversed(done):
+        with suppress(OSError):
+            if change.before is None:
+                target.unlink()
+            else:
+                _written_beside(target, change.before, mode).replace(target)
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Plain files by their path below the folder, without what is left out. Links are not
+    followed: they may lead to what the user did not give."""
+    for directory, names, files in os.walk(folder):
+        names[:] = [n for n in names if n not in LEFT_OUT]
+        for name in files:
+            path = Path(directory) / name
+            if name not in LEFT_OUT and path.is_file() and not path.is_symlink():
+                yield path.relative_to(folder).as_posix(), path

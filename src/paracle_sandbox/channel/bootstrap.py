@@ -1,0 +1,135 @@
+"""How the guest gets into a place that has nothing of ours: its source travels over the channel.
+
+The place starts ``python3 -I -c BOOTSTRAP FD``; the host sends boot_message(setup), and what
+runs from then on is the guest. Works with any Python from 3.8.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from importlib.util import MAGIC_NUMBER
+from typing import Any
+
+_ROOT = __name__.split(".", 1)[0]
+# Of the jail, what works inside of what an engine has made.
+_CONFINING = {
+    "jail": ("confine", "kernel", "root"),
+    "jail.filters": ("bpf", "landlock", "policy", "rules", "seccomp", "syscalls"),
+    "jail.instance": ("confine_instance",),
+}
+
+# Run as text, so it has to be brief, and it imports next to nothing, because every sandbox waits
+# for it. Modules come from memory only, with their source at hand for tracebacks; the fd is the
+# channel, or "0,1" where it is two pipes.
+BOOTSTRAP = """
+import json, marshal, os, sys
+fds = [int(fd) for fd in sys.argv[1].split(",")]
+def take(count):
+    data = b""
+    while len(data) < count:
+        piece = os.read(fds[0], count - len(data))
+        if not piece:
+            sys.exit("paracle: the channel ended before the guest arrived")
+        data += piece
+    return data
+def part():
+    return take(int.from_bytes(take(4), "big"))
+boot = json.loads(part())
+compiled = part()
+magic = getattr(sys.modules.get("_frozen_importlib_external"), "MAGIC_NUMBER", b"").hex()
+codes = marshal.loads(compiled) if magic == boot["magic"] else {}
+class Bundle:
+    def find_spec(self, name, path=None, target=None):
+        if name in boot["modules"]:
+            package = any(other.startswith(name + ".") for other in boot["modules"])
+            return type(os.__spec__)(name, self, is_package=package)
+    def get_source(self, name):
+        return boot["modules"][name]
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        code = codes.get(module.__name__)
+        if code is None:
+            source = self.get_source(module.__name__)
+            code = compile(source, "<paracle>", "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+sys.meta_path.insert(0, Bundle())
+boot["setup"].setdefault("python", sys.executable)
+sys.argv[:] = [""]
+if boot.get("confine"):
+    from paracle_sandbox.jail.instance.confine_instance import confine
+    confine(boot["confine"])
+from paracle_sandbox.guest.main import serve
+serve(fds[0], boot["setup"], *fds[1:])
+"""
+
+
+@cache
+def bundle() -> Mapping[str, str]:
+    """The guest's modules: name to source."""
+    sources = {_ROOT: "", f"{_ROOT}.channel": ""}
+    sources[f"{_ROOT}.channel.frames"] = _source("channel", "frames.py")
+    _add_sources(sources, f"{_ROOT}.guest", resources.files(f"{_ROOT}.guest"))
+    return sources
+
+
+def _add_sources(sources: dict[str, str], package: str, folder: Traversable) -> None:
+    for entry in folder.iterdir():
+        if entry.name.endswith(".py"):
+            name = f"{package}.{entry.name[:-3]}".removesuffix(".__init__")
+            sources[name] = entry.read_text(encoding="utf-8")
+        elif entry.is_dir() and entry.name != "__pycache__":
+            _add_sources(sources, f"{package}.{entry.name}", entry)
+
+
+@cache
+def bootstrap_as_root() -> str:
+    """For a place whose engine starts us as its root: a porter stays behind, and the rest goes on
+    with boot_message(setup, confine)."""
+    return _source("jail.instance", "porter.py") + "\nleave_porter()\n" + BOOTSTRAP
+
+
+@cache
+def _confining_bundle() -> Mapping[str, str]:
+    """The guest's modules, and those of the jail that work inside what an engine has made."""
+    sources = {f"{_ROOT}.jail": ""}
+    for package, names in _CONFINING.items():
+        sources[f"{_ROOT}.{package}"] = ""
+        for name in names:
+            sources[f"{_ROOT}.{package}.{name}"] = _source(package, f"{name}.py")
+    return {**bundle(), **sources}
+
+
+@cache
+def _compiled(confining: bool) -> bytes:
+    """The same modules as our own Python would run them: one of the same kind need not compile
+    them, which is a third of its way to being a guest."""
+    codes = {
+        name: compile(source, "<paracle>", "exec", dont_inherit=True)
+        for name, source in (_confining_bundle() if confining else bundle()).items()
+    }
+    return marshal.dumps(codes)
+
+
+def boot_message(setup: Mapping[str, Any], confine: Mapping[str, Any] | None = None) -> bytes:
+    """The first bytes on a new channel: modules and setup as JSON, then the modules compiled;
+    each after its length.
+
+    With ``confine``, a plan for jail/instance/confine_instance.py, the guest confines itself
+    first: for places whose engine starts it as root."""
+    content: dict[str, Any] = {"magic": MAGIC_NUMBER.hex(), "setup": dict(setup)}
+    if confine is None:
+        content["modules"] = dict(bundle())
+    else:
+        content |= {"modules": dict(_confining_bundle()), "confine": dict(confine)}
+    parts = (json.dumps(content).encode("ascii"), _compiled(confine is not None))
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def _source(package: str, name: str) -> str:
+    return resources.files(f"{_ROOT}.{package}").joinpath(name).read_text(encoding="utf-8")

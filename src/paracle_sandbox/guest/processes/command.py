@@ -1,0 +1,428 @@
+"""One command: a program, the guest's ends of its streams, and its way to a result.
+
+The program is a child of the guest (the direct command), or of a keeper when another command
+is there already. It ends in one of these ways, always with exactly one RESULT or ERROR:
+
+- its wait status is known: send what is left in the pipes, then RESULT;
+- the program could not be started: RESULT 127 or 126, or ERROR;
+- the host says kill: the whole tree goes first, then RESULT with "killed";
+- its keeper was killed: so is all it kept, then RESULT -9, never a success;
+- something went wrong here: the whole tree goes first, then ERROR. An ERROR always means that
+  nothing of the command runs, and says so ("nothing_runs"): the host destroys a sandbox whose
+  guest answers its kill with any other.
+"""
+
+import errno
+import os
+import signal
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ...channel import frames
+from ..kernel import slave_path
+from ..loop import READ, Loop
+from ..prefork.early_exit import forget_told
+from ..prefork.preforked import Seed
+from ..request import Invalid, Launch, parse_size
+from ..wire import Wire, os_failure
+from . import keeper
+from .kill_tree import TreeKill, send_signal
+from .oom import OomFirst
+from .process_table import Children
+from .spawn import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, refusal, start_program
+from .stdio import DEFAULT_PIPE_BYTES, Input, Output, open_terminal, set_size
+
+# How often, and for how long in all, a keeper is asked to go on and say what it started.
+UNTOLD_ROUNDS = 40
+UNTOLD_SECONDS = 0.05
+# A program that ends sooner is told of when it has, with all that it printed. To be woken by what
+# it prints would not be sooner: the kernel lets a program that writes go on before its reader.
+SOON_SECONDS = 0.003
+# As soon as that for one that cannot be told anything, unless it has printed much by then: it may
+# have to wait for us to go on.
+SOON_ENOUGH_SECONDS = 0.01
+MUCH_BYTES = DEFAULT_PIPE_BYTES // 2
+NO_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+class Command:
+    """A job of the guest."""
+
+    wants_turn = False
+
+    def __init__(
+        self,
+        launch: Launch,
+        wire: Wire,
+        loop: Loop,
+        children: "Children[Command]",
+        oom: OomFirst,
+        buffer: memoryview,
+    ) -> None:
+        self._launch = launch
+        self._wire = wire
+        self._loop = loop
+        self._children = children
+        self._oom = oom
+        self._buffer = buffer
+        self._outputs: List[Output] = []
+        self._input: Optional[Input] = None
+        # The program's ends, until it has them, and the seed that they were handed to.
+        self._theirs: List[int] = []
+        self._stdio: Stdio = (-1, -1, -1)
+        self._seed: Optional[Seed] = None
+        self._status_fd = -1
+        self._keeper: Optional[int] = None
+        self._pid = 0
+        self._pid_told = False
+        self._looked = False
+        self._starting = False  # else a pid is known if there is a process
+        self._early_signals: List[int] = []
+        self._exit_code: Optional[int] = None
+        self._kill: Optional[TreeKill] = None
+        self._killed = False
+        self._survivors = 0
+        self._failure: Optional[Tuple[str, str, Optional[int]]] = None
+
+    @property
+    def is_python(self) -> bool:
+        return self._launch.program is not None
+
+    # What the host wants
+
+    def start(self) -> None:
+        self._start(self._children.take_seed if self._launch.program else lambda: None)
+        if self._launch.terminal_size:
+            self._look()
+        else:
+            self._loop.call_later(SOON_SECONDS, self._look if self._launch.stdin else self._glance)
+
+    def _glance(self) -> None:
+        if any(o.waiting() >= MUCH_BYTES for o in self._outputs if not o.closed):
+            self._look()
+        elif self._exit_code is None:
+            self._loop.call_later(SOON_ENOUGH_SECONDS - SOON_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Tell of a program that is not over at once; until then nobody has to wake up for it."""
+        self._looked = True
+        if self._wire.finished or self._exit_code is not None:
+            return
+        self._see_taken()
+        self._tell_pid()
+        try:
+            for output in self._outputs:
+                output.update()
+        except OSError as error:  # what the kernel has for all of this user is used up
+            self.fail_os(error, "cannot follow its output")
+
+    def _start(self, take_seed: Callable[[], Optional[Seed]]) -> None:
+        self._starting = True
+        try:
+            if not self._theirs:
+                self._stdio = self._open_stdio(self._theirs)
+            if self._children.has_place_for_direct():
+                self._start_direct(take_seed())
+            else:
+                self._start_keeper()
+            self._starting = False
+        except OSError as error:
+            self._starting = False
+            self.fail_os(error, "cannot start a process")
+        except Refused as refused:
+            self._starting = False
+            self._told(refused.tag, refused.code)
+        finally:
+            if self._seed is None:
+                self._let_go()
+
+    def _start_direct(self, seed: Optional[Seed]) -> None:
+        pid = start_program(self._launch, self._stdio, seed, self._oom)
+        if seed is not None and not seed.closed:
+            self._seed = seed
+        self._children.add_direct(pid, self)
+        self._told(keeper.STARTED, pid)
+
+    def _start_keeper(self) -> None:
+        self._status_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._theirs.append(write_fd)
+        os.set_blocking(write_fd, True)
+        # First: if this is refused, nothing has been started that nobody would hear of.
+        self._loop.watch(self._status_fd, READ, self._news)
+        self._keeper = keeper.start_keeper(self._launch, (*self._stdio, write_fd), self._oom)
+        self._children.add_keeper(self._keeper, self)
+
+    def on_data(self, data: bytes) -> None:
+        if self._input:
+            self._input.write(data)
+        else:
+            self._wire.consumed(len(data))
+
+    def on_end(self) -> None:
+        if self._input:
+            self._input.end()
+
+    def on_credit(self) -> None:
+        if self._exit_code is not None:
+            self._settle()
+        for output in self._outputs:
+            output.update()
+
+    def on_signal(self, request: Dict[str, Any]) -> None:
+        """Raises Invalid."""
+        if request.get("kill"):
+            self.cancel()
+        elif "resize" in request:
+            size = parse_size(request["resize"])
+            if self._input:
+                self._input.resize(size)
+            if self._launch.simple_terminals:
+                self._early_signals.append(signal.SIGWINCH)
+                self._send_signals()
+        else:
+            number = request.get("signal")
+            if type(number) is not int or not 0 < number < signal.NSIG:
+                raise Invalid("signal is not the number of a signal")
+            self._early_signals.append(number)
+            self._send_signals()
+
+    def fail(self, code: str, message: str, errno: Optional[int] = None) -> None:
+        """End the command because of an error here, and tell of it when nothing of it runs."""
+        if self._failure is None:
+            self._failure = (code, message, errno)
+        if self._pid or self._keeper is not None or self._starting:
+            self.cancel()
+        else:
+            self._settle()
+
+    def fail_os(self, error: OSError, message: str) -> None:
+        self.fail(*os_failure(error, message))
+
+    def cancel(self) -> None:
+        self._killed = True
+        # A keeper that has not started its program yet would start it behind our back.
+        if self._keeper is None or self._pid:
+            self._kill_tree()
+        else:
+            self._press_keeper(UNTOLD_ROUNDS)
+
+    def _press_keeper(self, rounds: int) -> None:
+        """Have the keeper say what it started: the program may have stopped it before it could.
+        One that does not is killed, which ends in on_keeper_lost."""
+        if self._pid or self._keeper is None or self._wire.finished:
+            return
+        try:
+            os.kill(self._keeper, signal.SIGCONT if rounds else signal.SIGKILL)
+        except ProcessLookupError:
+            return  # its pipe has ended, or will
+        if rounds:
+            self._loop.call_later(UNTOLD_SECONDS, lambda: self._press_keeper(rounds - 1))
+
+    # A seed that was killed before it took the program, by whatever ran before
+
+    def _see_taken(self) -> None:
+        if self._seed is not None:
+            took = self._seed.took
+            if took:
+                self._let_go()
+                self._send_signals()
+            elif took is None:
+                self._loop.call_later(SOON_SECONDS, self._see_taken)
+
+    def _died_before(self, status: int) -> bool:
+        by_another = os.WIFSIGNALED(status) and not self._killed
+        return by_another and self._seed is not None and self._seed.took is False
+
+    def _start_again(self) -> None:
+        """Once: what kills each seed in time would kill the next, too."""
+        self._drop_seed()
+        self._children.release(self)
+        self._pid, self._pid_told = 0, False
+        forget_told()
+        self._start(lambda: None)
+
+    def _let_go(self) -> None:
+        """The program has its ends, or will never have them."""
+        self._drop_seed()
+        for fd in set(self._theirs):
+            os.close(fd)
+        self._theirs.clear()
+
+    def _drop_seed(self) -> None:
+        if self._seed is not None:
+            self._seed.close()
+            self._seed = None
+
+    # How it ends
+
+    def on_exit(self, status: int) -> None:
+        """The direct command's program has ended."""
+        if self._exit_code is None and self._died_before(status):
+            self._start_again()
+        elif self._exit_code is None:
+            self._let_go()
+            self._told(keeper.ENDED, status)
+
+    def _news(self) -> None:
+        try:
+            data = os.read(self._status_fd, 64 * keeper.NEWS.size)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.unwatch(self._status_fd)
+            # One that is dying still has its children: they are found when they have come to us.
+            if self._keeper not in self._children:
+                self.on_keeper_lost()
+        for tag, value in keeper.NEWS.iter_unpack(data):
+            self._told(tag, value)
+
+    def on_keeper_end(self) -> None:
+        """It ended as it should: its last word is in the pipe."""
+        if self._status_fd >= 0:
+            self._news()
+
+    def on_keeper_lost(self) -> None:
+        """The keeper is gone; unless it had said how the program ended, somebody killed it."""
+        if self._exit_code is None and not self._wire.finished:
+            self._keeper = None  # what it kept is among the orphans now
+            self._kill_tree()
+
+    def _told(self, tag: bytes, value: int) -> None:
+        if self._wire.finished:
+            return
+        if tag == keeper.STARTED:
+            self._pid = value
+            if self._looked:
+                self._tell_pid()
+            self._send_signals()
+            if self._killed:
+                self._kill_tree()
+        elif tag == keeper.ENDED:
+            self._end(_exit_code(value))
+        elif tag == BAD_PROGRAM and value not in NO_RESOURCES:
+            self._refused(value)
+        else:
+            what = {BAD_SOURCE: "cannot write the source", BAD_DIRECTORY: "cwd"}
+            self._release()
+            message = what.get(tag, "cannot start a process")
+            failure = os_failure(OSError(value, os.strerror(value)), message)
+            self._wire.error(*failure, nothing_runs=True)
+
+    def _tell_pid(self) -> None:
+        if self._pid and not self._pid_told:
+            self._pid_told = True
+            self._wire.event({"pid": self._pid})
+
+    def _refused(self, code: int) -> None:
+        line, exit_code = refusal(self._launch.argv[0], code)
+        self._wire.output(frames.DATA if len(self._outputs) == 1 else frames.STDERR, line)
+        self._end(exit_code)
+
+    def _send_signals(self) -> None:
+        if not self._pid or self._exit_code is not None:
+            return
+        if self._early_signals and self._seed is not None and not self._seed.took:
+            return  # a seed takes no notice; its program will
+        for number in self._early_signals:
+            try:
+                send_signal(self._pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass  # it has just ended, or changed its user
+        self._early_signals.clear()
+
+    # The end
+
+    def _kill_tree(self) -> None:
+        if self._kill is None and not self._wire.finished:
+            self._kill = TreeKill(self._loop, self._children, self._keeper, self._tree_killed)
+            self._kill.round()
+
+    def _tree_killed(self, survivors: int) -> None:
+        self._kill = None
+        self._survivors = survivors
+        self._end(-signal.SIGKILL if self._exit_code is None else self._exit_code)
+
+    def _end(self, exit_code: int) -> None:
+        self._tell_pid()
+        self._exit_code = exit_code
+        for output in self._outputs:
+            output.settle()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Send what is left, then the result. Called again when the host gives credit."""
+        if self._wire.finished:
+            self._release()  # the guest gave up on us, and has said so
+            return
+        if self._failure is not None and self._kill is None:
+            self._release()
+            if self._survivors:
+                self._wire.result(self._verdict())
+            else:
+                self._wire.error(*self._failure, nothing_runs=True)
+            return
+        for output in self._outputs:
+            output.drain()
+            if self._killed and self._wire.exhausted:
+                output.close()  # whoever kills need not read the rest first
+        if self._kill is None and all(output.closed for output in self._outputs):
+            self._release()
+            self._wire.result(self._verdict())
+
+    def _verdict(self) -> Dict[str, Any]:
+        verdict: Dict[str, Any] = {"exit_code": self._exit_code}
+        if self._killed:
+            verdict["killed"] = True
+        if self._survivors:
+            verdict["survivors"] = self._survivors
+        return verdict
+
+    def _release(self) -> None:
+        self._let_go()
+        for output in self._outputs:
+            output.close()
+        if self._input:
+            self._input.close()
+        if self._status_fd >= 0:
+            self._loop.unwatch(self._status_fd)
+            os.close(self._status_fd)
+            self._status_fd = -1
+        self._children.release(self)
+
+    # Streams
+
+    def _open_stdio(self, child_fds: List[int]) -> Tuple[int, int, int]:
+        """Our ends become self's, the program's go to child_fds and are returned."""
+        if self._launch.terminal_size:
+            return self._open_terminal(child_fds)
+        stdin = self._open_stdin(child_fds)
+        for kind in (frames.DATA,) if self._launch.merged else (frames.DATA, frames.STDERR):
+            read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+            child_fds.append(write_fd)
+            self._add_output(read_fd, kind)
+        return stdin, child_fds[1], child_fds[-1]
+
+    def _open_stdin(self, child_fds: List[int]) -> int:
+        if self._launch.stdin:
+            read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+            self._input = Input(self._loop, write_fd, self._wire, terminal=False)
+        else:
+            read_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        child_fds.append(read_fd)
+        return read_fd
+
+    def _open_terminal(self, child_fds: List[int]) -> Tuple[int, int, int]:
+        assert self._launch.terminal_size
+        master, slave = open_terminal()
+        child_fds.append(slave)
+        self._add_output(master, frames.DATA)
+        self._input = Input(self._loop, os.dup(master), self._wire, terminal=True)
+        set_size(master, self._launch.terminal_size)
+        self._launch = self._launch._replace(terminal=slave_path(master))
+        return slave, slave, slave
+
+    def _add_output(self, fd: int, kind: int) -> None:
+        self._outputs.append(Output(self._loop, fd, kind, self._wire, self._buffer))
+
+
+def _exit_code(status: int) -> int:
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

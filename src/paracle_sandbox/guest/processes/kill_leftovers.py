@@ -1,0 +1,55 @@
+"""Killing what commands that have ended left running, when a limit says that it must not stay; or
+what all commands run, before the sandbox ends."""
+
+from typing import Any, List, Optional
+
+from ..loop import Loop
+from ..wire import Wire
+from .kill_tree import TreeKill
+from .process_table import Children
+
+
+class Leftovers:
+    """One sweep: a tree kill for each command that has ended, or for all of them."""
+
+    wants_turn = False
+
+    def __init__(self, loop: Loop, children: Children[Any], wire: Wire) -> None:
+        self._loop = loop
+        self._children = children
+        self._wire = wire
+        self._waiting = 0
+        self._survivors = 0
+
+    def start(self, running_too: bool = False) -> None:
+        keepers = self._children.keepers() if running_too else self._children.idle()
+        trees: List[Optional[int]] = [*keepers]
+        if running_too or self._children.direct_owner is None:
+            trees.append(None)  # what a direct command left has no keeper
+        self._waiting = len(trees)
+        for keeper in trees:
+            kill = TreeKill(self._loop, self._children, keeper, self._swept)
+            self._loop.call_later(0, kill.round)
+        if not trees:
+            self._wire.result({"survivors": 0})
+
+    def _swept(self, survivors: int) -> None:
+        self._survivors += survivors
+        self._waiting -= 1
+        if self._waiting == 0 and not self._wire.finished:
+            self._wire.result({"survivors": self._survivors})
+
+    def on_data(self, data: bytes) -> None:
+        pass
+
+    def on_end(self) -> None:
+        pass
+
+    def on_credit(self) -> None:
+        pass
+
+    def turn(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass

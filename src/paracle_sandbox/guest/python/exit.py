@@ -1,0 +1,364 @@
+"""End a program as the interpreter does: report what it raised, finalize, exit.
+
+Finalization follows Py_FinalizeEx in what a program can see of it: threads joined, atexit
+callbacks, streams flushed, garbage collected, the program's own modules torn down so that their
+`__del__` run, streams flushed again. What the parent had imported is left alone: taking that apart
+would take longer than many programs run.
+"""
+
+# ruff: noqa: BLE001, S110 - as in the interpreter, whatever user code raises here is not the end
+import _signal  # type: ignore[import-not-found]
+import _thread
+import atexit
+import builtins
+import ctypes
+import functools
+import gc
+import io
+import os
+import sys
+import weakref
+from importlib.machinery import SourceFileLoader
+from itertools import repeat, starmap
+from types import ModuleType
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ..prefork.early_exit import tell_end
+from .interpreter_state import SETTABLE_SIGNALS
+from .stack import Calls, Taken, flush_c_streams, make_struct
+
+# Our own, for what is defined below: a program may put something else in the place of any.
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]
+# And of these.
+_collect, _gc_is_enabled, _tracked = gc.collect, gc.isenabled, gc.get_objects
+_kill, _getpid, _write, _dup, _close = os.kill, os.getpid, os.write, os.dup, os.close
+_threads = _thread._count
+_reference = weakref.ref
+_exit_callbacks, _run_exit_callbacks = atexit._ncallbacks, atexit._run_exitfuncs
+
+_FLUSH_FAILED = 120
+_MISSING = object()
+_is_finalizing = functools.partial(bool, 1)
+# Not that of `os`: the loader finds a function when it is first called, and none is left to find it
+# for the next program.
+_leave = ctypes.CDLL(None)._exit
+_DROPPED_FROM_SYS = (
+    "path", "argv", "ps1", "ps2", "last_type", "last_value", "last_traceback", "last_exc",
+    "path_hooks", "path_importer_cache", "meta_path", "__interactivehook__",
+)  # fmt: skip
+# Those that the interpreter, or `site`, adds when it has started: at its end they are not there.
+_LATE_BUILTINS = ("open", "exit", "quit", "copyright", "credits", "license", "help", "_")
+_BUILTINS = frozenset(vars(builtins)).difference(_LATE_BUILTINS)
+# What has no end to speak of; the last is what `__main__` has from the start.
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None), ModuleType, SourceFileLoader))
+# Those with something to write, each before what it writes to.
+_WRITERS = (io.TextIOWrapper, io.BufferedRandom, io.BufferedWriter)
+
+
+class Ending:
+    """How one program ends, in stages (`program_stack`)."""
+
+    def __init__(self) -> None:
+        self._status = 0
+        self._interrupted = False
+        self._exits = False
+        self._flushed = True
+        self._exception: Optional[BaseException] = None
+        self._plain = False
+        self._modules: List["weakref.ref[ModuleType]"] = []
+        self._kept: List[Any] = []
+        self.stages = (self._report, self._hooked, self._joined)
+        self.last_stages = (self._flush, self._clear, self._empty)
+
+    def _report(self, exception: Optional[BaseException]) -> Sequence[Calls]:
+        """Show what the program raised, through sys.excepthook, as the user may have set it."""
+        _flush_quietly("stderr")
+        _flush_quietly("stdout")
+        if exception is None:
+            return ()
+        self._status = 1
+        if isinstance(exception, Taken):
+            return ()
+        if isinstance(exception, SystemExit):
+            self._exit_with(exception)
+            return ()
+        self._interrupted = type(exception) is KeyboardInterrupt
+        traceback = exception.__traceback__
+        sys.last_type, sys.last_value, sys.last_traceback = type(exception), exception, traceback
+        if sys.version_info >= (3, 12):
+            sys.last_exc = exception
+        hook = vars(sys).get("excepthook", _MISSING)
+        if hook is _MISSING:
+            _write_error("sys.excepthook is missing\n")
+            _display(exception)
+            return ()
+        self._exception = exception
+        return (starmap(hook, [(type(exception), exception, traceback)]),)
+
+    def _hooked(self, error: Optional[BaseException]) -> Sequence[Calls]:
+        """What that hook raised; then wait for the program's threads."""
+        exception, self._exception = self._exception, None
+        if isinstance(error, SystemExit):
+            self._exit_with(error)
+        elif error is not None and exception is not None:
+            _write_error("Error in sys.excepthook:\n")
+            _display(error)
+            _write_error("\nOriginal exception was:\n")
+            _display(exception)
+        if not self._exits:
+            _forget_file()
+        threading: Any = sys.modules.get("threading")
+        return () if threading is None else (starmap(threading._shutdown, [()]),)
+
+    def _joined(self, error: Optional[BaseException]) -> Sequence[Calls]:
+        if error is not None:
+            threading = sys.modules.get("threading")
+            _ignore(error, threading, error.__traceback__, "on threading shutdown")
+        return (starmap(_run_exit_callbacks, [()]),) if _exit_callbacks() else ()
+
+    def _flush(self, _: Optional[BaseException]) -> Sequence[Calls]:
+        # Until 3.9 the last error of an exit callback, already shown, comes out again.
+        self._flushed = _flush_streams()
+        _restore_signals()
+        return (starmap(_collect, [()]),) if _gc_is_enabled() else ()
+
+    def _clear(self, _: Optional[BaseException]) -> Sequence[Calls]:
+        """Take `__main__` and what was imported after it out of sys.modules."""
+        _close_sys()
+        gc.callbacks.clear()  # nobody is told of the collections from here on
+        # Without modules the interpreter cannot read the source for tracebacks any more.
+        self._kept.append(sys.modules.pop("io", None))
+        names = _own_modules()
+        for name in names:
+            if isinstance(sys.modules[name], ModuleType):
+                self._modules.append(_reference(sys.modules[name]))
+        # What ends with one may have taken out another.
+        drop = map(sys.modules.pop, names, repeat(None))
+        self._plain = names == ["__main__"] and _is_plain(vars(sys.modules["__main__"]))
+        late = () if self._plain else _without(_LATE_BUILTINS)
+        return (*late, drop, starmap(_collect, [()]))
+
+    def _empty(self, _: Optional[BaseException]) -> Sequence[Calls]:
+        """What somebody still has of these modules, and what they left with others."""
+        modules = [reference() for reference in reversed(self._modules)]
+        calls = [_emptied(vars(module)) for module in modules if module is not None]
+        return tuple(calls) if self._plain else (*calls, *_without(_added_builtins()))
+
+    def leave(self) -> None:
+        """Does not return."""
+        _flush_leftovers()
+        # What `__del__` printed is written if possible; failing to changes nothing any more.
+        _flush_quietly("stdout")
+        _flush_quietly("stderr")
+        flush_c_streams(None)
+        if self._interrupted:
+            _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+            _kill(_getpid(), _signal.SIGINT)
+        status = self._status & 0xFF if self._flushed else _FLUSH_FAILED
+        tell_end(status)
+        _leave(status)
+
+    def _exit_with(self, request: SystemExit) -> None:
+        self._exits = True
+        self._status = _exit_status(request)
+
+
+def _display(exception: BaseException) -> None:
+    sys.__excepthook__(type(exception), exception, exception.__traceback__)
+
+
+def _exit_status(request: SystemExit) -> int:
+    try:
+        code: Any = request.code
+    except BaseException:  # a property may raise anything: the request itself is shown
+        code = request
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return int(code) if -(1 << 63) <= code < 1 << 63 else -1
+    try:
+        stderr = vars(sys).get("stderr")
+        text = str(code)
+        if stderr is None:
+            _write_plainly(text)
+        else:
+            stderr.write(text)
+    except BaseException:  # of a strange object's __str__, or of a stream that is closed
+        pass
+    _write_error("\n")
+    return 1
+
+
+def _write_error(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+    except BaseException:  # whatever is in its place
+        _write_plainly(text)
+
+
+def _write_plainly(text: str) -> None:
+    try:
+        _write(2, text.encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
+
+
+def _forget_file() -> None:
+    scope = vars(sys.modules.get("__main__", ModuleType("")))
+    scope.pop("__file__", None)
+    scope.pop("__cached__", None)
+
+
+def _flush_quietly(name: str) -> None:
+    try:
+        getattr(sys, name).flush()
+    except BaseException:
+        pass  # it may be any object; the last flush reports what still fails
+
+
+def _flush_streams() -> bool:
+    """Whether stdout could be flushed; says why not on stderr."""
+    flushed = True
+    stdout = vars(sys).get("stdout")
+    if stdout is not None and not _closed(stdout):
+        try:
+            stdout.flush()
+        except BaseException as error:
+            traceback = error.__traceback__ and error.__traceback__.tb_next
+            _ignore(error, stdout, traceback, "on flushing sys.stdout")
+            flushed = False
+    stderr = vars(sys).get("stderr")
+    if stderr is not None and not _closed(stderr):
+        try:
+            stderr.flush()
+        except BaseException:
+            flushed = False
+    return flushed
+
+
+def _closed(stream: Any) -> bool:
+    try:
+        return bool(stream.closed)
+    except Exception:  # replaced by any object: what has no such attribute counts as open
+        return False
+
+
+def _ignore(error: BaseException, source: Any, traceback: Any, message: str) -> None:
+    """Tell the unraisable hook; since 3.13 a message says what failed, before that the object."""
+    worded = sys.version_info >= (3, 13)
+    values = {
+        "exc_type": type(error),
+        "exc_value": error,
+        "exc_traceback": traceback,
+        "err_msg": "Exception ignored " + message if worded else None,
+        "object": None if worded else source,
+    }
+    try:
+        sys.unraisablehook(make_struct(_UNRAISABLE, values))
+    except Exception:  # the user's hook; there is nobody left to tell
+        pass
+
+
+def _restore_signals() -> None:
+    for number in SETTABLE_SIGNALS:
+        if callable(_signal.getsignal(number)):
+            _signal.signal(number, _signal.SIG_DFL)
+
+
+def _close_sys() -> None:
+    scope = vars(sys)
+    for name in _DROPPED_FROM_SYS:
+        if name in scope:
+            scope[name] = None
+    for name in ("stdin", "stdout", "stderr"):
+        scope[name] = scope.get("__%s__" % name)
+    scope["is_finalizing"] = _is_finalizing
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        # The interpreter stops daemon threads here. Ours run on for a moment, into a world
+        # without modules: nobody shall hear of it.
+        vars(threading)["excepthook"] = lambda _: None
+
+
+def _own_modules() -> List[str]:
+    """The names of `__main__` and what was imported after it."""
+    names: List[str] = []
+    if "__main__" in sys.modules:
+        for name in reversed(sys.modules):
+            names.insert(0, name)
+            if name == "__main__":
+                break
+    return names
+
+
+def _is_plain(scope: Dict[str, Any]) -> bool:
+    """Whether a program made nothing whose end runs code of its own, which could miss a built-in
+    name: no class, function or generator, nor anything that holds one."""
+    return all(type(value) in _PLAIN or _is_empty(value) for value in scope.values())
+
+
+def _is_empty(value: Any) -> bool:
+    return type(value) is dict and not value
+
+
+def _added_builtins() -> List[str]:
+    scope = vars(builtins)
+    if len(scope) <= len(_BUILTINS):  # to look at each name would write to its count
+        return []
+    return [name for name in scope if name not in _BUILTINS]
+
+
+def _without(names: Sequence[str]) -> Sequence[Calls]:
+    """These taken from what every program has for built in."""
+    return (map(vars(builtins).pop, names, repeat(None)),)
+
+
+def _emptied(scope: Dict[str, Any]) -> Calls:
+    """Names set to None, private ones first: the order of CPython."""
+    names = [name for name in scope if name != "__builtins__"]
+    names.sort(key=lambda name: not (name[:1] == "_" and name[1:2] != "_"))
+    return map(dict.__setitem__, repeat(scope), names, repeat(None))
+
+
+def _flush_leftovers() -> None:
+    """Have files written that the program hung on modules which are not taken apart.
+
+    Hardly any program has such, nor a descriptor left. Where threads run on, what they use is in
+    use."""
+    if _threads() or not _has_descriptors():
+        return
+    found = [item for item in _tracked() if type(item) in _WRITERS]
+    for item in sorted(found, key=lambda item: _WRITERS.index(type(item))):
+        try:
+            item.flush()
+        except BaseException:
+            pass  # it may be closed, or what it writes to
+
+
+def _has_descriptors() -> bool:
+    """Whether there is one after the three that every program has."""
+    try:
+        lowest = _dup(1)
+    except OSError:
+        return True
+    _close(lowest)
+    return lowest != 3
+
+
+def _unraisable_type() -> type:
+    """The type of what unraisable hooks get has no name to find it by: provoke one."""
+    found: List[Tuple[type, ...]] = []
+
+    class Provocation:
+        def __del__(self) -> None:
+            raise ValueError
+
+    original, sys.unraisablehook = sys.unraisablehook, lambda args: found.append((type(args),))
+    try:
+        Provocation()
+    finally:
+        sys.unraisablehook = original
+    return found[0][0]
+
+
+_UNRAISABLE = _unraisable_type()

@@ -1,0 +1,144 @@
+"""What to start: a request for `exec` or `python`, checked and made exact bytes."""
+
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+MAX_SOURCE_BYTES = 256 << 10
+
+
+class Invalid(Exception):
+    """The request is malformed; the text says where."""
+
+
+class Size(NamedTuple):
+    rows: int
+    columns: int
+
+
+class Launch(NamedTuple):
+    argv: List[bytes]
+    env: Dict[bytes, bytes]
+    cwd: bytes
+    stdin: bool
+    terminal_size: Optional[Size]
+    source: Optional[Tuple[bytes, bytes]] = None  # a path, and the text to write there first
+    program: Optional[Dict[str, Any]] = None  # for become_program, instead of argv
+    terminal: Optional[bytes] = None  # path of the slave side; the command fills it in
+    merged: bool = False  # stderr is stdout
+    simple_terminals: bool = False  # a kernel that does less for terminals than Linux does
+
+
+def parse_exec(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
+    """Raises Invalid."""
+    argv = _texts(request.get("argv"), "argv")
+    if not argv:
+        raise Invalid("argv is empty")
+    launch = Launch([_encode(item, "argv") for item in argv], *_surroundings(request, setup))
+    return _with_terms(launch, request, setup)
+
+
+def _with_terms(launch: Launch, request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
+    return launch._replace(
+        merged=bool(request.get("merge_stderr")),
+        simple_terminals=bool(setup.get("simple_terminals")),
+    )
+
+
+def parse_python(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
+    """Raises Invalid."""
+    given = _text(request.get("path"), "path")
+    argv = _texts(request.get("argv") or [], "argv")
+    path = os.path.join(_working_dir(setup), given)
+    path0 = _text(request.get("path0") or os.path.dirname(path), "path0")
+    python = str(setup.get("python") or "python3")
+    command = [_encode(item, "argv") for item in [python, path, *argv]]
+    launch = Launch(command, *_surroundings(request, setup))
+    launch = _with_terms(launch, request, setup)
+    if request.get("source") is not None:
+        launch = launch._replace(source=(command[1], _source(request["source"])))
+    if request.get("fresh"):
+        return launch
+    if launch.cwd == _encode(_working_dir(setup), "cwd"):
+        path = given  # what the user wrote is what tracebacks and sys.argv[0] show
+    env = {os.fsdecode(key): os.fsdecode(value) for key, value in launch.env.items()}
+    spec = {"path": path, "argv": argv, "path0": path0, "env": env, "python": python}
+    return launch._replace(program=spec)
+
+
+def parse_text(request: Dict[str, Any]) -> Optional[bytes]:
+    """Path of a text that is to be removed after the command. Raises Invalid."""
+    path = request.get("text")
+    return None if path is None else _encode(_text(path, "text"), "text")
+
+
+def parse_size(value: Any) -> Size:
+    """Rows and columns of a terminal. Raises Invalid."""
+    if isinstance(value, dict):
+        value = [value.get("rows", 24), value.get("columns", 80)]
+    if not isinstance(value, list) or len(value) != 2:
+        raise Invalid("a terminal size is rows and columns")
+    for number in value:
+        if type(number) is not int or not 0 < number < 1 << 16:
+            raise Invalid("a terminal size is two numbers from 1 to 65535")
+    return Size(value[0], value[1])
+
+
+def _surroundings(
+    request: Dict[str, Any], setup: Dict[str, Any]
+) -> Tuple[Dict[bytes, bytes], bytes, bool, Optional[Size]]:
+    cwd = os.path.join(_working_dir(setup), _text(request.get("cwd") or "", "cwd"))
+    if not request.get("cwd"):
+        cwd = _working_dir(setup)
+    size = None if request.get("pty") is None else parse_size(request["pty"])
+    return _environment(request, setup), _encode(cwd, "cwd"), bool(request.get("stdin")), size
+
+
+def _environment(request: Dict[str, Any], setup: Dict[str, Any]) -> Dict[bytes, bytes]:
+    merged: Dict[Any, Any] = {} if request.get("clear_env") else dict(setup.get("env") or {})
+    given = request.get("env")
+    if given is not None and not isinstance(given, dict):
+        raise Invalid("env is not an object")
+    merged.update(given or {})
+    env = {}
+    for name, value in merged.items():
+        if not name or "=" in name:
+            raise Invalid("env has a bad name")
+        env[_encode(name, "env")] = _encode(_text(value, "env"), "env")
+    return env
+
+
+def _working_dir(setup: Dict[str, Any]) -> str:
+    return str(setup.get("working_dir") or "/")
+
+
+def _source(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise Invalid("source is not a string")
+    try:
+        source = value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise Invalid("source is not text") from None
+    if len(source) > MAX_SOURCE_BYTES:
+        raise Invalid("source is longer than %d bytes; write a file first" % MAX_SOURCE_BYTES)
+    return source
+
+
+def _texts(value: Any, name: str) -> List[str]:
+    if not isinstance(value, list):
+        raise Invalid("%s is not a list" % name)
+    return [_text(item, name) for item in value]
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise Invalid("%s is not a string" % name)
+    return value
+
+
+def _encode(value: str, name: str) -> bytes:
+    if "\0" in value:
+        raise Invalid("%s contains a null character" % name)
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise Invalid("%s contains a character that no file name has" % name) from None

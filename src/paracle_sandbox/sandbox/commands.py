@@ -1,0 +1,246 @@
+"""Running programs and Python in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Unpack
+
+from ..errors import SandboxError
+from ..results import CommandResult
+from .command import Command, Terms
+from .command_options import (
+    MAX_ARGUMENT,
+    MAX_SOURCE,
+    CommandOptions,
+    Request,
+    check_options,
+    checked_code,
+    checked_timeout,
+    consumers_of,
+    exec_request,
+    python_request,
+    refuse_open_stdin,
+    stdin_of,
+)
+from .files import changes_request
+from .limits import MIB
+from .paths import AnyPath
+from .transfers import SandboxTransfers
+
+# Who may have no more than these needs each of them: the guest then has as few as it can.
+FEW_PROCESSES = 32
+
+
+class SandboxCommands(SandboxTransfers):
+    """A str is a shell command, a list an argv; ``timeout`` is in seconds, by default the
+    configuration's; the other options are those of CommandOptions."""
+
+    async def start_command(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start a program in the background: a str through ``sh -c``, a list as its argv."""
+        check_options(options)
+        if not isinstance(command, str):
+            request = exec_request(command, options)
+            await self.wait_for_packages(" ".join(command))
+            return self._launch(request, timeout, options)
+        await self.wait_for_packages(command)
+        if len(command) <= MAX_ARGUMENT // 4:
+            return self._launch(exec_request(["sh", "-c", command], options), timeout, options)
+        path = self._script_path("script.sh")
+        request = exec_request(["sh", path], options)
+        return await self._launch_text(request, timeout, options, path, command)
+
+    async def start_code(
+        self,
+        code: str,
+        args: Sequence[str] = (),
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start Python code in the background; it imports from the working directory."""
+        check_options(options)
+        checked_code(code)
+        await self.wait_for_packages(code)
+        return await self.start_without_packages(code, args, timeout=timeout, **options)
+
+    async def start_without_packages(
+        self,
+        code: str,
+        args: Sequence[str] = (),
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """start_code() for code that needs nothing but the standard library: it does not wait while
+        packages are being installed."""
+        check_options(options)
+        checked_code(code)
+        path = self._script_path("code.py")
+        request = python_request(path, args, options)
+        request["path0"] = self._config.working_dir
+        if len(code) > MAX_SOURCE // 4:
+            return await self._launch_text(request, timeout, options, path, code)
+        request["source"] = code
+        return self._launch(request, timeout, options, path)
+
+    async def start_file(
+        self,
+        path: AnyPath,
+        args: Sequence[str] = (),
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start a Python file of the sandbox in the background."""
+        check_options(options)
+        request = python_request(self._checked(path), args, options)
+        return self._launch(request, timeout, options)
+
+    async def wait_for_packages(self, source: str | bytes) -> None:
+        """Wait until the packages can be imported that a program names, if the template of this
+        sandbox is still being built. start_code() and start_command() do so themselves; it is for
+        whoever knows the text of a file that is run."""
+        await self._backend.wait_for_packages(self._sandbox_id, source)
+
+    async def execute(
+        self,
+        command: str | Sequence[str],
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run a program to its end; cancelled, it takes everything it started with it."""
+        refuse_open_stdin(options)
+        return await _outcome(await self.start_command(command, timeout=timeout, **options))
+
+    async def run_code(
+        self,
+        code: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run Python code to its end."""
+        refuse_open_stdin(options)
+        return await _outcome(await self.start_code(code, args, timeout=timeout, **options))
+
+    async def run_file(
+        self,
+        path: AnyPath,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run a Python file of the sandbox to its end."""
+        refuse_open_stdin(options)
+        return await _outcome(await self.start_file(path, args, timeout=timeout, **options))
+
+    async def run_command(
+        self,
+        command: str | Sequence[str],
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> str:
+        """Run a program; what it printed, and its stderr as well when it failed."""
+        return text_of(await self.execute(command, timeout, **options))
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        """("stdout" or "stderr", bytes) of a program as it prints; raises at the end when it
+        was stopped. Leaving the loop early kills it."""
+        refuse_open_stdin(options)
+        async with await self.start_command(command, timeout=timeout, **options) as running:
+            async for chunk in running.output():
+                yield chunk
+            await running.wait()
+
+    def _launch(
+        self,
+        request: Request,
+        timeout: float | None,
+        options: CommandOptions,
+        script: str | None = None,
+    ) -> Command:
+        if request["op"] == "python":
+            if self._config.fresh_interpreter:
+                request["fresh"] = True
+            if self._config.max_processes < FEW_PROCESSES:
+                request["few_processes"] = True
+        seconds = self._config.timeout_seconds if timeout is None else timeout
+        max_output = options.get("max_output")
+        stdin = stdin_of(options)
+        terms = Terms(
+            timeout_seconds=checked_timeout(seconds),
+            max_output=self._config.max_output_mb * MIB if max_output is None else max_output,
+            before=self._seen,
+            takes_input=stdin is None and ("pty" in request or request["stdin"]),
+            consumers=consumers_of(options),
+            on_end=lambda: self._touch(-1),
+        )
+        if self._config.env_vars and not request.get("clear_env"):
+            request["env"] = {**self._config.env_vars, **request.get("env", {})}
+        if script is not None:
+            request["text"] = script  # which the guest removes when it is of no more use
+        connection = self._live()
+        stream = connection.open(request)
+        self._touch(+1)
+        command = Command(self, stream, terms)
+        listed = options.get("then_listed", False)
+        if listed is not False:
+            # Asked for now, so that it comes with the result and not after another question.
+            wanted: Request = {"op": "list", "path": ".", "recursive": True}
+            if isinstance(listed, str):
+                wanted = changes_request(listed)
+            command.listing = connection.open(wanted, after=stream)
+        if stdin is not None:
+            command.feed(stdin)
+        return command
+
+    async def _launch_text(
+        self,
+        request: Request,
+        timeout: float | None,
+        options: CommandOptions,
+        path: str,
+        text: str,
+    ) -> Command:
+        """Of a program whose text is too long for the request, and is written first."""
+        try:
+            await self._write(self._asking("write", path), text.encode())
+            return self._launch(request, timeout, options, path)
+        except BaseException:
+            # Nobody will run it, and so the guest would not remove it either.
+            with suppress(SandboxError):
+                await asyncio.shield(self.remove(posixpath.dirname(path), recursive=True))
+            raise
+
+    def _script_path(self, name: str) -> str:
+        """A place of its own for each run, so that concurrent ones do not clash."""
+        return f"/tmp/.paracle-{os.urandom(6).hex()}/{name}"
+
+
+async def _outcome(command: Command) -> CommandResult:
+    command.only_text()
+    try:
+        return await command.wait()
+    except asyncio.CancelledError:
+        await command.kill()
+        raise
+
+
+def text_of(result: CommandResult) -> str:
+    """What a program printed; its stderr as well when it failed."""
+    return result["stdout"] + (result["stderr"] if result["exit_code"] else "")

@@ -1,0 +1,133 @@
+"""Answers that clients do not read: how long they are kept, and how much of them.
+
+A connection with something unsent is looked at each second. One whose client took too little in a
+minute is cut off, whether its request is still answered or long done; so is the largest one of a
+key, or of the key with most, while more is kept than the service has room for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .bodies import Budget
+
+if TYPE_CHECKING:
+    from .joining import JoiningTransport
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a client is waited for, and how much memory all clients have."""
+
+    header_seconds: float = 15.0
+    stall_seconds: float = 60.0
+    # In so many seconds a client that reads takes so much at least, or all there is.
+    stall_bytes: int = 64 << 10
+    look_seconds: float = 1.0
+    unsent_bytes: int = 256 << 20
+    unsent_bytes_per_key: int = 64 << 20
+    unread_bytes: int = 256 << 20
+    unread_bytes_per_key: int = 64 << 20
+    # Beyond it, whoever has waited longest without a request makes room for the next.
+    max_connections: int = 6000
+
+
+@dataclass
+class _Stalled:
+    """A connection with something unsent: since when, and how much it had taken by then."""
+
+    since: float
+    taken: int
+    calls: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Outflow:
+    """All connections of a server that have something unsent. ``on_cut`` is called for each that
+    is cut off."""
+
+    def __init__(self, patience: Patience, on_cut: Callable[[], None] = lambda: None) -> None:
+        self.patience = patience
+        # What clients have sent, and nobody has taken yet.
+        self.unread = Budget(patience.unread_bytes_per_key, patience.unread_bytes)
+        self._on_cut = on_cut
+        self._unsent = Budget(patience.unsent_bytes_per_key, patience.unsent_bytes)
+        self._watched: dict[JoiningTransport, _Stalled] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def total(self) -> int:
+        return self._unsent.total
+
+    def watch(self, transport: JoiningTransport, call: Callable[[], None] | None = None) -> None:
+        """It has something unsent. ``call`` is called when it has nothing more, or is cut off."""
+        now = asyncio.get_running_loop().time()
+        stalled = self._watched.get(transport)
+        if stalled is None:
+            stalled = self._watched[transport] = _Stalled(now, transport.taken)
+        if call is not None:
+            stalled.calls.append(call)
+        if self._timer is None:
+            self._look_later()
+        self._account(transport)
+
+    def forget(self, transport: JoiningTransport) -> None:
+        stalled = self._watched.pop(transport, None)
+        self._unsent.set(transport, transport.key_id, 0)
+        self.unread.set(transport, transport.key_id, 0)
+        for call in stalled.calls if stalled is not None else ():
+            call()
+
+    def cut(self, transport: JoiningTransport) -> None:
+        """Nothing more goes to this client."""
+        self._on_cut()
+        transport.abort()
+        self.forget(transport)
+
+    def oldest(self) -> JoiningTransport | None:
+        """Whose client has not read for longest."""
+        found = self._watched
+        return min(found, key=lambda one: found[one].since) if found else None
+
+    def receive(self, transport: JoiningTransport, amount: int) -> None:
+        """So much of what this client has sent is kept now."""
+        self._keep_within(self.unread, transport, lambda: amount)
+
+    def _account(self, transport: JoiningTransport) -> None:
+        self._keep_within(self._unsent, transport, lambda: transport.unsent)
+
+    def _keep_within(
+        self, budget: Budget, transport: JoiningTransport, amount: Callable[[], int]
+    ) -> None:
+        """Set what a connection has of a budget, and cut off the largest until that is kept: of
+        this key if it has more than its share, else of the key that has most."""
+        key = transport.key_id
+        while not budget.set(transport, key, amount()):
+            victim = budget.largest(key if budget.is_over(key) else None)
+            self.cut(victim)  # type: ignore[arg-type]
+            if victim is transport:
+                return
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.patience.look_seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for transport, stalled in list(self._watched.items()):
+            if not transport.unsent:
+                self._watched.pop(transport, None)
+                self._unsent.set(transport, transport.key_id, 0)
+                for call in stalled.calls:
+                    call()
+            elif transport.taken >= stalled.taken + self.patience.stall_bytes:
+                stalled.since, stalled.taken = now, transport.taken
+            elif now - stalled.since > self.patience.stall_seconds:
+                self.cut(transport)
+        for transport in list(self._watched):
+            self._account(transport)
+        if self._watched:
+            self._look_later()

@@ -1,0 +1,46 @@
+"""What the OpenAPI description says beyond its routes: keys, and requests that may be sent twice.
+
+The gate and the idempotency check both before any route sees a request, so that no route names
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from ..middleware.idempotency import MAX_KEY
+
+_SCHEMES = {
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "The same key"},
+}
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Sent again with the same key and body, it runs once: the answer is the first",
+    "schema": {"type": "string", "maxLength": MAX_KEY, "examples": ["job-17"]},
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Complete what the application tells of itself, when it is first asked."""
+    make = app.openapi
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _completed(make())
+        return app.openapi_schema
+
+    app.openapi = described  # type: ignore[method-assign]
+
+
+def _completed(schema: dict[str, Any]) -> dict[str, Any]:
+    schema["components"]["securitySchemes"] = _SCHEMES
+    schema["security"] = [{name: []} for name in _SCHEMES]
+    for path, operations in schema["paths"].items():
+        if "post" in operations and not path.endswith("/stream"):
+            operations["post"].setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
+    return schema

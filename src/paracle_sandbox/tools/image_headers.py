@@ -1,0 +1,67 @@
+"""What a picture is and how large, read from its first bytes: nothing here decodes one."""
+
+from __future__ import annotations
+
+import struct
+
+_MARKERS_WITHOUT_SIZE = frozenset([0xC4, 0xC8, 0xCC])
+# A profile of colours takes up to 256 segments; who makes more wants to keep us busy.
+_MAX_SEGMENTS = 1000
+
+
+def media_type_of(data: bytes) -> str | None:
+    """None for what is no picture that models take."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return None
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Width and height, as its header says; None when that is cut off or odd."""
+    try:
+        match media_type_of(data):
+            case "image/png":
+                return struct.unpack_from(">II", data, 16)
+            case "image/gif":
+                return struct.unpack_from("<HH", data, 6)
+            case "image/webp":
+                return _webp(data)
+            case "image/jpeg":
+                return _jpeg(data)
+    except struct.error:
+        pass
+    return None
+
+
+def _webp(data: bytes) -> tuple[int, int] | None:
+    kind = data[12:16]
+    if kind == b"VP8X":
+        low, high = struct.unpack_from("<I", data, 23), struct.unpack_from("<I", data, 26)
+        return (low[0] >> 8) + 1, (high[0] >> 8) + 1
+    if kind == b"VP8 ":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    if kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    return None
+
+
+def _jpeg(data: bytes) -> tuple[int, int] | None:
+    """Its segments, one after the other, up to the one that holds the size."""
+    position = 2
+    for _ in range(_MAX_SEGMENTS):
+        mark, kind, length = struct.unpack_from(">BBH", data, position)
+        if mark != 0xFF:
+            return None
+        if 0xC0 <= kind <= 0xCF and kind not in _MARKERS_WITHOUT_SIZE:
+            height, width = struct.unpack_from(">HH", data, position + 5)
+            return width, height
+        position += 2 + length
+    return None

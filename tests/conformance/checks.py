@@ -1,0 +1,27 @@
+"""The checks of the contract as the parameters of a test, with the marks that each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from paracle_sandbox.testing.conformance import all_checks
+
+# A busy machine has not the processors that these ask for.
+READ_CLOCKS = frozenset({"limits.cpu_is_limited"})
+
+
+def parameters(known_failures: dict[str, str]) -> list[object]:
+    """Every check; one that passes by accident though it is known to fail fails the run."""
+    return [
+        pytest.param(check, id=check.name, marks=list(_marks(check.name, known_failures)))
+        for check in all_checks()
+    ]
+
+
+def _marks(name: str, known_failures: dict[str, str]) -> Iterator[pytest.MarkDecorator]:
+    if name in known_failures:
+        yield pytest.mark.xfail(reason=known_failures[name], strict=True)
+    if name in READ_CLOCKS:
+        yield pytest.mark.clock

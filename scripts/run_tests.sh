@@ -11,13 +11,15 @@ python=$1
 # More would be in each other's way: deadlines of what runs inside pass while it waits for its turn.
 AT_ONCE=3
 declare -A lanes=(
-    [docker]="tests/docker tests/images tests/deploy tests/containers
+    [docker]="tests/docker tests/images tests/containers
               tests/conformance/test_docker.py tests/conformance/test_gvisor.py
               tests/conformance/test_podman.py tests/conformance/test_remote_docker.py"
     # Then what attacks native sandboxes: else the lane of all others would be twice as long.
     [incus]="tests/incus tests/hostile"
     # A machine that is emulated; then, because the lane of Incus is the longest, its contract.
     [vm]="tests/vm tests/conformance/test_incus.py"
+    # Every way in, on a machine on which nothing of ours was ever run.
+    [fresh]="tests/fresh tests/deploy"
     # Services, which mostly wait for their clients; then commands, which mostly start Python.
     [service]="tests/service tests/mcp_server tests/agents tests/cli"
 )
@@ -89,7 +91,7 @@ finish() {
 }
 
 # The longest first.
-for name in others incus docker vm service; do
+for name in others incus docker fresh vm service; do
     [ ${#running[@]} -lt "$AT_ONCE" ] || finish
     start "$name"
 done

@@ -5,11 +5,11 @@ its stack every 25 ms; where that thread cannot (a parser in C holds the interpr
 the callback belongs to is looked at afterwards. A callback is *stalled* if it kept its loop for
 longer than the limit, and *ours* if most of those looks found a module of the package in its stack.
 What a busy machine adds is not counted: the time that the thread waited for a processor (the kernel
-keeps it), what the hypervisor took, and the start of a process, which waits for that one's turn. A
-disk that is busy with other things is measured: once a callback waits for longer than a moment, a
-thread makes and removes a file of its own, and as long as that takes is not counted. Importing a
-module is not counted either, since it happens once; nor is, in the process of the tests, what the
-garbage collector takes to go through what the tests have left.
+keeps it), what the hypervisor took, and the start of a process or a thread, which waits for that
+one's turn. A disk that is busy with other things is measured: once a callback waits for longer than
+a moment, a thread makes and removes a file of its own, and as long as that takes is not counted.
+Importing a module is not counted either, since it happens once; nor is, in the process of the
+tests, what the garbage collector takes to go through what the tests have left.
 
 ``install()`` watches this process; ``stalls()`` hands over what was found since the last call. For
 processes that tests start there is the folder ``watched``: with it on PYTHONPATH they watch
@@ -56,6 +56,7 @@ _PACKAGE = re.compile(r"/paracle_sandbox/(?!testing/)")
 _TESTS = str(Path(__file__).parent) + os.sep
 _LOOP = re.compile(r"/asyncio/(runners|base_events|events)\.py$|/loop_watch\.py$")
 _IMPORT = "<frozen importlib._bootstrap>"
+_STARTS = {("subprocess.py", "_execute_child"), ("threading.py", "start")}
 _COROUTINE = 0x80 | 0x100 | 0x200  # the code flags of coroutines and asynchronous generators
 _CLONE_FILES = 0x400
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -287,7 +288,7 @@ def _describe(innermost: FrameType | None) -> tuple[bool, list[str]]:
     caller = ""
     for entry in frames:
         name = entry.f_code.co_filename
-        if name == _IMPORT or entry.f_code.co_name == "_execute_child":
+        if name == _IMPORT or (os.path.basename(name), entry.f_code.co_name) in _STARTS:
             return False, stack
         if _PACKAGE.search(name) and not ours:
             theirs = caller.startswith(_TESTS) or caller.endswith(".md") or caller == "<string>"

@@ -1,26 +1,28 @@
 """What the documentation shows works in containers too, as it stands.
 
-The examples and pages are those of ``tests/docs``; only the backend is another.
+The examples and pages are those of ``tests/fresh``; only the backend is another.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pages import REPOSITORY, Block, blocks
-from test_examples import EXAMPLES, SAYS, UNSAFE, directory, names, run_block, run_program
 
 import engines
-
-__all__ = ["directory", "names"]  # fixtures
+from docs.pages import REPOSITORY, Block, blocks
+from fresh.test_documentation import EXAMPLES, SAYS, files_of_the_pages
 
 PAGES = ["README.md", "docs/guide.md"]
+# Of templates, which are native's; of images of other engines; and what does not end by itself.
+UNSAFE = ("paracle template build", "paracle sandbox execute --template",
+          "paracle image build --incus", "paracle serve")  # fmt: skip
 # Commands that take a backend. `cleanup --all --force` would end sandboxes of other tests.
 _COMMAND = re.compile(r"paracle sandbox (execute|test|health)\b")
 _ELSEWHERE = re.compile(r"--backend|--template")
@@ -70,15 +72,12 @@ def test_example(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-async def test_python_blocks(page: str, names: dict[str, Any]) -> None:
-    given = dict(names)
-    assert type(given["sandbox"]._backend).__name__ == "DockerBackend"
-    for block in blocks(page, "python"):
-        if "asyncio.run(" in block.text:
-            run_program(block)
-            continue
-        await run_block(block, names)
-        names.update({name: given[name] for name in ("executor", "manager", "sandbox")})
+def test_python_of_a_page(page: str) -> None:
+    given = json.dumps([dataclasses.asdict(block) for block in blocks(page, "python")])
+    follow = REPOSITORY / "tests/docs/follow.py"
+    done = subprocess.run([sys.executable, str(follow), "DockerBackend"], input=given,
+                          capture_output=True, text=True, timeout=280)  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def command_lines() -> list[tuple[Block, str]]:
@@ -94,12 +93,13 @@ def command_lines() -> list[tuple[Block, str]]:
 @pytest.mark.parametrize(
     ("block", "line"), [pytest.param(*c, id=c[1][:60]) for c in command_lines()]
 )
-def test_command(block: Block, line: str, directory: Path) -> None:
+def test_command(block: Block, line: str, tmp_path: Path) -> None:
     if "--backend gvisor" in line:
         engines.require("gvisor")
     if not _ELSEWHERE.search(line):
         line = _COMMAND.sub(r"\g<0> --backend docker", line)
-    done = subprocess.run(["sh", "-c", line], cwd=directory, capture_output=True, text=True,
+    folder = files_of_the_pages(tmp_path / "files")
+    done = subprocess.run(["sh", "-c", line], cwd=folder, capture_output=True, text=True,
                           timeout=240, stdin=subprocess.DEVNULL)  # fmt: skip
     assert done.returncode == 0, f"{block}: {line}\n{done.stdout}{done.stderr}"
 

@@ -1,8 +1,10 @@
 """A machine on which nothing of ours was ever run: empty data, state, cache and home directories.
 
 What pip installs comes from a package index of the test on the loopback: tiny packages with the
-names of the default template, which are given out only after the test has said so. So a program
+names of those of all templates, which are given out only after the test has said so. So a program
 that has printed before that has not waited for them, however slow the machine is.
+
+Every process watches its event loops (``loop_watch``), but for those of a virtual environment.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+import loop_watch
 from cli.paracle_cli import SOURCE, Cli, make_wheel, wait_for
 from conformance.test_as_user import USER, interpreter, readable_packages
 from paracle_sandbox.backends.native.template_kinds import PACKAGES
@@ -64,6 +67,9 @@ class Index:
         self.server.server_close()
 
 
+NO_INDEX = "http://127.0.0.1:9/simple"
+
+
 class Machine(Cli):
     """``paracle`` as root or as an ordinary user, below a home that was empty at first."""
 
@@ -76,20 +82,32 @@ class Machine(Cli):
             PYTHONPATH=path, XDG_RUNTIME_DIR=str(home / "run"), XDG_CACHE_HOME=str(home / "cache"),
             TMPDIR=str(home / "tmp"), PIP_CONFIG_FILE=os.devnull, PYTHONDONTWRITEBYTECODE="1",
         )  # fmt: skip
+        self.env[loop_watch.REPORT_VARIABLE] = str(self.stalls)
         if user is not None:  # finds its directories below its home by itself
             del self.env["PARACLE_STATE_DIR"], self.env["PARACLE_DATA_DIR"]
             self.state = home / "run/paracle-sandbox"
         for folder in (home / "run", home / "tmp"):
             folder.mkdir(mode=0o700)
-        if user is not None:
-            for folder in (home, home / "run", home / "tmp"):
-                os.chown(folder, user, user)
+        self.owns(home)
+
+    @property
+    def stalls(self) -> Path:
+        """Where its processes tell of event loops that stood still."""
+        return self.home / "stalls"
+
+    def use(self, loop: str) -> None:
+        """From now on with this event loop, asyncio's or uvloop."""
+        self.env["PARACLE_TEST_EVENT_LOOP"] = loop
 
     def argv(self, *words: str) -> list[str]:
         return self.python("-m", "paracle_sandbox", *words)
 
+    def interpreter(self, *words: str) -> list[str]:
+        """Python, for a process that is its user already."""
+        return [self._interpreter, *words]
+
     def python(self, *words: str) -> list[str]:
-        return self.become(self._interpreter, *words)
+        return self.become(*self.interpreter(*words))
 
     def become(self, *words: str) -> list[str]:
         """A command, as the user of this machine."""
@@ -115,18 +133,21 @@ class Machine(Cli):
         return any(self.home.rglob("paracle-template.json"))
 
     def builders(self) -> list[str]:
-        return builders(self.home)
+        """Processes that install something below its home."""
+        found = []
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                line = file.read_bytes()
+                if str(self.home).encode() in line and b"templates" in line:
+                    found.append(file.parent.name)
+        return found
 
-
-def builders(home: Path) -> list[str]:
-    """Processes that install something below this home."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            line = file.read_bytes()
-            if str(home).encode() in line and b"templates" in line:
-                found.append(file.parent.name)
-    return found
+    def owns(self, *paths: Path) -> None:
+        """These are its user's, with all that is in them."""
+        if self.user is not None:
+            for path in paths:
+                for one in (path, *path.rglob("*")):
+                    os.chown(one, self.user, self.user, follow_symlinks=False)
 
 
 @pytest.fixture(scope="session")
@@ -142,16 +163,22 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def user_path(place: Path) -> str:
-    """PYTHONPATH of the ordinary user: our source and what it imports, where it can read them."""
-    return f"{shutil.copytree(SOURCE, place / 'src')}:{readable_packages(place)}"
+    """PYTHONPATH of the ordinary user: our source, what it imports, and what watches it, where it
+    can read them."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    watched = shutil.copytree(loop_watch.WATCHED, place / "tests/watched", ignore=ignore)
+    shutil.copy(loop_watch.__file__, place / "tests")
+    source = shutil.copytree(SOURCE, place / "src", ignore=ignore)
+    shutil.copytree(SOURCE.parent / "docker", place / "docker")  # what images are made of
+    return f"{watched}:{source}:{readable_packages(place)}"
 
 
 @pytest.fixture(scope="session")
 def wheels(place: Path) -> Path:
     folder = place / "wheels"
     folder.mkdir()
-    for name in PACKAGES["default"]:
-        make_wheel(folder, name)
+    for name in {name for names in PACKAGES.values() for name in names}:
+        make_wheel(folder, name.replace("-", "_"))
     return folder
 
 
@@ -166,9 +193,18 @@ def machines(
     request: pytest.FixtureRequest, place: Path, index: Index, user_path: str
 ) -> Iterator[Callable[[], Machine]]:
     """Each call is one more."""
-    if request.param == "user" and os.geteuid() != 0:
+    with new_machines(request.param, place, index, user_path) as make:
+        yield make
+
+
+@contextmanager
+def new_machines(
+    who: str, place: Path, index: Index, user_path: str
+) -> Iterator[Callable[[], Machine]]:
+    """Of root or of an ordinary user. In the end nothing may be left of what ran on them."""
+    if who == "user" and os.geteuid() != 0:
         pytest.skip("that is who runs the tests")
-    user = USER if request.param == "user" else None
+    user = USER if who == "user" else None
     python = sys.executable if user is None else interpreter()
     made = []
 
@@ -183,6 +219,7 @@ def machines(
     for machine in made:
         wait_for(lambda machine=machine: not machine.builders(), 60)
         wait_for(lambda machine=machine: not machine.remains())
+        assert not machine.stalls.exists(), machine.stalls.read_text()
 
 
 @pytest.fixture

@@ -24,20 +24,21 @@ from mcp.client.streamable_http import streamable_http_client
 from agents.broken_project import broken_project, check_mended, fixing, words
 from agents.model_server import model_server
 from cli.paracle_cli import end, wait_for
-from fresh.conftest import Index, Machine
+from fresh.conftest import NO_INDEX, Index, Machine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="native sandboxes need Linux")
 
 # The packages of the test's index know only this.
 WANTING = "import requests; print(requests.version)"
 FIRST_OUTPUT_SECONDS = 2.0
-NO_INDEX = "http://127.0.0.1:9/simple"
-LOOPS = {"asyncio": "import asyncio as loop", "uvloop": "import uvloop as loop"}
+LOOPS = ("asyncio", "uvloop")
 
 
+@pytest.mark.parametrize("loop", LOOPS)
 def test_the_first_program_runs_before_the_template_is_there(
-    machine: Machine, index: Index
+    machine: Machine, index: Index, loop: str
 ) -> None:
+    machine.use(loop)
     first = machine.run("sandbox", "execute", machine.program("print('first')"))
     assert (first.code, first.stdout) == (0, "first\n"), first
     assert first.stderr.count("Building the default template, once") == 1
@@ -112,7 +113,7 @@ def test_a_person_who_waits_sees_what_is_done(machine: Machine, index: Index) ->
 def test_a_live_sandbox_gains_the_packages(machine: Machine, index: Index, loop: str) -> None:
     """run_async() and a sandbox of a manager, in one program that uses this event loop."""
     source = f"""
-{LOOPS[loop]}
+import {loop} as loop
 import paracle_sandbox as p
 async def main():
     print((await p.run_async("print('run')"))["result"]["stdout"], end="", flush=True)
@@ -137,12 +138,16 @@ loop.run(main())
     assert (process.returncode, out) == (0, "1.0\n1.0\n"), err
 
 
-def test_run_in_a_script_and_in_a_notebook(machine: Machine) -> None:
-    source = """
+@pytest.mark.parametrize("loop", LOOPS)
+def test_run_in_a_script_and_in_a_notebook(machine: Machine, loop: str) -> None:
+    machine.use(loop)
+    source = f"""
 import asyncio, paracle_sandbox as p
 def go(): print(p.run("print('out')")["result"]["stdout"], end="", flush=True)
 go()
-async def cell(): go()
+async def cell():
+    assert type(asyncio.get_running_loop()).__module__.startswith("{loop}")
+    go()
 asyncio.run(cell())
 """
     process = machine.starts(source)
@@ -204,8 +209,12 @@ def curl(line: list[str]) -> Any:
     return json.loads(subprocess.run(line, capture_output=True, check=True, timeout=120).stdout)
 
 
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("way", ["stdio", "http"])
-async def test_the_first_call_of_an_mcp_client(machine: Machine, index: Index, way: str) -> None:
+async def test_the_first_call_of_an_mcp_client(
+    machine: Machine, index: Index, way: str, loop: str
+) -> None:
+    machine.use(loop)
     if way == "stdio":
         command, *arguments = machine.argv("mcp")
         server = StdioServerParameters(command=command, args=arguments, env=machine.env)
@@ -240,12 +249,15 @@ async def call(client: Client, tool: str, **arguments: str) -> str:
     return str((await client.call_tool(tool, arguments)).content[0].text)  # type: ignore[union-attr]
 
 
-def test_the_first_task_of_an_agent(machine: Machine) -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("packages", ["packages on the way", "no index"])
+def test_the_first_task_of_an_agent(machine: Machine, packages: str, loop: str) -> None:
+    machine.use(loop)
     machine.env["OPENAI_API_KEY"] = "test"
+    if packages == "no index":
+        machine.env["PIP_INDEX_URL"] = NO_INDEX
     project = broken_project(machine.home / "project")
-    if machine.user is not None:
-        for path in (project, *project.rglob("*")):
-            os.chown(path, machine.user, machine.user)
+    machine.owns(project)
     with model_server(fixing) as chat:
         done = machine.run(*words(chat), "--workspace", str(project), "--apply", "--output",
                            "result.json")  # fmt: skip

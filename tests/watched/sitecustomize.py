@@ -1,7 +1,8 @@
 """Imported by each Python that has this folder on PYTHONPATH: it watches its event loops.
 
 Only once there is an asyncio, so that a command without a loop starts as it does elsewhere, and one
-with a loop imports what it would have imported.
+with a loop imports what it would have imported. With PARACLE_TEST_EVENT_LOOP=uvloop, every program
+runs as one whose author has chosen uvloop for it.
 """
 
 import os
@@ -17,6 +18,20 @@ def _watch() -> None:
     sys.path.pop()
     loop_watch.watch_uvloop()
     loop_watch.install(Path(os.environ[loop_watch.REPORT_VARIABLE]))
+    if os.environ.get("PARACLE_TEST_EVENT_LOOP") == "uvloop":
+        _choose_uvloop()
+
+
+def _choose_uvloop() -> None:
+    import asyncio
+
+    class Policy(asyncio.DefaultEventLoopPolicy):
+        def new_event_loop(self) -> asyncio.AbstractEventLoop:
+            import uvloop
+
+            return uvloop.new_event_loop()
+
+    asyncio.set_event_loop_policy(Policy())
 
 
 class _WithAsyncio:

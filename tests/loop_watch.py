@@ -207,6 +207,13 @@ def environment(*paths: str | Path) -> dict[str, str]:
     }
 
 
+def watched_environment() -> dict[str, str]:
+    """That of this process, for one of its own that is to watch itself too."""
+    source = Path(__file__).resolve().parents[1] / "src"
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return {**os.environ, **environment(source, *paths)}
+
+
 def stalls() -> list[str]:
     """What was found since the last call, each with the stack that it stood in; also by processes
     that were started with ``environment()``."""

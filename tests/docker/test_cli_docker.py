@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import engines
+import loop_watch
 from paracle_sandbox import Sandbox, SandboxConfig
 from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.registry import get_backend
@@ -28,7 +29,8 @@ class Commands:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {
-            **os.environ, "DOCKER_HOST": engines.DOCKER_HOST, "HOME": str(home),
+            **loop_watch.watched_environment(), "DOCKER_HOST": engines.DOCKER_HOST,
+            "HOME": str(home),
             "PARACLE_STATE_DIR": f"{home}/state", "PARACLE_DATA_DIR": f"{home}/data",
             "INCUS_SOCKET": f"{home}/none.sock",
         }  # fmt: skip

@@ -20,6 +20,7 @@ import pytest
 from container_fixtures import BACKENDS
 
 import engines
+import loop_watch
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.config import SandboxConfig
@@ -58,7 +59,8 @@ def owner(engine: str, count: int) -> Iterator[tuple[subprocess.Popen[str], dict
         }  # fmt: skip
         command = [sys.executable, str(HERE / "owner_program.py"), engine, str(count)]
         process = subprocess.Popen([*command, json.dumps(options)], text=True,
-                                   stdout=subprocess.PIPE)  # fmt: skip
+                                   stdout=subprocess.PIPE,
+                                   env=loop_watch.watched_environment())  # fmt: skip
         try:
             assert process.stdout is not None
             ids = json.loads(process.stdout.readline())

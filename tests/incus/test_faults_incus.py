@@ -18,6 +18,7 @@ import pytest
 from incus_fixtures import CONFIG, Make
 
 import immutable
+import loop_watch
 from event_loops import use_in_several
 from paracle_sandbox.backends.incus.backend import IncusBackend
 from paracle_sandbox.backends.incus.images import image_source
@@ -244,6 +245,7 @@ class _owner:  # noqa: N801  used as a function
         self._process = subprocess.Popen(
             [sys.executable, str(OWNER), what, json.dumps(options)],
             stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env=loop_watch.watched_environment(),
         )  # fmt: skip
 
     def __enter__(self) -> subprocess.Popen[str]:

@@ -20,7 +20,8 @@ async def sleeps(): time.sleep(0.5)
 async def parses(text): json.loads(text)
 async def is_patient(): await asyncio.sleep(0.5)
 def plain(): time.sleep(0.5)
-import asyncio
+async def begins_threads(): [threading.Thread(target=len, args=("",)).start() for _ in range(9)]
+import asyncio, threading
 """
 
 
@@ -68,6 +69,19 @@ async def test_a_machine_that_is_busy_is_not(module) -> None:
         for other in others:
             other.kill()
             other.wait()
+
+
+async def test_a_thread_that_has_to_wait_for_its_turn_is_not(module, monkeypatch) -> None:
+    """Whoever starts one waits until it runs."""
+    started = threading.Event.set
+
+    def set_late(event: threading.Event) -> None:
+        time.sleep(0.05)
+        started(event)
+
+    monkeypatch.setattr(threading.Event, "set", set_late)
+    await asyncio.create_task(module.begins_threads())
+    assert loop_watch.stalls() == []
 
 
 def _spread(seconds: float) -> list[str]:

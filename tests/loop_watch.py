@@ -56,7 +56,12 @@ _PACKAGE = re.compile(r"/paracle_sandbox/(?!testing/)")
 _TESTS = str(Path(__file__).parent) + os.sep
 _LOOP = re.compile(r"/asyncio/(runners|base_events|events)\.py$|/loop_watch\.py$")
 _IMPORT = "<frozen importlib._bootstrap>"
-_STARTS = {("subprocess.py", "_execute_child"), ("threading.py", "start")}
+_STARTS = {
+    ("subprocess.py", "_execute_child"),
+    ("threading.py", "start"),
+    # It starts the spawner with os.posix_spawn, which holds the interpreter until that one runs.
+    ("spawner_process.py", "_launch"),
+}
 _COROUTINE = 0x80 | 0x100 | 0x200  # the code flags of coroutines and asynchronous generators
 _CLONE_FILES = 0x400
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -282,7 +282,7 @@ def test_a_stock_is_filled_for_whoever_asks_again_at_once(monkeypatch: pytest.Mo
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with owner, control:
         spawner = spawner_on(control)
-        spawner._rehearsed, spawner._quiet_at = True, float("inf")
+        spawner._quiet_at = float("inf")
         spawner._heat = Heat(object())  # type: ignore[arg-type]
         begun: list[Shape] = []
         monkeypatch.setattr(spawner, "_start_child", lambda shape, *_, **__: begun.append(shape))
@@ -304,7 +304,7 @@ def test_a_deep_stock_is_filled_after_a_burst(
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with owner, control:
         spawner = spawner_on(control)
-        spawner._rehearsed, spawner._quiet_at = True, float("-inf" if quiet else "inf")
+        spawner._quiet_at = float("-inf" if quiet else "inf")
         spawner._stock_size = 10
         spawner._parked.extend([object()] * parked)  # type: ignore[list-item]
         begun: list[Shape] = []

@@ -143,35 +143,6 @@ class Guest:
                 self._foresight.fork(self._rehearse_command)
             self._loop.run_once(block=not busy)
 
-    def rehearse(self) -> None:
-        """Be a guest for a moment, to nobody at the other end, in what guests are forked from: they
-        need not copy the pages that they write to only the first time. Leaves dumpable changed."""
-        self._greet()
-        self._take_turns()
-        self._channel.flush()
-        self._rehearse_command()
-        self._loop.run_once(block=False)
-        self._oom.close()
-
-    def rehearse_programs(self, ask: Callable[[bytes], int], count: int) -> None:
-        """Have programs run one after the other, where nothing that is done to processes happens.
-        ``ask`` has a frame arrive. Raises RuntimeError if they did not come to their end."""
-        self._wakeup_fd, news = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            for number in range(1, count + 1):
-                self._foresight.fork(self._rehearse_command)
-                ask(frames.encode(frames.OPEN, number, REQUEST))
-                self._receive()
-                os.write(news, b"x")
-                self._reap()
-                self._channel.flush()
-            if self._jobs or self._foresight.programs != count:
-                raise RuntimeError("a program did not come to its end")
-        finally:
-            os.close(self._wakeup_fd)
-            os.close(news)
-            self._oom.close()
-
     def _greet(self) -> None:
         self._channel.open(self._receive, self._more_room)
         python = "%d.%d.%d" % sys.version_info[:3]

@@ -123,7 +123,7 @@ def run_child(start: Start, channel: int, report: int) -> NoReturn:
                 if shape.network == "host" and start.own_network >= 0:
                     kernel.setns(start.own_network, kernel.CLONE_NEWNET)
             start.place.enter(slot, shape, identity, disk_bytes, _steps(start, status))
-            keep_only(channel, status.detach())
+            _keep_only(channel, status.detach())
             status = socket.socket(fileno=_STATUS_FD)
             confine(
                 slot,
@@ -153,7 +153,7 @@ def _steps(start: Start, report: socket.socket) -> Steps:
     return Steps(start.failpoints, lambda step: _pause_at(report, step))
 
 
-def keep_only(channel: int, status: int) -> None:
+def _keep_only(channel: int, status: int) -> None:
     """/dev/null, stderr until confined, the channel, the status socket, and no other."""
     high_channel, high_status = os.dup(channel), os.dup(status)
     null = os.open("/dev/null", os.O_RDWR)

@@ -41,7 +41,6 @@ _AT_RECURSIVE = 0x8000
 _AT_FDCWD = -100
 
 PR_SET_PDEATHSIG = 1
-PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
@@ -156,25 +155,6 @@ def setns(fd: int, kind: int) -> None:
 def pivot_root(new_root: str, put_old: str) -> None:
     new, old = (in_memory(os.fsencode(p) + b"\0") for p in (new_root, put_old))
     _syscall(_SYS_PIVOT_ROOT, new_root, ctypes.addressof(new), ctypes.addressof(old))
-
-
-def trim_heap() -> int:
-    """Give back what the C library keeps for later. Returns where its memory ends now; a library
-    other than GNU's may have its memory elsewhere, and keeps it."""
-    if hasattr(_libc, "malloc_trim"):
-        _libc.malloc_trim(ctypes.c_size_t(0))
-    _libc.sbrk.restype = ctypes.c_size_t
-    return int(_libc.sbrk(ctypes.c_size_t(0)))
-
-
-def take_memory(size: int) -> int:
-    """Memory of the C library's, which is not written to. Returns where it is; 0: there is none."""
-    _libc.malloc.restype = ctypes.c_size_t
-    return int(_libc.malloc(ctypes.c_size_t(size)))
-
-
-def give_memory_back(address: int) -> None:
-    _libc.free(ctypes.c_void_p(address))
 
 
 def prctl(option: int, argument: int = 0) -> int:

@@ -71,7 +71,6 @@ class Spawner:
         self._stock_grant = Grant.asked(options["stock_grant"])
         self._wanted: dict[str, Any] | None = options["first"]
         self._idle_modules: list[str] = options["idle_modules"]
-        self._rehearsed = False
         self._failpoints: dict[str, str] = options["failpoints"]
         self._steps = Steps(self._failpoints, self._at_failpoint)
         self._owner_fd: int = options["owner_fd"]
@@ -129,10 +128,7 @@ class Spawner:
         """Whether there is something to do ahead of need. One child at a time."""
         if not self._stock_size or self._starting:
             return False
-        return not self._zygote_ready() or len(self._parked) < self._stock_size
-
-    def _zygote_ready(self) -> bool:
-        return self._rehearsed and not self._idle_modules
+        return bool(self._idle_modules) or len(self._parked) < self._stock_size
 
     # -- requests ------------------------------------------------------------------------
 
@@ -456,27 +452,18 @@ class Spawner:
 
     def _use_idle_time(self) -> None:
         """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
-        hot = (self._heat.in_burst or self._heat.lasts) and self._zygote_ready()
+        hot = (self._heat.in_burst or self._heat.lasts) and not self._idle_modules
         quiet = time.monotonic() >= self._quiet_at
         self._networks.let_go(quiet)
         if self._busy or not self._wants_work() or not (hot or quiet):
             return
         if self._idle_modules:
             self._zygote.preload([self._idle_modules.pop(0)])
-        elif not self._rehearsed:
-            self._rehearsed = True
-            self._rehearse()
         elif len(self._parked) < (self._stock_size if quiet else _LOW_STOCK):
             try:
                 self._start_child(self._stock_shape, self._stock_grant, ahead=True)
             except StepFailed:
                 self._stock_size = 0  # the next request meets the same step and reports it
-
-    def _rehearse(self) -> None:
-        resources, shape = self._resources, self._stock_shape
-        child = Child("rehearsal", shape, resources.take_identity(), self._stock_grant)
-        self._zygote.rehearse(child, {**self._setup, "working_dir": shape.working_dir})
-        resources.give_identity_back(child.identity)
 
     def _at_failpoint(self, step: str) -> None:
         """Have the owner die here. From this pid namespace it cannot be signalled, so it is asked

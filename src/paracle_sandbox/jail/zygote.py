@@ -5,8 +5,7 @@
 A fork shares the memory of its parent until one of them writes to it, page by page. The spawner
 writes all the time: each sandbox would be left with its own copy of what the spawner had, and the
 spawner would copy its pages again after each fork. The zygote does nothing but import what programs
-may want, go through what its children will do (`rehearsal`), and fork. Sandboxes die with it, and
-it dies with the spawner, which is PID 1.
+may want, and fork. Sandboxes die with it, and it dies with the spawner, which is PID 1.
 
 Messages are a word and what goes with it, one a packet. What is only for a child is sent over the
 child's own socket: what the zygote hears is in the memory of every later sandbox.
@@ -38,8 +37,7 @@ from ..guest.main import file_operations
 from ..guest.python.interpreter_state import add_packages, forget_guest, imported_names, reset_hooks
 from ..guest.python.program import make_ready
 from . import kernel
-from .child import Child, Order, Start, run_child
-from .warmup.rehearsal import rehearse
+from .child import Child, Start, run_child
 
 _MAX_MESSAGE = 1 << 16
 # What steps of `confine`, and of entering a place, take.
@@ -85,10 +83,6 @@ class Zygote:
         missing, _ = self._ask(b"import", json.dumps(modules).encode())
         return list(json.loads(missing))
 
-    def rehearse(self, child: Child, setup: dict[str, Any]) -> None:
-        """Have it do once what each child like this one will do."""
-        self._ask(b"rehearse", child.order(setup))
-
     def begin_fork(self, child: Child, setup: dict[str, Any]) -> None:
         """Have the process forked that becomes PID 1 of a new pid namespace. Raises OSError.
 
@@ -131,7 +125,7 @@ class Zygote:
 
 def _serve(control: socket.socket, start: Start) -> NoReturn:
     """The zygote itself."""
-    operations = {b"import": _import, b"rehearse": _rehearse, b"fork": _fork}
+    operations = {b"import": _import, b"fork": _fork}
     try:
         _give_up_privileges(start)
         add_packages(site.getsitepackages([sys.base_prefix, sys.base_exec_prefix]))
@@ -169,21 +163,6 @@ def _import(modules: bytes, _fds: list[int], _start: Start) -> _Answer:
     gc.collect()
     gc.freeze()
     return json.dumps(missing).encode(), []
-
-
-def _rehearse(order: bytes, _fds: list[int], start: Start) -> _Answer:
-    try:
-        _kept.extend(rehearse(Order.read(order), start))
-    except Exception as error:  # noqa: BLE001 - it is for the sake of memory: all works without
-        os.write(2, f"rehearsal: {error!r}\n".encode())
-    gc.collect()
-    gc.freeze()
-    with contextlib.suppress(AttributeError):  # a C library that has no such thing
-        kernel.trim_heap()
-    return b"done", []
-
-
-_kept: list[object] = []
 
 
 def _try_import(name: str) -> bool:

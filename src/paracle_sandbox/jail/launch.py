@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 
 from . import kernel
 from .limits.cgroups import enter_own
-from .warmup.shared_text import share_code
 
 _MAX_MESSAGE = 1 << 16
 # How long a spawner takes until it makes its first sandbox, and how long entering a group has an
@@ -109,7 +108,6 @@ def _prepare(package_path: str) -> None:
     gc.enable()
     # What is ours was found here; what a sandbox imports must not be.
     sys.path.remove(package_path)
-    share_code()
 
 
 def _import_everything() -> None:

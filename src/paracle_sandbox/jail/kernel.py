@@ -55,8 +55,6 @@ _SYS_CLOSE_RANGE = 436
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(os.uname().machine, -1)
 
-_PIDFD_GET_NET_NAMESPACE = 0xFF04
-
 _SIOCSIFFLAGS = 0x8914
 _SIOCADDRT = 0x890B
 _SIOCSIFADDR = 0x8916
@@ -239,11 +237,6 @@ def _add_route(probe: socket.socket, place: str, gateway: str, flags: int) -> No
 
 def _inet(address: str) -> bytes:
     return struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
-
-
-def network_of(pidfd: int) -> int:
-    """A descriptor of a process's network namespace. Kernels before 6.11 cannot."""
-    return fcntl.ioctl(pidfd, _PIDFD_GET_NET_NAMESPACE)
 
 
 def loopback_up() -> None:

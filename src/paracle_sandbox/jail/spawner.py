@@ -34,7 +34,6 @@ from .child import GO, Child
 from .confine import Shape, StepFailed, Steps
 from .limits.cgroup_keepalive import Heat
 from .limits.sandbox_resources import Grant, Process
-from .networks import EndingNetworks
 from .resources import Resources
 from .zygote import Zygote
 
@@ -86,7 +85,6 @@ class Spawner:
         self._slots = 0
         self._quiet_at = 0.0
         self._heat = Heat(resources.cgroups)
-        self._networks = EndingNetworks()
         self._selector = selectors.DefaultSelector()
         self._ends = False
 
@@ -122,7 +120,7 @@ class Spawner:
         until_quiet = self._quiet_at - time.monotonic()
         if until_quiet > 0 and (until_beat := self._heat.until_beat()) is not None:
             return until_beat
-        return max(0.0, until_quiet) if self._networks or self._wants_work() else None
+        return max(0.0, until_quiet) if self._wants_work() else None
 
     def _wants_work(self) -> bool:
         """Whether there is something to do ahead of need. One child at a time."""
@@ -336,7 +334,6 @@ class Spawner:
     def _kill(self, child: Child) -> None:
         if child.state != "dying":
             child.state = "dying"
-            self._networks.hold(child.pidfd, child.shape.network)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
             self._resources.place.let_die(child.slot)
@@ -446,7 +443,6 @@ class Spawner:
         self._resources.give_identity_back(child.identity)
         child.close()
         self._tell(child)
-        self._networks.let_go()
 
     # -- idle time and end ---------------------------------------------------------------
 
@@ -454,7 +450,6 @@ class Spawner:
         """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
         hot = (self._heat.in_burst or self._heat.lasts) and not self._idle_modules
         quiet = time.monotonic() >= self._quiet_at
-        self._networks.let_go(quiet)
         if self._busy or not self._wants_work() or not (hot or quiet):
             return
         if self._idle_modules:

@@ -10,16 +10,13 @@ import fcntl
 import gc
 import mmap
 import os
-import select
 import signal
 import sys
-import time
 from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 from ..channel import frames
 from . import kernel
 from .loop import READ, Loop
-from .prefork.early_exit import forget_told, told_ends
 from .prefork.policy import REQUEST, Foresight
 from .processes.command import Command
 from .processes.kill_leftovers import Leftovers
@@ -33,9 +30,6 @@ from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
-# For so long a request waits at most for the process of one that has ended, which takes a moment
-# where there is much memory to free, or little of the processor to be had.
-GOING_SECONDS = 0.25
 
 
 def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None) -> NoReturn:
@@ -216,11 +210,9 @@ class Guest:
         if op == "ping":
             wire.result({})
             return None
-        self._see_ends_through()
         if op != "python":
             self._texts.remove()
         if op in ("exec", "python"):
-            forget_told()
             text = parse_text(request)
             if text is not None:
                 self._texts.need(wire.number, text)
@@ -323,9 +315,6 @@ class Guest:
             os.read(self._wakeup_fd, 4096)
         except BlockingIOError:
             pass
-        for pid, status in told_ends():
-            if self._children.end_direct(pid):
-                self._direct_ended(status << 8)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -346,17 +335,6 @@ class Guest:
                     command.on_keeper_end()
             else:
                 self._children.remove(pid)
-
-    def _see_ends_through(self) -> None:
-        """Whatever a program had can be had by the next, unless it takes long to go."""
-        if not self._children.ending:
-            return
-        news = select.poll()
-        news.register(self._wakeup_fd, select.POLLIN)
-        deadline = time.monotonic() + GOING_SECONDS
-        while self._children.ending and time.monotonic() < deadline:
-            news.poll(1000 * GOING_SECONDS)
-            self._reap()
 
     def _direct_ended(self, status: int) -> None:
         command = self._children.direct_owner

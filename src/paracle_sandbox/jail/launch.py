@@ -22,13 +22,8 @@ import sys
 from typing import Any, NoReturn
 
 from . import kernel
-from .limits.cgroups import enter_own
 
 _MAX_MESSAGE = 1 << 16
-# How long a spawner takes until it makes its first sandbox, and how long entering a group has an
-# effect on who does it next.
-_FIRST_SECONDS = 0.06
-_HOT_SECONDS = 0.008
 
 
 def main(control: socket.socket, package_path: str) -> NoReturn:
@@ -37,28 +32,22 @@ def main(control: socket.socket, package_path: str) -> NoReturn:
         os.chdir("/")
         # What the owner's parents left open is no business of ours.
         kernel.close_from(control.fileno() + 1)
-        forerunner = _send_forerunner()
         rootless = os.geteuid() != 0
         step = "user namespace"
         if rootless:
             _become_root_of_a_user_namespace()
         step = "pid namespace"
         kernel.unshare(kernel.CLONE_NEWPID)
-        told, tell = os.pipe()
         spawner = os.fork()
     except OSError as error:
         _give_up(control, step, error)
     if spawner == 0:
-        os.close(told)
-        _become_spawner(control, package_path, tell, rootless=rootless)
+        _become_spawner(control, package_path, rootless=rootless)
     control.close()
-    os.close(tell)
-    os._exit(_accompany(spawner, forerunner, told))
+    os._exit(_wait(spawner))
 
 
-def _become_spawner(
-    control: socket.socket, package_path: str, tell: int, *, rootless: bool
-) -> NoReturn:
+def _become_spawner(control: socket.socket, package_path: str, *, rootless: bool) -> NoReturn:
     """Get ready, hear what for, and do it."""
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -68,36 +57,12 @@ def _become_spawner(
         _give_up(control, "start", error)
     if not packet:
         os._exit(0)  # started ahead of a need that did not come
-    os.write(tell, b"x")
-    os.close(tell)
     try:
         _serve(control, {**json.loads(packet), "rootless": rootless, "owner_fd": fds[0]})
     except OSError as error:
         _report(control, "spawner", error)
         os._exit(1)
     os._exit(0)
-
-
-def _accompany(spawner: int, forerunner: int, told: int) -> int:
-    """What is left to do for the launcher, until the end of the spawner."""
-    is_wanted = os.read(told, 1)  # nothing when it is gone
-    os.close(told)
-    os.waitpid(forerunner, 0)
-    if is_wanted:
-        # Nobody waits for us: keep the way clear until the first sandbox enters its group.
-        enter_own(_FIRST_SECONDS, _HOT_SECONDS)
-    return _wait(spawner)
-
-
-def _send_forerunner() -> int:
-    """A process that waits for the kernel while we import, so that the first sandbox need not."""
-    forerunner = os.fork()
-    if forerunner == 0:
-        try:
-            enter_own()
-        finally:
-            os._exit(0)
-    return forerunner
 
 
 def _prepare(package_path: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ..own_directory import open_own_directory
 from . import kernel, root
 from .child import Child
+from .clone import can_clone_into
 from .confine import Filters, Identity
 from .filters import landlock, seccomp
 from .filters.rules import UID_INSIDE
@@ -39,6 +40,7 @@ class Resources:
         self._root = os.path.join(options["state_dir"], f"root-{self.instance}")
         self._state = open_own_directory(options["state_dir"])
         self.cgroups, self.cgroup_note = self._find_cgroups()
+        is_born_in_group = self.cgroups is not None and can_clone_into(self.cgroups)
         self._host_proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.own_pidns = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._host_proc)
         self.own_network, self.capabilities = -1, 0
@@ -52,7 +54,7 @@ class Resources:
         except BaseException:
             self.close()
             raise
-        self.place = Place(self.cgroups, self.volume)
+        self.place = Place(self.cgroups, self.volume, is_born_in_group)
 
     def _build(self, options: dict[str, Any]) -> None:
         os.makedirs(self._root, 0o700, exist_ok=True)

@@ -38,6 +38,7 @@ from ..guest.python.interpreter_state import add_packages, forget_guest, importe
 from ..guest.python.program import make_ready
 from . import kernel
 from .child import Child, Start, run_child
+from .clone import fork_into
 
 _MAX_MESSAGE = 1 << 16
 # What steps of `confine`, and of entering a place, take.
@@ -83,8 +84,9 @@ class Zygote:
         missing, _ = self._ask(b"import", json.dumps(modules).encode())
         return list(json.loads(missing))
 
-    def begin_fork(self, child: Child, setup: dict[str, Any]) -> None:
-        """Have the process forked that becomes PID 1 of a new pid namespace. Raises OSError.
+    def begin_fork(self, child: Child, setup: dict[str, Any], group: int | None = None) -> None:
+        """Have the process forked that becomes PID 1 of a new pid namespace, in the cgroup that
+        a descriptor names, if one does. Raises OSError.
 
         `end_fork` has to come next."""
         host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -92,7 +94,8 @@ class Zygote:
         child.status, child.host_end = ours, host_end
         with guest_end, theirs:
             ours.send(child.order(setup))
-            self._send(b"fork", b"", (guest_end.fileno(), theirs.fileno()))
+            fds = guest_end.fileno(), theirs.fileno(), *(() if group is None else (group,))
+            self._send(b"fork", b"%d" % len(fds), fds)
 
     def end_fork(self, child: Child) -> None:
         """It is there, and waits for a word. Raises OSError."""
@@ -133,7 +136,7 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
         file_operations()  # while it can be imported
         forget_guest()
         while True:
-            packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
+            packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 3)
             if not packet:
                 break
             word, _, details = packet.partition(b" ")
@@ -173,20 +176,21 @@ def _try_import(name: str) -> bool:
     return True
 
 
-def _fork(_: bytes, fds: list[int], start: Start) -> _Answer:
+def _fork(count: bytes, fds: list[int], start: Start) -> _Answer:
     pid = 0
     try:
-        if len(fds) != 2:  # the kernel could not give us all that came with the message
+        if len(fds) != int(count):  # the kernel could not give us all that came with the message
             raise OSError(errno.EMFILE, "the spawner has too many open files")
-        channel, status = fds
-        kernel.unshare(kernel.CLONE_NEWPID)
+        channel, status, *group = fds
+        if not group:
+            kernel.unshare(kernel.CLONE_NEWPID)
         try:
-            pid = fork()
+            pid = fork_into(kernel.CLONE_NEWPID, group[0]) if group else fork()
             if pid == 0:
                 run_child(start, channel, status)
         finally:
-            # Where later forks go; without this the next unshare would be refused.
-            kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
+            if not group:  # Where later forks go; without this the next unshare would be refused.
+                kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
         return b"%d" % pid, [os.pidfd_open(pid)]
     except OSError as error:
         # What nobody can watch must not live. If it does not, the number may be another's.

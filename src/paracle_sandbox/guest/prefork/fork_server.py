@@ -13,10 +13,10 @@ import socket
 import struct
 from typing import Any, Dict
 
+from ..clone import fork_sibling
 from ..kernel import end_child, fork
 from ..python.program import become, ready_for, rehearse
 from .preforked import NO_PROGRAM, Seed, receive, settle, shed, warm_up
-from .sibling import fork_sibling
 
 # For so long the guest waits at most to hear of a seed: somebody may have stopped us, or there is
 # little of the processor to be had.

@@ -14,9 +14,9 @@ behind is gone; the next command has a keeper meanwhile.
 import os
 from typing import Any, Dict, Generic, List, Optional, Set, TypeVar
 
+from ..clone import main_thread
 from ..prefork.fork_server import Nursery
 from ..prefork.preforked import Seed, fork_seed
-from ..prefork.sibling import can_fork_sibling
 
 Owner = TypeVar("Owner")
 
@@ -147,7 +147,7 @@ class Children(Generic[Owner]):
 
     def have_nursery(self, likely: Dict[str, Any]) -> None:
         """For the seeds of a series."""
-        if self._nursery is None and can_fork_sibling():
+        if self._nursery is None and main_thread() is not None:
             try:
                 self._nursery = Nursery(likely)
             except OSError:

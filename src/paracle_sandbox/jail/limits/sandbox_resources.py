@@ -40,10 +40,13 @@ class Process(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What of the machine a spawner has to give: either may be missing."""
+    """What of the machine a spawner has to give: either may be missing.
+
+    ``is_born_in_group``: the first process of a sandbox is forked into its group (`jail.clone`)."""
 
     cgroups: Cgroups | None
     volume: Volume | None
+    is_born_in_group: bool = False
 
     def make_groups(self, slot: str, limits: Limits, steps: Steps) -> None:
         """In the spawner. Raises StepFailed."""
@@ -58,7 +61,7 @@ class Place(NamedTuple):
     ) -> None:
         """In the child. Raises StepFailed."""
         with steps.step("cgroup attach"):
-            if self.cgroups:
+            if self.cgroups and not self.is_born_in_group:
                 self.cgroups.enter(slot)
         with steps.step("volume"):
             if self.volume and not shape.tmpfs_mb:

@@ -82,6 +82,13 @@ def test_whoever_is_in_a_hurry_has_the_next_program_while_one_runs(guest: GuestC
     assert bytes(guest.wait(start(guest, "print(4)")).stdout) == b"4\n"
 
 
+def test_none_is_forked_ahead_where_that_is_off(tmp_path: Path) -> None:
+    with GuestClient(tmp_path, seed=True, preforked=False) as guest:
+        for number in range(5):
+            assert bytes(guest.wait(start(guest, f"print({number})")).stdout) == b"%d\n" % number
+            assert not children_of(guest.process.pid)
+
+
 def test_seed_that_nobody_wants_ends(guest: GuestClient) -> None:
     have_seed(guest)
     wait_for(lambda: not children_of(guest.process.pid), seconds=20)

@@ -69,7 +69,7 @@ def spawner_on(control: socket.socket) -> Spawner:
     zygote: Any = SimpleNamespace()
     options = {
         "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,
-        "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1,
+        "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1, "keep_alive": True,
     }  # fmt: skip
     _spawners.append(Spawner(control, resources, zygote, options))
     return _spawners[-1]

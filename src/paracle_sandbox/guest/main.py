@@ -115,6 +115,7 @@ class Guest:
         self._jobs: Dict[int, Any] = {}
         self._children: Children[Command] = Children()
         self._oom = OomFirst()
+        self._preforks = bool(setup.get("preforked", True))
         self._foresight = Foresight(
             self._loop, self._children, self._oom, setup, lambda: self._channel.unread
         )
@@ -133,7 +134,8 @@ class Guest:
         while True:
             busy = self._take_turns()
             self._channel.flush()
-            if self._foresight.wanted:  # and every answer is on its way: now there is time
+            # Every answer is on its way: now there is time.
+            if self._preforks and self._foresight.wanted:
                 self._foresight.fork(self._rehearse_command)
             self._loop.run_once(block=not busy)
 

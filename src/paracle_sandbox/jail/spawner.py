@@ -76,7 +76,7 @@ class Spawner:
         self._spare = -1
         self._slots = 0
         version = resources.cgroups.version if resources.cgroups else 0
-        self._keep_alive = KeepAlive(wanted=version == 1)
+        self._keep_alive = KeepAlive(wanted=version == 1 and options["keep_alive"])
         self._selector = selectors.DefaultSelector()
         self._ends = False
 

@@ -21,6 +21,7 @@ def spawner_options(
     it makes while its owner goes on."""
     posture = {"volume": os.geteuid() == 0}  # as far as one can know before
     usual = create_request(SandboxConfig(), posture)
+    off = settings.speed_off
     return {
         "state_dir": str(settings.state_dir),
         "data_dir": str(settings.data_dir),
@@ -28,12 +29,18 @@ def spawner_options(
         "modules": list(template.modules),
         "idle_modules": list(template.idle_modules),
         "uid_base": settings.uid_base,
-        "stock": settings.stock,
+        "stock": 0 if "warm-pool" in off else settings.stock,
         "stock_shape": usual.pop("shape"),
         "stock_grant": usual,
         "first": create_request(first, posture) if first else None,
+        "keep_alive": "keep-alive" not in off,
         "failpoints": failpoints(settings.failpoints),
-        "setup": {"env": base_env(), "python": settings.python or default_python()},
+        "setup": {
+            "env": base_env(),
+            "python": settings.python or default_python(),
+            "preforked": "preforked" not in off,
+            "fork_server": "fork-server" not in off,
+        },
     }
 
 

@@ -51,6 +51,7 @@ class Foresight:
         self._oom = oom
         self._setup = setup
         self._in_stock = in_stock
+        self._has_fork_server = bool(setup.get("fork_server", True))
         self._kept_until: Optional[float] = None
         self._after: Optional[Wire] = None
         self._made_ready = False
@@ -68,7 +69,7 @@ class Foresight:
         """
         self.wanted = False
         self._keep()
-        in_series = self._in_a_row >= SERIES_PROGRAMS
+        in_series = self._has_fork_server and self._in_a_row >= SERIES_PROGRAMS
         if in_series and self._children.have_seed_of_series():
             return
         likely = None

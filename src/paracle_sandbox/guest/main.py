@@ -1,8 +1,39 @@
 """The guest: the first process in every sandbox, one thread, no user code in it.
 
-serve() is all there is to call. The host opens streams over the channel, each with a request;
+`serve` is all there is to call. The host opens streams over the channel, each with a request;
 each request becomes a job (a command, or a file operation), and the loop lends every job a
-moment at a time. When the channel ends, so does everything.
+moment at a time.
+
+PROCESSES (all have the sandbox's one uid; what keeps programs from the guest is that it is not
+dumpable, and that the filter of system calls has no ptrace)
+
+    guest          PID 1 of the sandbox (in a container of another backend, of the container).
+     ├ program     the direct command: the first one, and whatever it starts
+     ├ keeper      one for each command that runs beside another. It is a child subreaper, so that
+     │  └ program  what its program leaves behind never mixes with another command's
+     ├ preforked   a Python process that waits for the next program    (for speed only: `prefork`)
+     └ fork server forks those while programs follow each other at once (for speed only: `prefork`)
+
+SOCKETS AND PIPES
+
+    host - guest        the channel. Frames both ways, under credits: a program that prints faster
+                        than the host reads has to wait.
+    guest - program     its standard streams: pipes, or a terminal.
+    keeper - guest      a pipe for the program's pid and its wait status. Only the keeper has it.
+    guest - preforked   a socket for the program, its directory and its streams.
+
+WAITING
+
+    The guest waits in one place, `Loop.run_once`: for the channel, pipes, timers, and SIGCHLD by a
+    wakeup descriptor. It waits for no program and no keeper: their ends come as events, and a
+    program's end is told to the host when it has been reaped. A program waits for nothing of ours.
+
+IN WHICH ORDER THINGS DIE
+
+    A command is killed as a tree (`processes.kill_tree`), round after round, until nothing of it
+    is left; only then its result is sent. A keeper ends when nothing is left of what it keeps; if
+    it is killed, what it kept comes to the guest, and is killed. When the channel ends, the guest
+    kills everything and ends; as PID 1 it would take everything with it in any case.
 """
 
 import _signal  # type: ignore[import-not-found]

@@ -1,11 +1,56 @@
-"""How a spawner comes up: the program that the owner starts, and its two processes.
+"""The program that makes native sandboxes. Begin to read here.
 
-The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment, and without
-collection of garbage, of which imports make next to none. The started process (the launcher) makes
-the namespaces that need a fork to take effect, forks the spawner into them, and only waits: when it
-dies the spawner dies, and the other way round. It does so before it imports the rest: of memory
-that was there before a fork, the kernel keeps account in each process that comes of it, down to the
-last program.
+PROCESSES, and what each may do
+
+    owner ........ the caller's Python process. It has the caller's rights, and starts the launcher:
+      │            ``python3 -I -S -E -c ...`` with a locale and no other environment.
+      └ launcher   The owner's user. It makes a pid namespace (as an ordinary user a user namespace
+         │         first), forks the spawner, and waits. It imports next to nothing.
+         └ spawner Root, or root of that user namespace. PID 1 of the pid namespace. It has all
+            │      capabilities, and is in a mount namespace and a root file system of its own:
+            │      read-only, without the host's files. It makes and removes cgroups, subvolumes
+            │      and records, and answers the owner. It runs no code of a sandbox or a template.
+            └ zygote  The same user with ten capabilities, and as root with an empty network
+               │      namespace. It imports the modules of the template and forks. It gets no
+               │      secret, because its memory is part of every later sandbox.
+               └ child   PID 1 of a pid namespace of its own. It makes its other namespaces and its
+                         mounts, takes a uid that no other sandbox has, drops all capabilities and
+                         installs the filters (`confine`, step by step). Only then it is the guest
+                         (`guest.main`), which starts untrusted programs as its children.
+
+SOCKETS between them (all made by socketpair; no process has a path to another one)
+
+    owner - spawner    "control": packets of JSON. The owner sends options once, then requests with
+                       a number; each answer repeats the number. A descriptor of the owner's process
+                       comes with the options, and that of a sandbox's channel with an answer.
+    spawner - zygote   a word and its details, with descriptors. The zygote answers each in order.
+    spawner - child    "status": the child's own order, then "go"; back come "ok" or the step that
+                       failed. Both ends are closed when the child is confined.
+    owner - guest      "channel": the frames of `channel.frames`. The spawner makes it, gives one
+                       end to the owner, and keeps neither.
+
+WAITING
+
+    The launcher waits for the end of the spawner, and for nothing else. The spawner waits in one
+    place, its selector, for the owner's control socket, the owner's process, the zygote's process,
+    and the status and process of each child. It waits for the zygote only while that forks, or
+    imports a module; if the zygote dies, that wait ends with an error. The child waits for "go",
+    which comes when its groups are there. No process waits for a guest or a program.
+
+IN WHICH ORDER THINGS DIE
+
+    A child has the zygote's death as its own (a parent-death signal), and the zygote, every child
+    and every program are in the spawner's pid namespace: when the spawner dies, the kernel kills
+    all of them before the spawner counts as dead. The spawner dies when the launcher does (a
+    parent-death signal), and ends by itself when the control socket or the owner's process does:
+    then it kills the children, removes what they had, and its own files last. A sandbox alone dies
+    by SIGKILL to its PID 1, whose pid namespace the kernel empties; then the spawner removes its
+    cgroup, its subvolume and its record, in this order, so that a record is there as long as
+    anything else is. Whatever a spawner that was killed left behind, the next one sweeps by the
+    records.
+
+The launcher forks before it imports the rest, because the kernel keeps account of memory that was
+there before a fork in each process that comes of it, down to the last program.
 """
 
 from __future__ import annotations

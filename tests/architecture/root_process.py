@@ -11,8 +11,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 _PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from paracle_sandbox.jail.launch import _prepare
-_prepare(sys.argv[1])
+from paracle_sandbox.jail.launch import _import_spawner
+_import_spawner(sys.argv[1])
 for name, module in sys.modules.items():
     if name.partition(".")[0] == "paracle_sandbox":
         print(name, module.__file__)

@@ -16,9 +16,9 @@ import pytest
 from paracle_sandbox.jail import spawner as spawner_module
 from paracle_sandbox.jail import warm_pool
 from paracle_sandbox.jail.child import Child
-from paracle_sandbox.jail.confine import Identity, Shape
 from paracle_sandbox.jail.limits.cgroups import Limits
 from paracle_sandbox.jail.limits.sandbox_resources import Grant
+from paracle_sandbox.jail.shape import Identity, Shape
 from paracle_sandbox.jail.spawner import Spawner
 
 SHAPE = Shape()

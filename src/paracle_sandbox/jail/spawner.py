@@ -31,12 +31,13 @@ from typing import Any
 
 from ..channel.frames import to_json
 from .child import GO, Child
-from .confine import Shape, StepFailed, Steps
 from .limits.cgroup_keepalive import KeepAlive
 from .limits.sandbox_resources import Grant, Process
 from .resources import Resources
+from .shape import Shape
+from .steps import StepFailed, Steps
 from .warm_pool import WarmPool
-from .zygote import Zygote
+from .zygote_client import Zygote
 
 _MAX_MESSAGE = 1 << 16
 _BUSY_RETRY_SECONDS = 0.001

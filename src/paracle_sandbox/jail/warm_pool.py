@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from .child import Child
-from .confine import Shape
 from .limits.sandbox_resources import Grant
+from .shape import Shape
 
 _QUIET_SECONDS = 0.03
 # A caller that asked twice within such a time is likely to go on like that.

@@ -11,8 +11,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..shape import UID_INSIDE
+
 FULL = 0xFFFFFFFF
-UID_INSIDE = 1000  # and gid, of every program in every sandbox
 
 
 class Verdict(enum.Enum):

@@ -20,21 +20,11 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from .. import kernel
-from ..confine import (
-    EXTRA_WRITABLE,
-    Identity,
-    Shape,
-    StepFailed,
-    Steps,
-    bind_text,
-    mount_dev,
-    mount_proc,
-    prepare_workspace,
-    set_rlimits,
-)
+from ..confine import bind_text, mount_dev, mount_proc, set_rlimits
 from ..filters import seccomp
-from ..filters.rules import UID_INSIDE
 from ..root import READ_ONLY, make_dev
+from ..shape import EXTRA_WRITABLE, UID_INSIDE, Identity, Shape, prepare_workspace
+from ..steps import StepFailed, Steps
 
 HOME = "/.paracle"
 FAILED = "paracle-step"

@@ -60,6 +60,19 @@ class Cgroups:
             _write_if_there(self._fd("memory"), _V1_SOCKETS, "-1")
 
     @classmethod
+    def adopt(cls, version: int, directories: list[int]) -> Cgroups:
+        """The same in another process, as far as to `enter`."""
+        adopted = cls.__new__(cls)
+        adopted.version, adopted.paths, adopted._above = version, {}, []
+        adopted._fds = {str(fd): fd for fd in directories}
+        return adopted
+
+    @property
+    def directories(self) -> list[int]:
+        """What `adopt` takes."""
+        return list(self._fds.values())
+
+    @classmethod
     def find(cls, name: str) -> Cgroups:
         """The subtree for the spawner ``name``, on whichever kind this machine has."""
         v1, v2 = _mounts()

@@ -14,8 +14,9 @@ import resource
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..confine import Identity, Shape, Steps, prepare_workspace
 from ..root import VOLUME
+from ..shape import Identity, Shape, prepare_workspace
+from ..steps import Steps
 from .cgroups import Cgroups, Limits
 from .volume import Volume
 

@@ -32,8 +32,8 @@ from typing import Any
 
 from ...own_directory import open_own_directory
 from .. import kernel
-from ..confine import Identity, Shape, prepare_workspace
 from ..numbers import claim_number, release_number
+from ..shape import Identity, Shape, prepare_workspace
 from .shared_space import Space
 from .volume import MINIMUM_BYTES, Volume, VolumeUnavailable
 

@@ -103,6 +103,16 @@ class Volume:
             kernel.umount(mountpoint)
             raise
 
+    @classmethod
+    def adopt(cls, root: int) -> Volume:
+        """The same in another process, as far as to make subvolumes and to limit them."""
+        return cls("", root, -1, "//")
+
+    @property
+    def root(self) -> int:
+        """What `adopt` takes."""
+        return self._root
+
     def path(self, name: str) -> str:
         return os.path.join(self.mountpoint, name)
 

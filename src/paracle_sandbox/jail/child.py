@@ -20,7 +20,7 @@ GO = b"go"
 
 
 class Child:
-    """What the spawner knows of one child."""
+    """The spawner's view of one child."""
 
     def __init__(self, slot: str, shape: Shape, identity: Identity, grant: Grant) -> None:
         self.slot = slot
@@ -57,7 +57,7 @@ class Child:
         return True
 
     def order(self, setup: dict[str, Any]) -> bytes:
-        """What it needs to know itself."""
+        """Encode what the child needs to know itself."""
         told = self.slot, self.shape, self.identity, self.grant.disk_bytes, setup
         return json.dumps(told).encode()
 

@@ -1,4 +1,4 @@
-"""What a forked child does to itself before it becomes a guest: the steps, in order.
+"""Confine this process: the steps that a forked child takes before it becomes a guest, in order.
 
     spawner (root, or root of a user namespace)
       └─ child: PID 1 of a new pid namespace, already in its own cgroup
@@ -36,8 +36,8 @@ _PROC_HIDDEN_FILES = ("kcore", "kallsyms", "keys", "key-users", "timer_list", "s
                       "config.gz", "cmdline", "sysrq-trigger", "partitions", "diskstats",
                       "latency_stats", "interrupts", "softirqs", "schedstat",
                       "locks")  # fmt: skip
-# Whoever writes to a file of "pressure" is given a timer and memory of the kernel, charged to
-# nobody.
+# A program that writes to a file of "pressure" is given a timer and memory of the kernel, which
+# is charged to no sandbox.
 _PROC_HIDDEN_DIRS = ("acpi", "scsi", "asound", "bus", "irq", "fs", "pressure")
 _PROC_READ_ONLY = ("sys",)
 # The kernel has some 3000 (kernel.pty) for all containers of a machine together.
@@ -214,7 +214,8 @@ def mount_proc() -> None:
 
 
 def _is_there(path: str) -> bool:
-    """What os.path takes for missing when it cannot be looked at would go without its mask."""
+    """Raise where it cannot be looked at: os.path would say that it is missing, and it would go
+    without its mask."""
     try:
         os.stat(path)
     except FileNotFoundError:

@@ -26,7 +26,7 @@ _UMASK = 0o022  # what programs expect, whatever the owner's is
 
 
 class Order(NamedTuple):
-    """What one child is told."""
+    """The order that one child gets over its own socket."""
 
     slot: str
     shape: Shape
@@ -41,7 +41,7 @@ class Order(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What every child of one spawner starts with."""
+    """Everything that all children of one spawner start with."""
 
     own_pidns: int
     place: Place
@@ -55,7 +55,7 @@ class Start(NamedTuple):
 
 
 def run_child(start: Start, channel: int, report: int) -> NoReturn:
-    """The child itself. Whatever happens, it never returns into the code of its parent."""
+    """Be the child. It never returns into the code of its parent, whatever happens."""
     try:
         status = socket.socket(fileno=report)
         order = Order.read(status.recv(_MAX_ORDER))
@@ -98,7 +98,7 @@ def _steps(start: Start, report: socket.socket) -> Steps:
 
 
 def _keep_only(channel: int, status: int) -> None:
-    """/dev/null, stderr until confined, the channel, the status socket, and no other."""
+    """Keep /dev/null, stderr until confined, channel and status socket; close all others."""
     high_channel, high_status = os.dup(channel), os.dup(status)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1):
@@ -117,6 +117,6 @@ def _show_disk(report: socket.socket, fd: int) -> None:
 
 
 def _pause_at(report: socket.socket, step: str) -> None:
-    """A failpoint: tell the spawner where we are, and wait for what it does about it."""
+    """Pause at a failpoint: tell the spawner where we are, and wait for what it does about it."""
     report.send(json.dumps({"at": step}).encode())
     report.recv(8)

@@ -88,7 +88,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def in_memory(content: bytes) -> ctypes.c_char:
-    """The bytes, where the kernel finds them as long as what is returned lives."""
+    """Put the bytes where the kernel finds them as long as the returned object lives."""
     # create_string_buffer would make a class for each length that was not used before.
     return ctypes.c_char.from_buffer(bytearray(content))
 
@@ -184,12 +184,12 @@ def permitted_capabilities() -> int:
 
 
 def drop_all_capabilities() -> None:
-    """From all five sets."""
+    """Drop them from all five sets."""
     limit_capabilities(0)
 
 
 def limit_capabilities(kept: int) -> None:
-    """To those of a mask, which are permitted. The bounding set comes first, because dropping from
+    """Keep those of a mask, which are permitted. The bounding set comes first: dropping from
     it needs a capability."""
     capability = 0
     while True:

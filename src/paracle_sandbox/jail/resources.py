@@ -1,4 +1,4 @@
-"""What all sandboxes of one spawner stand on: its instance, its root, volume and cgroups."""
+"""The resources that all sandboxes of one spawner share: instance, root, volume and cgroups."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Resources:
             os.close(fd)
 
     def disk_answer(self, child: Child | None, exact: bool) -> dict[str, Any]:
-        """What is used and allowed, and where that can be looked up without asking. ``exact``: not
+        """Tell what is used and allowed, and where to look it up without asking. ``exact``: not
         with what was removed a moment ago."""
         if exact and self.volume:
             with contextlib.suppress(OSError):  # a broken volume: its figures are all there is

@@ -10,7 +10,7 @@ EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
 
 
 class Shape(NamedTuple):
-    """What of a sandbox is fixed when its child is forked."""
+    """The part of a configuration that is fixed when the child is forked."""
 
     network: str = "none"
     working_dir: str = "/workspace"
@@ -20,7 +20,7 @@ class Shape(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Who the sandbox is, as the spawner's user namespace counts."""
+    """The user and group that a sandbox runs as, in the spawner's user namespace."""
 
     uid: int
     gid: int
@@ -28,7 +28,7 @@ class Identity(NamedTuple):
 
 
 def prepare_workspace(home: str, shape: Shape, identity: Identity) -> None:
-    """The directories that belong to the sandbox."""
+    """Make the directories that belong to the sandbox."""
     for name in ("workspace", "tmp", *(() if shape.read_only else EXTRA_WRITABLE)):
         os.mkdir(f"{home}/{name}", 0o755)
         os.chmod(f"{home}/{name}", 0o1777 if name == "tmp" else 0o755)

@@ -143,7 +143,7 @@ class Spawner:
             socket.send_fds(self._control, [to_json({"request": number, **answer})], fds)
 
     def _refuse(self, number: int, step: str, message: str) -> None:
-        """Whoever is told to ``retire`` us has to start another spawner and ask that."""
+        """Answer with an error. ``retire`` tells the owner to start another spawner."""
         retire = self._resources.place.broken
         self._answer(number, error=step, message=message, retire=retire)
 
@@ -165,13 +165,13 @@ class Spawner:
             self._hand_over(child)
 
     def _start_first(self, wanted: dict[str, Any]) -> None:
-        """The sandbox that we were started for: begin before the owner can ask for it."""
+        """Begin with the sandbox that we were started for, before the owner can ask for it."""
         with contextlib.suppress(StepFailed):  # then that meets the same step and reports it
             shape, grant = Shape(**wanted["shape"]), Grant.asked(wanted)
             self._first = self._start_child(shape, grant, ahead=True)
 
     def _take_first(self, shape: Shape) -> Child | None:
-        """It may not be finished; then it is handed over when it is."""
+        """Take the child of `_start_first`. One that is not finished is handed over when it is."""
         child, self._first = self._first, None
         if child is None or child.state == "dying" or child.has_ended:
             return None
@@ -320,7 +320,7 @@ class Spawner:
             self._resources.place.let_die(child.slot)
 
     def _on_exit(self, child: Child) -> None:
-        """PID 1 is gone, and with it everything in its pid namespace."""
+        """Clean up: PID 1 is gone, and with it everything in its pid namespace."""
         self._selector.unregister(child.pidfd)
         while child.status is not None:  # its last words may not have been read yet
             self._on_status(child)
@@ -354,7 +354,7 @@ class Spawner:
                 self._retry(child)
 
     def _retry(self, child: Child) -> None:
-        """Once more, one that was given up. Whoever waits for it is told what is left."""
+        """Try again to remove one that was given up, and answer what is left."""
         self._stuck.remove(child)
         if self._has_left(child):
             self._clear(child)
@@ -362,7 +362,7 @@ class Spawner:
             self._give_up(child, child.left or _LEFT)
 
     def _clear(self, child: Child) -> None:
-        """Its processes and groups are gone: remove its files and its record."""
+        """Remove its files and its record, now that its processes and groups are gone."""
         try:
             try:
                 self._remove_files(child)
@@ -381,7 +381,7 @@ class Spawner:
         self._resources.records.remove(child.slot)
 
     def _keep_spare(self) -> None:
-        """A descriptor to give up when there is no other: files can be removed all the same."""
+        """Keep a descriptor to give up when there is no other, so that files can be removed."""
         if self._spare < 0:
             with contextlib.suppress(OSError):
                 self._spare = os.dup(self._owner_fd)
@@ -397,7 +397,7 @@ class Spawner:
             self._keep_spare()
 
     def _give_up(self, child: Child, left: str) -> None:
-        """Tell who waits what is left. It is not forgotten: it is tried again, and until then its
+        """Answer what is left. The child is not forgotten: it is tried again, and until then its
         record stays, so that others, and the next sweep, know of it."""
         child.left = left
         self._children[child.slot] = child
@@ -405,7 +405,7 @@ class Spawner:
         self._tell(child)
 
     def _tell(self, child: Child) -> None:
-        """Answer whoever asked for it, or for its end."""
+        """Answer the requests for it, and for its end."""
         request, child.request = child.request, None
         if request is not None:
             failure = child.failure or {"step": "start", "message": "the child died"}
@@ -447,7 +447,7 @@ class Spawner:
         select.select([self._owner_fd], [], [], _BUSY_PATIENCE_SECONDS)
 
     def _end(self) -> None:
-        """The owner is gone: remove everything, then ourselves."""
+        """Remove everything, then end: the owner is gone."""
         for child in list(self._children.values()):
             self._kill(child)
         deadline = time.monotonic() + _BUSY_PATIENCE_SECONDS

@@ -1,4 +1,4 @@
-"""The warm pool: children that are made ahead of need, confined, and given to whoever asks next.
+"""The warm pool: children that are made ahead of need, confined, and given to the next request.
 
 It is filled when no request has come for a moment, since a caller who asks once is likely to ask
 again at once, and is not to wait for it. While callers ask in quick succession only a few are kept

@@ -57,7 +57,7 @@ _NEEDED_CAPABILITIES = sum(
         0,  # CAP_CHOWN: of the workspace
         1,  # CAP_DAC_OVERRIDE: control groups of another's making
         3,  # CAP_FOWNER
-        5,  # CAP_KILL: a child that nobody can watch
+        5,  # CAP_KILL: a child that cannot be watched
         6,  # CAP_SETGID
         7,  # CAP_SETUID
         8,  # CAP_SETPCAP: the bounding set
@@ -171,7 +171,7 @@ def _take(own_pidns: int, details: dict[str, Any], fds: list[int]) -> tuple[Star
 
 
 def _give_up_privileges(start: Start) -> None:
-    """Where that of an ordinary user is all there is, there is nothing to give up."""
+    """Give up what no child needs. An ordinary user has nothing to give up."""
     if start.own_network < 0:
         return
     kernel.unshare(kernel.CLONE_NEWNET)
@@ -214,7 +214,7 @@ def _fork(count: bytes, fds: list[int], start: Start) -> _Answer:
                 kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
         return b"%d" % pid, [os.pidfd_open(pid)]
     except OSError as error:
-        # What nobody can watch must not live. If it does not, the number may be another's.
+        # A child that cannot be watched must not live. If it has ended, its pid may be reused.
         if pid and not isinstance(error, ProcessLookupError):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -32,7 +32,7 @@ class CgroupsUnavailable(Exception):
 
 
 class Limits(NamedTuple):
-    """What one sandbox may use."""
+    """The limits of one sandbox that cgroups keep."""
 
     memory_bytes: int
     cpu_cores: float
@@ -127,7 +127,7 @@ class Cgroups:
         _write(self._fd("pids"), f"{slot}/pids.max", str(limits.max_processes))
 
     def lift_cpu(self, slot: str) -> None:
-        """Whoever is killed dies on its own time: hundreds that share a tenth of a processor would
+        """Killed processes die on their own time: hundreds that share a tenth of a processor would
         take half a minute. Not "no limit": to have the last of those go is dear."""
         quota = str(_CPU_PERIOD_US * _MANY_CORES)
         if self.version == 2:
@@ -159,7 +159,7 @@ class Cgroups:
         return True
 
     def close(self) -> None:
-        """Remove the subtree; the shared top directory too when nobody else uses it."""
+        """Remove the subtree; the shared top directory too when no other spawner uses it."""
         for fd in self._fds.values():
             for slot in _slots(fd):
                 _rmdir(slot, fd)
@@ -185,7 +185,7 @@ def find_own_group() -> str:
 
 
 def _mounts() -> tuple[dict[str, str], str | None]:
-    """Where each v1 controller is mounted, and the v2 mount if there is one."""
+    """Find where each v1 controller is mounted, and the v2 mount if there is one."""
     v1: dict[str, str] = {}
     v2 = None
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
@@ -260,7 +260,7 @@ def _rmdir(slot: str, fd: int) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # busy still, or for good: whoever waits for it says so in the end
+        return False  # busy still, or for good: the caller reports it in the end
     return True
 
 
@@ -275,7 +275,7 @@ def _write(directory: int, file: str, text: str) -> None:
 
 
 def _write_if_there(directory: int, file: str, text: str) -> None:
-    """For files of swap or socket accounting, which a kernel may not have, or no more."""
+    """Write to a file of swap or socket accounting, which a kernel may not have, or no more."""
     try:
         _write(directory, file, text)
     except OSError as error:

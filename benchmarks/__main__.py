@@ -20,6 +20,7 @@ from pathlib import Path
 
 import paracle_sandbox
 from paracle_sandbox.errors import SandboxError
+from paracle_sandbox.setting_rows import SPEED
 
 from . import containers, ours, peers, service
 from .measure import PACE_SECONDS, Times, per_second, timed_beside, timed_command
@@ -37,8 +38,8 @@ SUMMARY = {
     "stdout streamed to a callback": "output streamed to a callback",
 }
 PARTS = (
-    "fresh", "live", "peers", "throughput", "pandas", "cli", "idle", "bulk", "containers", "incus",
-    "service",
+    "fresh", "live", "speed", "peers", "throughput", "pandas", "cli", "idle", "bulk", "containers",
+    "incus", "service",
 )  # fmt: skip
 # Sandboxes that are there when a burst comes: who expects some sets PARACLE_STOCK.
 _DEEP_STOCK = 64
@@ -186,6 +187,26 @@ class Bench:
                 4.0,
                 "<= 4x bare sh",
             )
+
+    async def _speed(self) -> None:
+        """What each part gives that is there for speed alone: with it and without, in turns."""
+        parts: dict[str, tuple[str, ...]] = {name: (name,) for name in SPEED}
+        parts["all of them"] = SPEED
+        for name, off in parts.items():
+            # Twice each, in turns: a machine that becomes slower meanwhile does so for both.
+            rounds = [await ours.speed_times(without, self.count // 2) for without in ((), off) * 2]
+            for number, what in enumerate(("create + hello + destroy", "hello in a live sandbox")):
+                on, without = (
+                    Times(what, rounds[i][number].values + rounds[i + 2][number].values)
+                    for i in (0, 1)
+                )
+                self.row(
+                    f"native, {name}: {what}, p50",
+                    f"{on.p50:.2f} ms with it, {without.p50:.2f} without",
+                    on.p50 / without.p50,
+                    math.inf,
+                    "none; beside the same without it",
+                )
 
     async def _peers(self) -> None:
         peers.install()

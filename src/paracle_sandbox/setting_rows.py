@@ -16,6 +16,8 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 # What can be waived by name: limits by control groups for root, rules between containers.
 LAYERS = ("cgroup", "firewall")
+# What the native backend has for speed alone: all works without.
+SPEED = ("warm-pool", "preforked", "fork-server", "keep-alive")
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -79,6 +81,14 @@ def layers(text: str) -> tuple[str, ...]:
     if unknown := [name for name in found if name not in LAYERS]:
         raise ValueError(f"there is no layer {unknown[0]!r} to do without")
     return found
+
+
+def speed(text: str) -> tuple[str, ...]:
+    """Names of what is to be off; "off" is all of them. Raises ValueError for any other."""
+    found = names(text)
+    if unknown := [name for name in found if name not in (*SPEED, "off")]:
+        raise ValueError(f"there is no {unknown[0]!r} to switch off")
+    return SPEED if "off" in found else found
 
 
 def row(setting: Setting, default: object = MISSING) -> Any:

@@ -24,6 +24,7 @@ from .older_keys import SHARED_KEYS, older_fields
 from .platforms import user_id
 from .setting_rows import (
     LAYERS,
+    SPEED,
     Environment,
     Setting,
     choice,
@@ -35,6 +36,7 @@ from .setting_rows import (
     number,
     own_runtime_dir,
     row,
+    speed,
     text,
 )
 
@@ -169,6 +171,10 @@ class Settings:
     failpoints: tuple[str, ...] = row(
         Setting("PARACLE_FAILPOINTS", "steps that fail on purpose, for tests", names,
                 "names with commas between", env_only=True), ()
+    )  # fmt: skip
+    speed_off: tuple[str, ...] = row(
+        Setting("PARACLE_SPEED", "what native sandboxes do without, for tests and benchmarks",
+                speed, f"off, or any of {', '.join(SPEED)}, with commas between", env_only=True), ()
     )  # fmt: skip
     volumes: tuple[str, ...] = row(
         Setting("PARACLE_VOLUMES", "directories of the host that sandboxes may be given", names,

@@ -41,7 +41,7 @@ def kernel_objects() -> dict[str, int]:
 
 
 async def at_rest(pid: int) -> int:
-    """How many descriptors it has when it has nothing to do: forks and rehearsals take some."""
+    """How many descriptors it has when it has nothing to do: forks take some."""
     seen: list[int] = []
     while len(seen) < 10 or len(set(seen[-10:])) > 1:
         seen.append(len(os.listdir(f"/proc/{pid}/fd")))

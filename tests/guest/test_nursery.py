@@ -198,6 +198,16 @@ def test_to_kill_what_is_left_does_not_touch_the_nursery(guest: GuestClient) -> 
     assert nursery in children_of(guest)
 
 
+def test_where_it_is_off_there_is_none(tmp_path: Path) -> None:
+    with GuestClient(tmp_path, fork_server=False) as guest:
+        for _ in range(4):
+            staying = children_of(guest)
+            for _ in range(5):
+                assert run(guest, "pass").result == {"exit_code": 0}
+                staying &= children_of(guest)
+            assert not staying
+
+
 def test_where_processes_are_few_there_is_none(guest: GuestClient) -> None:
     for _ in range(4):
         staying = children_of(guest)

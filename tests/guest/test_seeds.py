@@ -1,4 +1,4 @@
-"""Programs that are forked ahead of need, and how they tell of their end."""
+"""Programs that are forked ahead of need, and how they end."""
 
 from __future__ import annotations
 
@@ -19,36 +19,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from wireclient import GuestClient
 
 from paracle_sandbox.guest.loop import Loop
-from paracle_sandbox.guest.prefork.early_exit import (
-    agree,
-    announce_end,
-    forget_told,
-    tell_end,
-    told_ends,
-)
-from paracle_sandbox.guest.prefork.policy import HURRY_SECONDS, SERIES_SECONDS
+from paracle_sandbox.guest.prefork.policy import HURRY_SECONDS
 from paracle_sandbox.guest.processes import kill_tree
 from paracle_sandbox.guest.processes.process_table import Children
 
 pytestmark = pytest.mark.timeout(60)
 
 PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH = 0x4206, 0x4207, 17
-TELLS_SUCCESS = signal.SIGRTMIN + 7
-# What a program needs to forge who sent a signal: the call that takes the sender's word for it.
-FORGE = """
-import ctypes, os, struct, sys
-def forge(target, number, sender, word):
-    info = struct.pack("iii4xIII", number, 0, -1, sender, os.getuid(), word).ljust(128, b"\\0")
-    call = {"x86_64": 129, "aarch64": 138}[os.uname().machine]
-    assert ctypes.CDLL(None).syscall(call, target, number, info) == 0
-"""
-# What it takes to find out how programs tell of their end.
-FIND = """
-import gc
-gc.unfreeze()
-tell_end = next(o for o in gc.get_objects() if getattr(o, "__qualname__", "") == "tell_end")
-word = tell_end.__globals__["_agreed"][1]
-"""
+A_SIGNAL = signal.SIGRTMIN + 7
 
 
 @pytest.fixture
@@ -83,15 +61,13 @@ def have_hurried_seed(guest: GuestClient) -> int:
     """One that was forked while a program ran that had followed another at once."""
     for _ in range(100):
         time.sleep(2 * HURRY_SECONDS)  # a longer series has another way
-        began = time.monotonic()
         guest.wait(start(guest, "pass"))
         before = children_of(guest.process.pid)
         running = start(guest, "import time; time.sleep(0.2)")
         guest.wait_until(lambda: guest.answer(running).pid)  # noqa: B023
-        followed = time.monotonic() - began < SERIES_SECONDS
         guest.wait_until(lambda: guest.answer(running).ended)  # noqa: B023
         forked = children_of(guest.process.pid) - before - {guest.answer(running).pid}
-        if followed and forked:
+        if forked:
             return forked.pop()
     raise AssertionError("there was no hurry")
 
@@ -106,6 +82,13 @@ def test_whoever_is_in_a_hurry_has_the_next_program_while_one_runs(guest: GuestC
     assert bytes(guest.wait(start(guest, "print(4)")).stdout) == b"4\n"
 
 
+def test_none_is_forked_ahead_where_that_is_off(tmp_path: Path) -> None:
+    with GuestClient(tmp_path, seed=True, preforked=False) as guest:
+        for number in range(5):
+            assert bytes(guest.wait(start(guest, f"print({number})")).stdout) == b"%d\n" % number
+            assert not children_of(guest.process.pid)
+
+
 def test_seed_that_nobody_wants_ends(guest: GuestClient) -> None:
     have_seed(guest)
     wait_for(lambda: not children_of(guest.process.pid), seconds=20)
@@ -118,25 +101,6 @@ def test_status_of_a_program_that_was_forked_ahead(guest: GuestClient, status: i
     assert answer.result == {"exit_code": status}
     assert bytes(answer.stdout) == b"out\n"
     assert answer.pid == seed
-
-
-def test_who_says_that_it_ends_does(guest: GuestClient, tmp_path: Path) -> None:
-    seed = have_hurried_seed(guest)
-    lie = f"""{FIND}
-print("said", flush=True)
-tell_end(0)
-while True:
-    with open("still_there", "a") as file:
-        file.write("x")
-"""
-    answer = guest.wait(start(guest, lie))
-    assert answer.result == {"exit_code": 0}
-    assert bytes(answer.stdout) == b"said\n"
-    wait_for(lambda: not Path(f"/proc/{seed}").exists())
-    size = (tmp_path / "still_there").stat().st_size if (tmp_path / "still_there").exists() else 0
-    assert guest.run("true").result == {"exit_code": 0}
-    if size:
-        assert (tmp_path / "still_there").stat().st_size == size
 
 
 def test_a_command_does_not_see_what_has_ended(guest: GuestClient) -> None:
@@ -156,13 +120,6 @@ def test_nor_does_whoever_asks_for_files(guest: GuestClient) -> None:
         assert guest.wait(ended).pid == seed
         assert guest.wait(guest.open("stat", path=".")).error is None
         assert not Path(f"/proc/{seed}").exists()
-
-
-def test_the_first_program_of_a_sandbox_made_ahead_tells(tmp_path: Path) -> None:
-    announced = f"{FIND}\nprint(bool(tell_end.__globals__['_announced']))"
-    for ahead in (True, False):
-        with GuestClient(tmp_path, seed=ahead) as guest:
-            assert bytes(guest.wait(start(guest, announced)).stdout) == f"{ahead}\n".encode()
 
 
 def test_what_a_program_held_is_free_for_the_next(guest: GuestClient) -> None:
@@ -201,7 +158,7 @@ def test_a_program_that_forbids_signals_ends_as_it_would(guest: GuestClient) -> 
     assert (bytes(answer.stdout), bytes(answer.stderr)) == (b"fine\n", b"")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, TELLS_SUCCESS])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, A_SIGNAL])
 def test_what_was_sent_to_the_seed_is_not_for_its_program(guest: GuestClient, number: int) -> None:
     seed = have_hurried_seed(guest)
     os.kill(seed, number)
@@ -235,35 +192,7 @@ def state_of(pid: int) -> str:
         return "Z"
 
 
-def test_nobody_says_that_of_another(guest: GuestClient, tmp_path: Path) -> None:
-    seed = have_hurried_seed(guest)
-    waits = f"""{FIND}
-import os, time
-print(word, flush=True)
-while not os.path.exists("go"):
-    time.sleep(0.01)
-for number in ({int(TELLS_SUCCESS)}, {int(signal.SIGCHLD)}):
-    os.kill(os.getppid(), number)
-time.sleep(60)
-"""
-    victim = start(guest, waits)
-    guest.wait_until(lambda: bytes(guest.answer(victim).stdout).endswith(b"\n"))
-    assert guest.answer(victim).pid == seed
-    parent, number, word = guest.process.pid, int(TELLS_SUCCESS), int(guest.answer(victim).stdout)
-    say = f"{FORGE}\nforge({parent}, {number}, {seed}, {word})\n"
-    others = [
-        say,
-        f"{say}os.kill({parent}, {number})",
-        f"{say}if os.fork() == 0: os.kill({parent}, {number}); os._exit(0)\nos.wait()",
-    ]
-    for other in others:
-        assert guest.run(sys.executable, "-I", "-c", other).result == {"exit_code": 0}
-    assert not guest.answer(victim).ended, "another's word was taken for its own"
-    (tmp_path / "go").touch()  # and that it was a word shows when the right one goes on from there
-    assert guest.wait(victim).result == {"exit_code": 0}
-
-
-def test_forks_of_a_program_do_not_tell(guest: GuestClient) -> None:
+def test_forks_of_a_program_are_not_its_end(guest: GuestClient) -> None:
     have_hurried_seed(guest)
     answer = guest.wait(
         start(guest, "import os, time\nif os.fork(): os.wait(); time.sleep(0.1); print('parent')")
@@ -277,7 +206,7 @@ def test_signals_of_a_program_are_not_its_end(guest: GuestClient) -> None:
     have_hurried_seed(guest)
     storm = f"""
         import os, signal, time
-        for number in ({TELLS_SUCCESS}, {TELLS_SUCCESS + 1}, signal.SIGCHLD):
+        for number in ({A_SIGNAL}, {A_SIGNAL + 1}, signal.SIGCHLD):
             os.kill(os.getppid(), number)
         time.sleep(0.3)
         print("to the end")
@@ -285,33 +214,6 @@ def test_signals_of_a_program_are_not_its_end(guest: GuestClient) -> None:
     answer = guest.wait(start(guest, storm))
     assert answer.result == {"exit_code": 0}
     assert bytes(answer.stdout) == b"to the end\n"
-
-
-def test_an_end_is_told_with_its_sender() -> None:
-    """In a process of its own, where no thread that another test began takes the signals."""
-    apart = os.fork()
-    if apart == 0:
-        code = 1
-        try:
-            ends_are_told()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(apart, 0)[1] == 0
-
-
-def ends_are_told() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {TELLS_SUCCESS, TELLS_SUCCESS + 1})
-    agree()
-    for status in (0, 1, 2):
-        forget_told()
-        child = os.fork()
-        if child == 0:
-            announce_end()
-            tell_end(status)
-            os._exit(status)
-        os.waitpid(child, 0)
-        assert list(told_ends()) == ([(child, status)] if status < 2 else [])
 
 
 def descriptors_of(guest: GuestClient) -> list[str]:

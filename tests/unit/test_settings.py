@@ -11,7 +11,7 @@ import pytest
 import paracle_sandbox
 from paracle_sandbox import SandboxConfig, SandboxError, SandboxSettings, Settings, load_settings
 from paracle_sandbox.older_keys import SHARED_KEYS
-from paracle_sandbox.setting_rows import parse_memory_mb
+from paracle_sandbox.setting_rows import SPEED, parse_memory_mb
 from paracle_sandbox.settings import settings_table
 
 PACKAGE = Path(paracle_sandbox.__file__).parent
@@ -126,6 +126,14 @@ def test_modes_and_lists() -> None:
     assert load_settings({"SANDBOX_MODE": "local"}).mode == "docker"
     assert load_settings({"SANDBOX_MODE": "fake"}).mode == "fake"
     assert load_settings({"PARACLE_FAILPOINTS": "a, b,"}).failpoints == ("a", "b")
+
+
+def test_what_is_there_for_speed_can_be_switched_off() -> None:
+    assert load_settings({}).speed_off == ()
+    assert load_settings({"PARACLE_SPEED": "off"}).speed_off == SPEED
+    assert load_settings({"PARACLE_SPEED": "keep-alive"}).speed_off == ("keep-alive",)
+    with pytest.raises(SandboxError, match="faster"):
+        load_settings({"PARACLE_SPEED": "faster"})
 
 
 def test_a_key_is_never_shown(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 _ROOT = __name__.split(".", 1)[0]
 # Of the jail, what works inside of what an engine has made.
 _CONFINING = {
-    "jail": ("confine", "kernel", "root"),
+    "jail": ("confine", "kernel", "root", "shape", "steps"),
     "jail.filters": ("bpf", "landlock", "policy", "rules", "seccomp", "syscalls"),
     "jail.instance": ("confine_instance",),
 }

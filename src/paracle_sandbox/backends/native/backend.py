@@ -142,7 +142,7 @@ class NativeBackend(Backend):
     async def _creation_error(
         self, answer: Mapping[str, Any], sandbox_id: str
     ) -> SandboxCreationError:
-        """With all that stands in the way, where it is for lack of rights."""
+        """Add all that stands in the way, where it is for lack of rights."""
         step = str(answer["error"])
         said = [f"The sandbox could not be made: {answer['message']}. Nothing was started."]
         if step in _NEED_RIGHTS:
@@ -315,7 +315,7 @@ class NativeBackend(Backend):
             )
 
     async def _end(self, owned: _Owned) -> str:
-        """All of it but its name. Returns what could not be removed."""
+        """Remove all of it but its name. Returns what could not be removed."""
         try:
             answer, _ = await owned.spawner.request("destroy", slot=owned.record["slot"])
         except SandboxExecutionError:
@@ -418,7 +418,7 @@ class NativeBackend(Backend):
         return swept
 
     async def _sweep_records(self) -> int:
-        """In a thread, because it waits for the end of what it kills."""
+        """Sweep in a thread, because that waits for the end of what it kills."""
         return await asyncio.to_thread(self.records.sweep) if self.records.has_any() else 0
 
     async def close(self) -> None:
@@ -442,7 +442,7 @@ class NativeBackend(Backend):
 
 
 class _Owned:
-    """What this process holds of a sandbox it made."""
+    """The part of a sandbox that this process holds: it made it."""
 
     def __init__(
         self, spawner: Spawner, channel: socket.socket | None, record: dict[str, Any]
@@ -489,7 +489,7 @@ async def _figures(record: Mapping[str, Any], looks: ProcessLooks) -> Usage:
 
 
 def _cpu_of(record: Mapping[str, Any]) -> float:
-    """What the making of a sandbox took, and its time in stock: nothing of its programs."""
+    """The CPU time of making a sandbox, and of its time in the pool: nothing of its programs."""
     try:
         groups = record["cgroups"]
         return read_cpu(groups) if groups else init_cpu(record["init"]["pid"])
@@ -536,7 +536,7 @@ def _unnamed(error: OSError, sandbox_id: str) -> SandboxError:
 
 
 def _info(record: Record, records: RecordStore) -> tuple[SandboxInfo, bool]:
-    """What is known of it, and whether there is a child behind it."""
+    """Describe it, and say whether there is a child behind it."""
     content = record.content
     alive = records.is_alive(record)
     info = SandboxInfo(

@@ -1,4 +1,4 @@
-"""What sandboxes leave of their networks. Most have none, and must not pay for the imports."""
+"""Remove what sandboxes leave of their networks. Most have none, and do not pay for the imports."""
 
 from __future__ import annotations
 

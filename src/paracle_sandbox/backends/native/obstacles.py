@@ -90,7 +90,7 @@ def _of_root(status: str, mounts: str) -> list[tuple[str, str]]:
 
 
 def _is_read_only(mounts: str, kinds: tuple[str, ...]) -> bool:
-    """All file systems of these kinds, and there are some."""
+    """Whether there are file systems of these kinds, and all of them are read-only."""
     rows = [line.partition(" - ") for line in mounts.splitlines()]
     options = [
         row[0].split()[5] for row in rows if row[2].startswith(tuple(f"{k} " for k in kinds))

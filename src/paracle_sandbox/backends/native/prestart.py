@@ -1,4 +1,4 @@
-"""What a spawner that was started ahead of need is for, told before there is a backend."""
+"""Tell a spawner that was started ahead of need what it is for, before there is a backend."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def prepare(settings: Settings, first: SandboxConfig) -> bool:
-    """As the backend will for its first sandbox, which then meets the same errors and reports
-    them. Whether somebody heard it."""
+    """Prepare as the backend will for its first sandbox, which then meets the same errors and
+    reports them. Returns whether a spawner was told."""
     try:
         require_own_directory(settings.state_dir)
         refuse_other_python(first.base_image, settings)

@@ -96,7 +96,7 @@ class RecordStore:
         return [record for record in found if record is not None]
 
     def find(self, sandbox_id: str) -> Record | None:
-        """That of a sandbox: what a child is called is nobody's to ask for."""
+        """Return the record of a sandbox. A child has none that may be asked for."""
         if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
             return None
         try:
@@ -373,7 +373,7 @@ def _hold(directory: int, instance: int) -> Iterator[bool]:
 
 
 def _write(fd: int, line: bytes) -> None:
-    """And close it."""
+    """Read it, and close it."""
     try:
         if os.write(fd, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -383,7 +383,7 @@ def _write(fd: int, line: bytes) -> None:
 
 @lru_cache(maxsize=1)
 def identified(pid: int) -> dict[str, Any]:
-    """What tells a living process from any other that had, or will have, its number."""
+    """The facts that tell a living process from any other that had, or will have, its pid."""
     return {
         "pid": pid,
         "start": start_time(pid),
@@ -479,7 +479,7 @@ def _group_name(directory: int, content: Mapping[str, Any]) -> tuple[str, str, s
 
 
 def _kill_group(group: str) -> None:
-    """What is in the cgroup of a dead spawner's sandbox is the sandbox's."""
+    """Kill what is in the cgroup of a dead spawner's sandbox: it is the sandbox's."""
     with contextlib.suppress(OSError):  # version 2 kills all of them at once
         _write(os.open(f"{group}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC), b"1")
         return

@@ -13,11 +13,10 @@ import socket
 import struct
 from typing import Any, Dict
 
+from ..clone import fork_sibling
 from ..kernel import end_child, fork
 from ..python.program import become, ready_for, rehearse
-from .early_exit import agree, announce_end
 from .preforked import NO_PROGRAM, Seed, receive, settle, shed, warm_up
-from .sibling import fork_sibling
 
 # For so long the guest waits at most to hear of a seed: somebody may have stopped us, or there is
 # little of the processor to be had.
@@ -37,7 +36,6 @@ class Nursery:
     def __init__(self, likely: Dict[str, Any]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ready = ready_for()
-        agree()
         try:
             with theirs:
                 self.pid = fork()
@@ -124,5 +122,4 @@ def _fork_when_told(guest: socket.socket, line: int) -> socket.socket:
     os.dup2(given, line)
     os.close(given)
     settle()
-    announce_end()
     return guest

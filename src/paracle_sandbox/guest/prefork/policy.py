@@ -32,8 +32,6 @@ AFTER_SECONDS = 0.002
 HURRY_SECONDS = 0.02
 # Whoever runs so many more in a hurry gets a process that does nothing but fork them.
 SERIES_PROGRAMS = 2
-# Where they follow each other like this, each tells of its end (`ends`).
-SERIES_SECONDS = 0.25
 
 
 class Foresight:
@@ -53,6 +51,7 @@ class Foresight:
         self._oom = oom
         self._setup = setup
         self._in_stock = in_stock
+        self._has_fork_server = bool(setup.get("fork_server", True))
         self._kept_until: Optional[float] = None
         self._after: Optional[Wire] = None
         self._made_ready = False
@@ -61,8 +60,6 @@ class Foresight:
         self._in_a_row = 0  # of those that hurry
         self._hurried = bool(setup.get("hurried"))
         self.wanted = bool(setup.get("seed"))
-        # Also the first program of a sandbox made ahead: often that is all it was wanted for.
-        self._tells = self.wanted
 
     def fork(self, rehearse_command: Callable[[], None]) -> None:
         """Fork the next program, then write to the pages that starting it will write to.
@@ -72,14 +69,14 @@ class Foresight:
         """
         self.wanted = False
         self._keep()
-        in_series = self._in_a_row >= SERIES_PROGRAMS
+        in_series = self._has_fork_server and self._in_a_row >= SERIES_PROGRAMS
         if in_series and self._children.have_seed_of_series():
             return
         likely = None
         if not self._hurried or in_series or (self.programs and not self._made_ready):
             likely = self._likely_program()
         with self._oom:
-            self._children.have_seed(None if self._hurried else likely, self._tells)
+            self._children.have_seed(None if self._hurried else likely)
             if in_series and likely is not None:
                 self._children.have_nursery(likely)  # for those that come after the next
         if self._hurried and self.programs:
@@ -98,7 +95,7 @@ class Foresight:
 
     def program_started(self, request: Dict[str, Any]) -> None:
         pause = time.monotonic() - self._last_end
-        self._hurried, self._tells = pause < HURRY_SECONDS, pause < SERIES_SECONDS
+        self._hurried = pause < HURRY_SECONDS
         spared = request.get("few_processes")  # each of ours is one less for the program
         self._in_a_row = self._in_a_row + 1 if self._hurried and not spared else 0
         if self._hurried:

@@ -20,7 +20,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ...channel import frames
 from ..kernel import slave_path
 from ..loop import READ, Loop
-from ..prefork.early_exit import forget_told
 from ..prefork.preforked import Seed
 from ..request import Invalid, Launch, parse_size
 from ..wire import Wire, os_failure
@@ -237,7 +236,6 @@ class Command:
         self._drop_seed()
         self._children.release(self)
         self._pid, self._pid_told = 0, False
-        forget_told()
         self._start(lambda: None)
 
     def _let_go(self) -> None:

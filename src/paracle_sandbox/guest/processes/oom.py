@@ -33,11 +33,6 @@ class OomFirst:
     def __exit__(self, *_: object) -> None:
         self._write(self._before)
 
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
     def _write(self, score: bytes) -> None:
         try:
             os.pwrite(self._fd, score, 0)

@@ -12,12 +12,11 @@ behind is gone; the next command has a keeper meanwhile.
 """
 
 import os
-import signal
 from typing import Any, Dict, Generic, List, Optional, Set, TypeVar
 
+from ..clone import main_thread
 from ..prefork.fork_server import Nursery
 from ..prefork.preforked import Seed, fork_seed
-from ..prefork.sibling import can_fork_sibling
 
 Owner = TypeVar("Owner")
 
@@ -46,7 +45,6 @@ class Children(Generic[Owner]):
         self._seed: Optional[Seed] = None
         self._nursery: Optional[Nursery] = None
         self._ended_by_us: Set[int] = set()
-        self._ending: Set[int] = set()
         self._hunts = 0
 
     def __contains__(self, pid: object) -> bool:
@@ -87,18 +85,6 @@ class Children(Generic[Owner]):
         return pid == self._direct and self._direct_there
 
     @property
-    def ending(self) -> bool:
-        return bool(self._ending)
-
-    def end_direct(self, pid: int) -> bool:
-        """Kill it, because it has come to its end: it will be gone soon. False if it is another."""
-        if not self.is_direct(pid):
-            return False
-        os.kill(pid, signal.SIGKILL)
-        self._ending.add(pid)
-        return True
-
-    @property
     def direct_owner(self) -> Optional[Owner]:
         return self._direct_owner
 
@@ -107,7 +93,6 @@ class Children(Generic[Owner]):
 
     def remove(self, pid: int) -> Optional[Owner]:
         """It has ended; who it worked for."""
-        self._ending.discard(pid)
         if pid == self._direct:
             self._direct_there = False
         if self._nursery is not None and self._nursery.pid == pid:
@@ -152,17 +137,17 @@ class Children(Generic[Owner]):
 
     # The seed
 
-    def have_seed(self, likely: Optional[Dict[str, Any]], tells: bool) -> None:
+    def have_seed(self, likely: Optional[Dict[str, Any]]) -> None:
         """Fork one, unless it is there. Best done when nobody waits."""
         if self._seed is None:
             try:
-                self._seed = fork_seed(likely, tells)
+                self._seed = fork_seed(likely)
             except OSError:
                 pass  # no process to spare: the next command will say so, if it lasts
 
     def have_nursery(self, likely: Dict[str, Any]) -> None:
         """For the seeds of a series."""
-        if self._nursery is None and can_fork_sibling():
+        if self._nursery is None and main_thread() is not None:
             try:
                 self._nursery = Nursery(likely)
             except OSError:

@@ -23,7 +23,6 @@ from itertools import repeat, starmap
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ..prefork.early_exit import tell_end
 from .interpreter_state import SETTABLE_SIGNALS
 from .stack import Calls, Taken, flush_c_streams, make_struct
 
@@ -154,9 +153,7 @@ class Ending:
         if self._interrupted:
             _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
             _kill(_getpid(), _signal.SIGINT)
-        status = self._status & 0xFF if self._flushed else _FLUSH_FAILED
-        tell_end(status)
-        _leave(status)
+        _leave(self._status & 0xFF if self._flushed else _FLUSH_FAILED)
 
     def _exit_with(self, request: SystemExit) -> None:
         self._exits = True

@@ -1,9 +1,9 @@
-"""Forking a sibling: a child of our parent, by the plain system call.
+"""Fork by the plain system call, where the C library has no function for what is wanted.
 
-The C library has no function for that. What its `fork` does besides, in a process with one thread,
-is to have the kernel write down the number of the new thread, and to tell it where the thread
-keeps a list of its locks. Both places are looked up when this is imported: a sandbox may refuse
-that later, and forks have them where we have them.
+What the library's `fork` does besides, in a process with one thread, is to have the kernel write
+down the number of the new thread, and to tell the kernel where the thread keeps the list of its
+locks. `find_thread` looks both places up when this module is imported: a sandbox may refuse that
+later, and forks have them where we have them.
 """
 
 import ctypes
@@ -11,10 +11,11 @@ import os
 import sys
 from typing import Any, NamedTuple, Optional, Tuple
 
+CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x200000, 0x1000000
+_CLONE_PARENT = 0x8000
 _PR_GET_TID_ADDRESS = 40
-_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 # (Which signal the parent gets is that of the caller's own end.)
-_FLAGS = _CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID
+_SIBLING = _CLONE_PARENT | CLONE_CHILD_CLEARTID | CLONE_CHILD_SETTID
 
 
 class _Calls(NamedTuple):
@@ -24,7 +25,9 @@ class _Calls(NamedTuple):
     tid_is_last: bool
 
 
-class _Places(NamedTuple):
+class Thread(NamedTuple):
+    """Where the C library keeps what the kernel has to know of a thread."""
+
     tid: int
     locks: int
     locks_size: int
@@ -47,7 +50,7 @@ def _is_known_library() -> bool:
         return False
 
 
-def _find_places() -> Optional[_Places]:
+def _find_thread() -> Optional[Thread]:
     # A machine's other, smaller kind of programs has other numbers for all calls.
     if _calls is None or sys.maxsize < 1 << 32 or not _is_known_library():
         return None
@@ -57,34 +60,41 @@ def _find_places() -> Optional[_Places]:
     found = _libc.syscall(_calls.get_robust_list, 0, ctypes.byref(locks), ctypes.byref(size))
     if found != 0 or not tid.value or not locks.value:
         return None
-    return _Places(tid.value, locks.value, size.value)
+    return Thread(tid.value, locks.value, size.value)
 
 
-_places = _find_places()
+_thread = _find_thread()
 # What is passed, made here: objects that are new need memory, and forks write to the pages of both.
 _clone: Tuple[Any, ...] = ()
 _set_locks: Tuple[Any, ...] = ()
-if _calls and _places:
-    _tid = ctypes.c_void_p(_places.tid)
+if _calls and _thread:
+    _tid = ctypes.c_void_p(_thread.tid)
     _last = (None, _tid) if _calls.tid_is_last else (_tid, None)
-    _clone = (_calls.clone, ctypes.c_ulong(_FLAGS), None, None, *_last)
-    _locks = ctypes.c_void_p(_places.locks)
-    _set_locks = (_calls.set_robust_list, _locks, ctypes.c_size_t(_places.locks_size))
+    _clone = (_calls.clone, ctypes.c_ulong(_SIBLING), None, None, *_last)
+    _locks = ctypes.c_void_p(_thread.locks)
+    _set_locks = (_calls.set_robust_list, _locks, ctypes.c_size_t(_thread.locks_size))
 _syscall = _libc.syscall
 
 
-def can_fork_sibling() -> bool:
-    """Only in the first thread of a process, and where its number is kept at that place: other C
-    libraries have the kernel write something else there."""
-    return _places is not None and ctypes.c_int.from_address(_places.tid).value == os.getpid()
+def main_thread() -> Optional[Thread]:
+    """This process's only thread; None where the library is not known, or keeps its number
+    elsewhere: other C libraries have the kernel write something else there."""
+    known = _thread is not None and ctypes.c_int.from_address(_thread.tid).value == os.getpid()
+    return _thread if known else None
 
 
-def fork_sibling() -> int:
-    """Its number here, and 0 there, as `kernel.fork`. Raises OSError."""
-    pid: int = _syscall(*_clone)
+def fork_by(*call: Any) -> int:
+    """Make this system call, which forks as `kernel.fork` does. Call it only where `main_thread`
+    has an answer. Returns the pid here, and 0 there. Raises OSError."""
+    pid: int = _syscall(*call)
     if pid < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     if pid == 0:
         _syscall(*_set_locks)
     return pid
+
+
+def fork_sibling() -> int:
+    """Fork a child of our parent. Raises OSError."""
+    return fork_by(*_clone)

@@ -26,14 +26,13 @@ from .errors import (
     StoppedError,
 )
 from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
-from .manager import SandboxManager
+from .manager import SandboxManager, at_least_one
 from .platforms import SIGKILL
 from .results import CommandResult, ExecutionResult, JobResult, Stats
 from .sandbox.command_options import Stdin
 from .sandbox.consumers import TextCallback
 from .sandbox.monitor import SandboxMonitor
 from .sandbox.sandbox import Sandbox
-from .slots import at_least_one
 
 logger = logging.getLogger(__name__)
 

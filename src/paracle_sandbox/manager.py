@@ -1,9 +1,13 @@
-"""SandboxManager: how many sandboxes there may be, and for how long.
+"""SandboxManager decides how many sandboxes there may be, and for how long.
 
 Every sandbox is in exactly one of three places: being started (``_starting``), alive
 (``_sandboxes``) or being removed (``_removing``); each holds one slot until it is really gone.
 Moves between them happen between two awaits, and all I/O happens outside of them. A removal is a
 task of its own: a caller that is cancelled waits for it, and nothing stays half removed.
+
+Taking a slot is synchronous, so no lock is ever held across I/O: a caller that gets a slot owns it
+before the next await. Freeing a slot hands it to the longest waiter, so that no later caller slips
+in between.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from .backends.base import Backend
 from .backends.registry import get_backend
@@ -26,21 +30,41 @@ from .config import SandboxConfig
 from .errors import (
     SandboxConflictError,
     SandboxError,
+    SandboxLimitError,
     SandboxNotFoundError,
 )
-from .idle import IdleTimer
 from .ids import check_sandbox_id, new_sandbox_id
-from .manager_stats import ManagerStats, stats_of
+from .results import Stats
 from .sandbox.command_options import checked_seconds
 from .sandbox.sandbox import Sandbox
 from .settings import Settings, load_settings
-from .slots import Slots, one_limit
 
 logger = logging.getLogger(__name__)
 
 AnyConfig = SandboxConfig | SandboxSettings
+DEFAULT_LIMIT = 10
 IDLE_SECONDS: float = 3600
 _SHORTEST_LOOK = 0.01
+
+
+class Failure(TypedDict):
+    """In place of the stats of a sandbox that could not be asked."""
+
+    error: str
+
+
+class ManagerStats(TypedDict):
+    """What a manager holds; ``max_concurrent`` and ``max_sandboxes`` are one limit."""
+
+    total_sandboxes: int
+    max_concurrent: int
+    max_sandboxes: int
+    utilization: float
+    active_operations: int
+    idle_timeout: float | None
+    cleanup_interval: float
+    is_shutting_down: bool
+    sandboxes: dict[str, Stats | Failure]
 
 
 class SandboxManager:
@@ -233,7 +257,7 @@ class SandboxManager:
     async def get_stats(self) -> ManagerStats:
         """How full the manager is, and what each sandbox uses."""
         alive = dict(self._sandboxes)
-        stats = await asyncio.gather(*map(stats_of, alive.values()))
+        stats = await asyncio.gather(*map(_stats_of, alive.values()))
         return {
             "total_sandboxes": len(alive),
             "max_concurrent": self.max_concurrent,
@@ -372,3 +396,118 @@ async def _finish(removal: asyncio.Future[Any]) -> None:
     if cancelled is not None:
         raise cancelled
     removal.result()
+
+
+class Slots:
+    """At most ``limit`` holders at a time."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._kept = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> None:
+        """A slot now, or SandboxLimitError."""
+        if self.taken >= self.limit:
+            raise self.full()
+        self.taken += 1
+
+    async def wait(self) -> None:
+        """A slot as soon as one is free. Raises SandboxLimitError when none will be, because
+        every one is held by a sandbox that was kept on purpose."""
+        if self.taken < self.limit:
+            self.taken += 1
+            return
+        if self._kept >= self.limit:
+            raise self.full()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # The slot may have been handed over in the same moment: pass it on.
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.free()
+            raise
+        finally:
+            if turn in self._waiters:
+                self._waiters.remove(turn)
+
+    def free(self, *, kept: bool = False) -> None:
+        """Give one back, to the longest waiter if there is one."""
+        self._kept -= kept
+        while self._waiters:
+            turn = self._waiters.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.taken -= 1
+
+    def keep(self) -> None:
+        """One holder will stay until somebody removes it by name; nobody may wait for that."""
+        self._kept += 1
+        if self._kept < self.limit:
+            return
+        while self._waiters:
+            turn = self._waiters.popleft()
+            if not turn.done():
+                turn.set_exception(self.full())
+
+    def full(self) -> SandboxLimitError:
+        return SandboxLimitError(f"Maximum number of sandboxes ({self.limit}) reached")
+
+
+def one_limit(max_concurrent: int | None, max_sandboxes: int | None) -> int:
+    """Resolve the limit that has two names."""
+    given = {limit for limit in (max_concurrent, max_sandboxes) if limit is not None}
+    if len(given) > 1:
+        raise ValueError("max_concurrent and max_sandboxes are one limit; give one of them")
+    name = "max_sandboxes" if max_concurrent is None else "max_concurrent"
+    return at_least_one(name, given.pop() if given else DEFAULT_LIMIT)
+
+
+def at_least_one(name: str, value: int) -> int:
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least one, not {value}")
+    return int(value)
+
+
+class IdleTimer:
+    """Calls ``look`` every ``interval()`` seconds while it answers True.
+
+    A timer and not a task: it needs no care when its event loop ends, and the next loop
+    simply starts a new one.
+    """
+
+    def __init__(self, interval: Callable[[], float], look: Callable[[], bool]) -> None:
+        self._interval = interval
+        self._look = look
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """In the running loop; no-op while it runs there already."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._loop is not loop:
+            self._loop = loop
+            self._timer = loop.call_later(self._interval(), self._fire)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        if self._look():
+            self.start()
+
+
+async def _stats_of(sandbox: Sandbox) -> Stats | Failure:
+    try:
+        return await sandbox.get_stats()
+    except SandboxError as error:
+        return {"error": error.message}

@@ -19,7 +19,7 @@ LAYERS = {
     1: "setting_rows older_keys settings audit ids own_directory",
     2: "backends channel images",
     3: "sandbox sessions",
-    4: "manager manager_stats executor client oneshot job slots idle compat",
+    4: "manager executor client oneshot job compat",
     5: "cli service __main__ tools mcp agents",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .errors import (
         BackendUnavailableError,
         DockerConnectionError,
+        InvalidValueError,
         ResourceLimitError,
         SandboxCleanupError,
         SandboxConflictError,
@@ -86,6 +87,7 @@ __all__ = [
     "DockerSandbox",
     "ExecutionResult",
     "FileInfo",
+    "InvalidValueError",
     "JobResult",
     "LocalSandboxClient",
     "NormalPythonExecute",

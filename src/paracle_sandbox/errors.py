@@ -21,6 +21,8 @@
         ├── SandboxFileDecodeError    the file is not text (also a UnicodeDecodeError)
         └── SandboxPathError          the path leaves the sandbox's places (also a ValueError)
 
+    InvalidValueError (ValueError)  what the caller gave cannot be used
+
 A program that fails on its own is not an error: it is a result with ``success: False``.
 """
 
@@ -30,9 +32,12 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any, Self
+    from typing import Any, Protocol, Self
 
-    from .printed import Printed
+    class Printed(Protocol):
+        """What a program printed; its text is made when somebody reads it."""
+
+        def text(self) -> str: ...
 
 
 class SandboxError(RuntimeError):
@@ -259,3 +264,8 @@ class SandboxPathError(SandboxFileError, ValueError):
     ) -> None:
         super().__init__(message, sandbox_id, filename=path)
         self.path = path
+
+
+class InvalidValueError(ValueError):
+    """What the caller gave cannot be used; the message says why. A plain ValueError is a fault of
+    this package: a service must not tell its clients that it is theirs."""

@@ -25,13 +25,13 @@ from .errors import (
     SandboxTimeoutError,
     StoppedError,
 )
+from .host.platforms import SIGKILL
 from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
 from .manager import SandboxManager, at_least_one
-from .platforms import SIGKILL
 from .results import CommandResult, ExecutionResult, JobResult, Stats
 from .sandbox.command_options import Stdin
-from .sandbox.consumers import TextCallback
 from .sandbox.monitor import SandboxMonitor
+from .sandbox.output import TextCallback
 from .sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from .compat.sandbox_settings import full_config
 from .config import SandboxConfig
 from .errors import SandboxError
 from .sandbox.command_options import Stdin, check_stdin, checked_timeout
-from .sandbox.consumers import TextCallback
+from .sandbox.output import TextCallback
 
 Inputs = Mapping[str, Any]
 

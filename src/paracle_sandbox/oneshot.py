@@ -33,7 +33,7 @@ from .job import Inputs
 from .manager import SandboxManager
 from .results import ExecutionResult
 from .sandbox.command_options import Stdin
-from .sandbox.consumers import TextCallback
+from .sandbox.output import TextCallback
 from .settings import Settings, load_settings
 
 _LOOK_SECONDS = 0.1

@@ -15,33 +15,20 @@ isolation off (``fake``) or inject failures. Nor does another program's file sto
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .errors import SandboxError
-from .older_keys import SHARED_KEYS, older_fields
-from .platforms import user_id
-from .setting_rows import (
-    LAYERS,
-    Environment,
-    Setting,
-    choice,
-    directory,
-    flag,
-    home,
-    layers,
-    names,
-    number,
-    own_runtime_dir,
-    row,
-    text,
-)
+from .host.platforms import user_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .config import NetworkMode, SandboxConfig
+
+Environment = Mapping[str, str]
 
 MODES = (
     "auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "daytona", "fake", "local"
@@ -49,6 +36,130 @@ MODES = (
 _DAY = 86_400.0
 _SHOWN_KEYS = 5
 
+
+# The kinds of rows, each with its parser and what it allows.
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+# What can be waived by name: limits by control groups for root, rules between containers.
+LAYERS = ("cgroup", "firewall")
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: what may be set, where, to what, and what it does."""
+
+    variable: str
+    meaning: str
+    parse: Callable[[str], object]
+    allowed: str
+    env_only: bool = False
+    derive: Callable[[Environment], object] | None = None
+
+    def is_written(self, value: object) -> bool:
+        """Whether a file may write it so: the text of a number or of a list is not a text."""
+        return isinstance(value, str if self.parse is str else str | int | float)
+
+
+def home(env: Environment) -> Path:
+    """The home directory, or a path that does not exist for a uid without a passwd entry."""
+    return Path(env.get("HOME") or os.path.expanduser("~").replace("~", "/nonexistent"))
+
+
+def own_runtime_dir(env: Environment) -> str | None:
+    """XDG_RUNTIME_DIR, if it is this user's: after ``su`` it still names the other user's."""
+    runtime = env.get("XDG_RUNTIME_DIR") or ""
+    try:
+        return runtime if os.stat(runtime).st_uid == user_id() else None
+    except OSError:
+        return None
+
+
+def parse_memory_mb(text: str) -> int:
+    """Megabytes in ``512m``, ``1g``, ``512MiB`` or a plain number of bytes, rounded up.
+
+    Units are powers of 1024 throughout, as Docker reads them."""
+    lowered = text.strip().lower()
+    number = lowered.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = lowered[len(number) :].strip()
+    size = _UNITS.get(unit if len(unit) < 2 else unit.removesuffix("b").removesuffix("i"))
+    if size is None or not number.replace(".", "", 1).isdecimal():
+        raise ValueError(f"not an amount of memory: {text!r}; write it as 512m, 1g or 512MiB")
+    return -(-int(float(number) * size) // (1 << 20))
+
+
+def parse_flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in _TRUE + _FALSE:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return lowered in _TRUE
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def layers(text: str) -> tuple[str, ...]:
+    """Names of layers that can be waived. Raises ValueError for any other."""
+    found = names(text)
+    if unknown := [name for name in found if name not in LAYERS]:
+        raise ValueError(f"there is no layer {unknown[0]!r} to do without")
+    return found
+
+
+def row(setting: Setting, default: object = MISSING) -> Any:
+    if setting.derive is not None:
+        derive = setting.derive
+        return field(default_factory=lambda: derive(os.environ), metadata={"setting": setting})
+    # A secret must not show in a log line that prints the settings; an index may have a login.
+    shown = not setting.variable.endswith(("_KEY", "_INDEX"))
+    return field(default=cast(Any, default), repr=shown, metadata={"setting": setting})
+
+
+def text(variable: str, default: str | None, meaning: str, *, env_only: bool = False) -> Any:
+    return row(Setting(variable, meaning, str, "any text", env_only), default)
+
+
+def choice(variable: str, default: str, allowed: tuple[str, ...], meaning: str) -> Any:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in allowed:
+            raise ValueError(text)
+        return "docker" if value == "local" else value
+
+    return row(Setting(variable, meaning, parse, "one of " + ", ".join(allowed)), default)
+
+
+def number(
+    variable: str, default: float, meaning: str, low: float, high: float, *, mb: bool = False
+) -> Any:
+    kind: Callable[[str], float] = parse_memory_mb if mb else type(default)
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    what = "an amount of memory such as 512m," if mb else f"{type(default).__name__},"
+    return row(Setting(variable, meaning, parse, f"{what} from {low:,} to {high:,}"), default)
+
+
+def flag(variable: str, default: bool, meaning: str) -> Any:
+    return row(Setting(variable, meaning, parse_flag, "true or false"), default)
+
+
+def directory(variable: str, derive: Callable[[Environment], str], meaning: str) -> Any:
+    def parse(text: str) -> str:
+        if not text.startswith("/"):
+            raise ValueError(text)
+        return text
+
+    return row(Setting(variable, meaning, parse, "an absolute path", True, derive))
+
+
+# The table.
 
 # Field of a configuration: the row that sets it for one kind of backend.
 _CONTAINER_ROWS = {
@@ -387,6 +498,26 @@ class Settings:
             raise SandboxError(f"{self.file}, section [sandbox]: {error}") from error
 
 
+# Reading it.
+
+# The older keys of the [sandbox] section, those of SandboxSettings.
+SHARED_KEYS = frozenset(
+    ["use_sandbox", "image", "work_dir", "memory_limit", "cpu_limit", "timeout", "network_enabled"]
+)
+# Those of them that say what a sandbox is like: the field of its configuration, the newer row that
+# comes before, and how its text is read: a "false" in quotes is no yes, and half a second no zero.
+_OLDER: dict[str, tuple[str, str, Callable[[str], object]]] = {
+    "image": ("base_image", "", str),
+    "work_dir": ("working_dir", "", str),
+    "memory_limit": ("memory_mb", "default_memory_mb", parse_memory_mb),
+    "cpu_limit": ("cpu_cores", "default_cpu_cores", float),
+    "timeout": ("timeout_seconds", "default_timeout_seconds", int),
+    "network_enabled": (
+        "network_mode", "network_mode", lambda text: "bridge" if parse_flag(text) else "none",
+    ),
+}  # fmt: skip
+
+
 def settings_table() -> dict[str, Setting]:
     """The rows by field name, for documentation and its test."""
     rows = (row for row in fields(Settings) if "setting" in row.metadata)
@@ -416,7 +547,7 @@ def load_settings(env: Environment | None = None, path: str | Path | None = None
         if service in given and container not in given:
             values[container] = values[service]
             given |= {container}
-    older = tuple(older_fields(section, given, name))
+    older = tuple(_older_fields(section, given, name))
     return Settings(**values, given=given, older=older, file=name)
 
 
@@ -501,3 +632,18 @@ def _parse(setting: Setting, name: str, text: str, advice: str = "") -> object:
     except (ValueError, OverflowError) as error:
         shown = "***" if setting.variable.endswith("_KEY") else repr(text[:200])
         raise SandboxError(f"{name} = {shown} is not allowed: {setting.allowed}{advice}") from error
+
+
+def _older_fields(
+    section: Mapping[str, Any], given: frozenset[str], file: str = "config.toml"
+) -> Iterator[tuple[str, Any]]:
+    """Yield what the older keys of the section say, where the newer ones say nothing. Raises
+    SandboxError."""
+    for key, (name, newer, parse) in _OLDER.items():
+        if key in section and newer not in given:
+            try:
+                yield name, parse(str(section[key]))
+            except (ValueError, OverflowError) as error:
+                raise SandboxError(
+                    f"{file}: {key} = {section[key]!r} is not allowed: {error}"
+                ) from error

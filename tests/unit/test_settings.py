@@ -10,9 +10,7 @@ import pytest
 
 import paracle_sandbox
 from paracle_sandbox import SandboxConfig, SandboxError, SandboxSettings, Settings, load_settings
-from paracle_sandbox.older_keys import SHARED_KEYS
-from paracle_sandbox.setting_rows import parse_memory_mb
-from paracle_sandbox.settings import settings_table
+from paracle_sandbox.settings import SHARED_KEYS, parse_memory_mb, settings_table
 
 PACKAGE = Path(paracle_sandbox.__file__).parent
 
@@ -215,7 +213,7 @@ def test_nobody_else_reads_the_environment() -> None:
     others = [name for name in readers if not name.startswith(inside)]
     # What starts ahead of our imports only asks whether some of the table's variables are set.
     # The kind of the user's terminal is no setting.
-    assert sorted(others) == ["backends/ahead.py", "cli/tty.py", "setting_rows.py", "settings.py"]
+    assert sorted(others) == ["backends/ahead.py", "cli/tty.py", "settings.py"]
 
 
 def test_loading_settings_is_light() -> None:

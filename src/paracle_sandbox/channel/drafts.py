@@ -21,8 +21,8 @@ from pathlib import Path
 from ..backends.machine.owner import Owner
 from ..guest.files.archive import temporary_name
 from ..guest.files.dirwalk import remove_tree
-from ..own_directory import own_subdirectory
-from ..platforms import open_flags, user_id
+from ..host.own_directory import own_subdirectory
+from ..host.platforms import open_flags, user_id
 
 # What `temporary_name` makes: files that are being written have such names until they are whole.
 DRAFT_NAME = re.compile(r"\.paracle-[0-9a-f]{16}\Z")

@@ -20,7 +20,7 @@ from ..guest.files.archive import CREATE, TreeError, TreePathError, temporary_na
 from ..guest.files.archive import pack as pack_walk
 from ..guest.files.dirwalk import Walk
 from ..guest.files.staging import Staging
-from ..platforms import has_directory_descriptors, open_flags
+from ..host.platforms import has_directory_descriptors, open_flags
 
 # What a file from a sandbox may be: never setuid, setgid, sticky or writable by others.
 MODE_MASK = 0o755

@@ -9,9 +9,7 @@ from typing import Any
 
 from ..config import InvalidConfigError, Options, SandboxConfig, flag, number, option, text
 from ..errors import SandboxError
-from ..older_keys import SHARED_KEYS
-from ..setting_rows import Environment, parse_memory_mb
-from ..settings import read_section
+from ..settings import SHARED_KEYS, Environment, parse_memory_mb, read_section
 
 
 @dataclass(frozen=True, kw_only=True)

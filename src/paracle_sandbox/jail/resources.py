@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from ..own_directory import open_own_directory
+from ..host.own_directory import open_own_directory
 from . import kernel, root
 from .child import Child
 from .confine import Filters, Identity

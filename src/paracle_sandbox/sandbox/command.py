@@ -21,15 +21,18 @@ from ..audit.operations import log_end
 from ..backends.base import Usage
 from ..channel.frames import DATA, STDERR
 from ..channel.stream import Stream
-from ..errors import ResourceLimitError, SandboxError, SandboxExecutionError, StoppedError
-from ..invalid import InvalidValueError
-from ..platforms import SIGKILL
+from ..errors import (
+    InvalidValueError,
+    ResourceLimitError,
+    SandboxError,
+    SandboxExecutionError,
+    StoppedError,
+)
+from ..host.platforms import SIGKILL
 from ..results import CommandResult
 from .command_options import checked_size
-from .consumers import Consumers
-from .limits import Counts, complains_of_disk, memory_breach, output_breach
-from .outcome import Ending, Stop
-from .output import Output
+from .outcome import Counts, Ending, Stop, complains_of_disk, memory_breach, output_breach
+from .output import Consumers, Output
 
 if TYPE_CHECKING:
     from ..config import SandboxConfig

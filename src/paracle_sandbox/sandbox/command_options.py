@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from ..invalid import InvalidValueError
-from .consumers import BytesCallback, Consumers, TextCallback
+from ..errors import InvalidValueError
+from .output import BytesCallback, Consumers, TextCallback
 from .paths import AnyPath
 
 # The kernel takes no longer argument; a longer script travels as a file.

@@ -27,7 +27,7 @@ from .command_options import (
     stdin_of,
 )
 from .files import changes_request
-from .limits import MIB
+from .outcome import MIB
 from .paths import AnyPath
 from .transfers import SandboxTransfers
 

@@ -25,7 +25,7 @@ from ..errors import (
 from ..results import FileInfo
 from .command import Command
 from .life import SandboxLife
-from .limits import MIB
+from .outcome import MIB
 from .paths import AnyPath, path_text
 
 # What untrusted content may take of the host's memory and disk, unless the caller says more.

@@ -24,7 +24,7 @@ from ..errors import (
     SandboxTimeoutError,
 )
 from .command import CONFIRM_SECONDS
-from .limits import MIB, Counts
+from .outcome import MIB, Counts
 from .paths import AnyPath, checked_path, own_places, path_text
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ..backends.base import Usage
 from ..errors import SandboxError, SandboxNotFoundError
 from ..results import Averages, Monitoring, Stats
 from .command_options import checked_seconds
-from .limits import MIB
+from .outcome import MIB
 from .sandbox import Sandbox
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ..errors import SandboxError, SandboxExecutionError
-from ..invalid import InvalidValueError
+from ..errors import InvalidValueError, SandboxError, SandboxExecutionError
 from ..results import CommandResult
 from .commands import SandboxCommands
 

@@ -6,7 +6,7 @@ import time
 
 from ..backends.base import Usage
 from ..results import Isolation, Stats
-from .limits import MIB, disk_breach, memory_alarm
+from .outcome import MIB, disk_breach, memory_alarm
 from .packages import SandboxPackages
 
 

@@ -17,7 +17,7 @@ from ...errors import SandboxError, StoppedError
 from ...executor import error_result
 from ...sandbox.command import Command
 from ...sandbox.command_options import CommandOptions
-from ...sandbox.limits import MIB
+from ...sandbox.outcome import MIB
 from ...sandbox.sandbox import Sandbox
 from ..errors import NotFound, TooMany
 from ..hiding import Hiding

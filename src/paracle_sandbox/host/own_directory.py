@@ -1,4 +1,4 @@
-"""Directories whose content is believed: nobody else may have written it.
+"""Open directories whose content is believed, because only this user can have written it.
 
 Records in the state directory decide which processes are killed, and a template's code runs in the
 spawner. Such a directory has a name that others can guess (``/tmp/paracle-sandbox-1000``) or that
@@ -119,7 +119,7 @@ def make_trusted_directory(path: str, variable: str) -> None:
     to it. ``variable`` names another. Raises SandboxError for one of others, OSError else.
 
     Windows tells no owner and no mode. There a directory below the user's own is the user's."""
-    from .errors import SandboxError
+    from ..errors import SandboxError
 
     if not hasattr(os, "O_DIRECTORY"):
         os.makedirs(path, exist_ok=True)

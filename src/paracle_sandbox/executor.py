@@ -1,4 +1,4 @@
-"""SandboxExecutor: run a piece of Python in a sandbox of its own, and tell how it went.
+"""Run a piece of Python in a sandbox of its own, and tell how it went: SandboxExecutor, run().
 
 A program that failed is a result with ``success: False``; a program that was stopped (deadline,
 limit, broken sandbox) is an exception. Either way its sandbox is gone afterwards, unless
@@ -8,15 +8,19 @@ limit, broken sandbox) is an exception. Either way its sandbox is gone afterward
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, cast
 
 from .backends.base import Backend, Health
-from .compat.sandbox_settings import ConfigLike
+from .background import Call, worker
+from .compat.sandbox_settings import ConfigLike, full_config
+from .config import SandboxConfig
 from .errors import (
     ResourceLimitError,
     SandboxCleanupError,
@@ -26,10 +30,9 @@ from .errors import (
     StoppedError,
 )
 from .host.platforms import SIGKILL
-from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
 from .manager import SandboxManager, at_least_one
 from .results import CommandResult, ExecutionResult, JobResult, Stats
-from .sandbox.command_options import Stdin
+from .sandbox.command_options import Stdin, check_stdin, checked_timeout
 from .sandbox.monitor import SandboxMonitor
 from .sandbox.output import TextCallback
 from .sandbox.sandbox import Sandbox
@@ -37,6 +40,16 @@ from .sandbox.sandbox import Sandbox
 logger = logging.getLogger(__name__)
 
 MONITOR_INTERVAL_SECONDS = 0.5
+
+Inputs = Mapping[str, Any]
+
+CODE_FILE = "agent_code.py"
+INPUTS_FILE = "inputs.json"
+
+_KEYS = frozenset(
+    ["config", "inputs", "monitor", "rollback_on_error", "args", "stdin", "env", "timeout",
+     "on_stdout", "on_stderr"]
+)  # fmt: skip
 
 
 class HealthReport(TypedDict):
@@ -47,6 +60,59 @@ class HealthReport(TypedDict):
     test_passed: bool
     error: str | None
     backend: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run, with what, and what to do with the sandbox of a failure."""
+
+    source: bytes
+    inputs: bytes | None = None
+    monitor: bool = True
+    rollback_on_error: bool = True
+    args: tuple[str, ...] = ()
+    stdin: Stdin = None
+    env: Mapping[str, str] | None = None
+    timeout: float | None = None
+    on_stdout: TextCallback | None = None
+    on_stderr: TextCallback | None = None
+
+    @classmethod
+    def prepare(
+        cls,
+        agent_code: str | Path,
+        inputs: Inputs | None = None,
+        *,
+        args: Sequence[str] = (),
+        stdin: Stdin = None,
+        timeout: float | None = None,
+        **rest: Any,
+    ) -> Job:
+        """Read and check the parts. Raises SandboxError that says which one is wrong, TypeError
+        for what could not be meant."""
+        check_stdin(stdin)
+        if timeout is not None:
+            timeout = _seconds(timeout)
+        if isinstance(args, str):
+            raise SandboxError("args must be a list of strings, not one string")
+        source = read_source(agent_code)
+        return cls(
+            source, dump_inputs(inputs), args=tuple(args), stdin=stdin, timeout=timeout, **rest
+        )
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> tuple[Job, SandboxConfig | None]:
+        """A job of a batch, and its own configuration if it has one."""
+        if not isinstance(fields, Mapping) or "agent_code" not in fields:
+            raise SandboxError("A job must be a dict with the key 'agent_code'")
+        rest = {key: value for key, value in fields.items() if key != "agent_code"}
+        unknown = sorted(map(str, set(rest) - _KEYS))
+        if unknown:
+            known = ", ".join(sorted(_KEYS))
+            raise SandboxError(f"A job has no key {unknown[0]!r}; known are agent_code, {known}")
+        config = rest.pop("config", None)
+        own = None if config is None else full_config(config)
+        return cls.prepare(fields["agent_code"], **rest), own
 
 
 class SandboxExecutor:
@@ -207,6 +273,61 @@ class SandboxExecutor:
             logger.error("Sandbox %s stays behind: %s", sandbox.sandbox_id, error)
 
 
+async def run_async(
+    code: str | Path,
+    *,
+    config: ConfigLike | None = None,
+    inputs: Inputs | None = None,
+    timeout: float | None = None,
+    args: Sequence[str] = (),
+    stdin: Stdin = None,
+    env: Mapping[str, str] | None = None,
+    monitor: bool = False,
+    on_stdout: TextCallback | None = None,
+    on_stderr: TextCallback | None = None,
+    backend: Backend | str | None = None,
+) -> ExecutionResult:
+    """Run code in a fresh sandbox, with an executor that lives for this one call. For many calls,
+    keep a SandboxExecutor."""
+    async with SandboxExecutor(backend=backend) as executor:
+        return await executor.execute_agent(
+            code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
+            on_stdout=on_stdout, on_stderr=on_stderr,
+        )  # fmt: skip
+
+
+def run(
+    code: str | Path,
+    *,
+    config: ConfigLike | None = None,
+    inputs: Inputs | None = None,
+    timeout: float | None = None,
+    args: Sequence[str] = (),
+    stdin: Stdin = None,
+    env: Mapping[str, str] | None = None,
+    monitor: bool = False,
+    on_stdout: TextCallback | None = None,
+    on_stderr: TextCallback | None = None,
+    backend: Backend | str | None = None,
+) -> ExecutionResult:
+    """Run code in a fresh sandbox and wait for it, with or without an event loop around.
+
+    Inside a running loop (a notebook) it blocks that loop; use run_async() there if you can.
+    The callbacks are called in the thread of the caller. An interrupt ends the program. The backend
+    is kept for later calls, and closed when this process ends, unless it was given as an object.
+    """
+    call = Call()
+
+    async def work() -> ExecutionResult:
+        async with worker().manager(backend) as manager, SandboxExecutor(manager) as executor:
+            return await executor.execute_agent(
+                code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
+                on_stdout=call.in_caller(on_stdout), on_stderr=call.in_caller(on_stderr),
+            )  # fmt: skip
+
+    return call.wait_for(worker().submit(work))
+
+
 def error_result(error: Exception, job_index: int | None = None) -> JobResult:
     """An exception as a result, with what the program had printed until it was stopped."""
     result: JobResult = {
@@ -300,3 +421,39 @@ def _unavailable(health: Health) -> str:
     name = "Docker" if health.backend == "docker" else f"The {health.backend} backend"
     remedy = f" {health.remedy}" if health.remedy else ""
     return f"{name} not available: {health.detail}{remedy}"
+
+
+def _seconds(timeout: float) -> float:
+    try:
+        return checked_timeout(timeout)
+    except ValueError as error:
+        raise SandboxError(f"timeout must be positive, not {timeout}") from error
+
+
+def read_source(agent_code: str | Path) -> bytes:
+    """A Path is a file of the host, a str is always the code itself: code is often written by a
+    model, and a line of it must never choose a file of the host."""
+    if isinstance(agent_code, str):
+        try:
+            return agent_code.encode()
+        except UnicodeEncodeError as error:
+            raise SandboxError(f"agent_code is not valid text: {error}") from error
+    if not isinstance(agent_code, Path):
+        raise SandboxError(f"agent_code must be a str or a Path, not {type(agent_code).__name__}")
+    if not agent_code.is_file():
+        raise SandboxError(f"Agent code file not found: {agent_code}")
+    try:
+        return agent_code.read_bytes()
+    except OSError as error:
+        raise SandboxError(f"Agent code file cannot be read: {error}") from error
+
+
+def dump_inputs(inputs: Inputs | None) -> bytes | None:
+    """The content of inputs.json; None when there is nothing to write."""
+    if inputs is None:
+        return None
+    try:
+        # NaN and the infinities are no JSON, although Python would write them.
+        return json.dumps(inputs, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SandboxError(f"inputs cannot be written as JSON: {error}") from error

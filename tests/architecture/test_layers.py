@@ -19,7 +19,7 @@ LAYERS = {
     1: "settings audit ids",
     2: "backends channel images",
     3: "sandbox sessions",
-    4: "manager executor client oneshot job compat",
+    4: "manager executor background client compat",
     5: "cli service __main__ tools mcp agents",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}

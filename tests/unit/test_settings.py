@@ -239,7 +239,7 @@ def test_run_stays_a_function_whatever_was_imported_before() -> None:
     said = python(
         "import paracle_sandbox as p",
         "p.run_async",
-        "import paracle_sandbox.oneshot",
+        "import paracle_sandbox.executor",
         "print(callable(p.run))",
     )
     assert said == "True\n"

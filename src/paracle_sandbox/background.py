@@ -1,11 +1,8 @@
-"""run(): one piece of code, one call, nothing left behind.
+"""Keep an event loop in a thread, and the backends that live in it, for run().
 
-run() keeps what takes long to start: the event loop, in a thread of its own, and the backend. They
-are there from the first call on, for all threads of the process, and end with it. A child that was
-forked makes its own. run_async() runs in the caller's loop, and keeps nothing.
-
-The module is not called ``run``, because importing a module of that name would replace the
-function of that name on the package.
+A process has one such worker. It starts with the first call of run(), serves all threads, and ends
+with the process; a child that was forked makes its own. The caller's thread waits, calls the
+callbacks meanwhile, and passes an interrupt on.
 """
 
 from __future__ import annotations
@@ -16,23 +13,18 @@ import contextvars
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from .backends.base import Backend
 from .backends.registry import get_backend
-from .compat.sandbox_settings import ConfigLike
 from .errors import BackendUnavailableError, SandboxError
-from .executor import SandboxExecutor
-from .job import Inputs
 from .manager import SandboxManager
 from .results import ExecutionResult
-from .sandbox.command_options import Stdin
 from .sandbox.output import TextCallback
 from .settings import Settings, load_settings
 
@@ -42,62 +34,7 @@ _CLOSE_SECONDS = 30.0
 Work = Callable[[], Coroutine[Any, Any, ExecutionResult]]
 
 
-async def run_async(
-    code: str | Path,
-    *,
-    config: ConfigLike | None = None,
-    inputs: Inputs | None = None,
-    timeout: float | None = None,
-    args: Sequence[str] = (),
-    stdin: Stdin = None,
-    env: Mapping[str, str] | None = None,
-    monitor: bool = False,
-    on_stdout: TextCallback | None = None,
-    on_stderr: TextCallback | None = None,
-    backend: Backend | str | None = None,
-) -> ExecutionResult:
-    """SandboxExecutor.execute_agent() with an executor that lives for this one call. Whoever makes
-    many should keep an executor."""
-    async with SandboxExecutor(backend=backend) as executor:
-        return await executor.execute_agent(
-            code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
-            on_stdout=on_stdout, on_stderr=on_stderr,
-        )  # fmt: skip
-
-
-def run(
-    code: str | Path,
-    *,
-    config: ConfigLike | None = None,
-    inputs: Inputs | None = None,
-    timeout: float | None = None,
-    args: Sequence[str] = (),
-    stdin: Stdin = None,
-    env: Mapping[str, str] | None = None,
-    monitor: bool = False,
-    on_stdout: TextCallback | None = None,
-    on_stderr: TextCallback | None = None,
-    backend: Backend | str | None = None,
-) -> ExecutionResult:
-    """Run code in a fresh sandbox and wait for it, with or without an event loop around.
-
-    Inside a running loop (a notebook) it blocks that loop; use run_async() there if you can.
-    The callbacks are called in the thread of the caller. An interrupt ends the program. The backend
-    is kept for later calls, and closed when this process ends, unless it was given as an object.
-    """
-    call = _Call()
-
-    async def work() -> ExecutionResult:
-        async with _worker().manager(backend) as manager, SandboxExecutor(manager) as executor:
-            return await executor.execute_agent(
-                code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
-                on_stdout=call.in_caller(on_stdout), on_stderr=call.in_caller(on_stderr),
-            )  # fmt: skip
-
-    return call.wait_for(_worker().submit(work))
-
-
-class _Call:
+class Call:
     """The caller's side of one run(): it waits, and calls the callbacks meanwhile."""
 
     def __init__(self) -> None:
@@ -275,16 +212,16 @@ _workers: list[_Worker] = []
 _workers_lock = threading.Lock()
 
 
-def _worker() -> _Worker:
-    """That of this process."""
+def worker() -> _Worker:
+    """Return the worker of this process; the first call starts it."""
     with _workers_lock:
         if not _workers:
             _workers.append(_Worker())
         return _workers[0]
 
 
-# Of the process that this one was forked from. They are referred to for ever: to close them would
-# disturb the parent, with which they are shared.
+# Workers of the process that this one was forked from. They are referred to for ever: to close them
+# would disturb the parent, with which they are shared.
 _inherited: list[_Worker] = []
 
 

@@ -33,7 +33,7 @@ BESIDE_LAYERS = {*ASIDE, "testing", "__init__"}
 
 # There is one extractor, and the guest has it: the host uses it on its own disk.
 EXTRACTOR = ("guest.files.dirwalk", "guest.files.staging", "guest.files.archive")
-ON_OUR_DISK = ("channel.tree", "channel.drafts")
+ON_OUR_DISK = ("sandbox.host_copy", "backends.machine.drafts")
 
 # What may know a concrete backend by name. Everybody else asks these.
 ASSEMBLERS = ("backends.registry", "backends.auto", "backends.catalog", "backends.ahead")

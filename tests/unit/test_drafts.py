@@ -13,9 +13,9 @@ import pytest
 
 from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.machine.drafts import Drafts
 from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.remote.backend import RemoteBackend
-from paracle_sandbox.channel.drafts import Drafts
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxError
 from paracle_sandbox.settings import Settings

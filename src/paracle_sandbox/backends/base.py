@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..channel.drafts import Drafts
+from .machine.drafts import Drafts
 
 if TYPE_CHECKING:
     from ..config import SandboxConfig

@@ -6,16 +6,14 @@ import asyncio
 import errno
 import os
 import posixpath
-import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, overload
 
-from ..channel.frames import CHUNK, DATA, EVENT
+from ..channel.frames import DATA, EVENT
 from ..channel.stream import Stream
-from ..channel.tree import FileSink, Unpacker, pack
 from ..errors import (
     SandboxFileDecodeError,
     SandboxFileError,
@@ -24,6 +22,19 @@ from ..errors import (
 )
 from ..results import FileInfo
 from .command import Command
+from .host_copy import (
+    FileSink,
+    Sink,
+    Unpacker,
+    finish_file,
+    host_path,
+    in_thread,
+    next_pieces,
+    open_file,
+    pack,
+    receive_into,
+    resolve_destination,
+)
 from .life import SandboxLife
 from .outcome import MIB
 from .paths import AnyPath, path_text
@@ -32,15 +43,12 @@ from .paths import AnyPath, path_text
 MAX_ENTRIES = 100_000
 MAX_READ = 256 * MIB
 MAX_LISTING = 64 * MIB
-# Disk work is done in threads, in pieces large enough to pay for the way there.
-_PIECE = 1 << 20
 # Sizes and times of files are 64 bits, and a program may set them to anything.
 _HUGE = float(1 << 64)
 _KINDS = {"file": "file", "directory": "directory", "symlink": "link", "link": "link"}
 
 
 Request = dict[str, Any]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,11 +59,6 @@ class Changes:
     gone: list[str]
     token: str
     is_all: bool
-
-
-class _Sink(Protocol):
-    def feed(self, data: bytes) -> None: ...
-    def abort(self) -> None: ...
 
 
 class SandboxFiles(SandboxLife):
@@ -221,7 +224,7 @@ class SandboxFiles(SandboxLife):
     async def copy_to(self, source: AnyPath, path: AnyPath) -> None:
         """Copy a file or directory of the host into the sandbox, as ``path``; into ``path``
         under its own name when that ends in a slash, and a file also when it is a directory."""
-        local, target = _host_path(source), path_text(path, self.sandbox_id)
+        local, target = host_path(source), path_text(path, self.sandbox_id)
         if target.endswith("/"):
             target = posixpath.join(target, local.name)
         target = self._checked(target)
@@ -236,14 +239,14 @@ class SandboxFiles(SandboxLife):
             await self._send_file(local, posixpath.join(target, local.name))
 
     async def _send_file(self, local: Path, target: str) -> None:
-        mode, pieces = await asyncio.to_thread(_open_file, local)
+        mode, pieces = await asyncio.to_thread(open_file, local)
         await self._send(self._asking("write", target, mode=mode), pieces)
 
     async def _send(self, request: Request, pieces: Generator[bytes, None, None]) -> None:
         with closing(pieces):
             async with self._operation() as connection:
                 with connection.open(request) as stream:
-                    while piece := await in_thread(_joined, pieces):
+                    while piece := await in_thread(next_pieces, pieces):
                         if not await stream.write(piece):
                             break
                     stream.end()
@@ -270,7 +273,7 @@ class SandboxFiles(SandboxLife):
         """
         path = self._checked(path)
         limit = self.config.disk_mb * 2 * MIB if max_bytes is None else max_bytes
-        target = _resolved(_host_path(destination))
+        target = resolve_destination(host_path(destination))
         found = await self.stat(path)
         if found["kind"] == "directory":
             with self._backend.drafts.noted(target, target.parent) as draft:
@@ -284,42 +287,18 @@ class SandboxFiles(SandboxLife):
                 target /= posixpath.basename(path)
             with self._backend.drafts.noted(target.parent) as draft:
                 sink = FileSink(target, limit, draft)
-                await self._fetch(self._asking("read", path), sink, lambda r: _finish(sink, r))
+                await self._fetch(self._asking("read", path), sink, lambda r: finish_file(sink, r))
 
     async def _fetch(
-        self, request: Request, sink: _Sink, finish: Callable[[dict[str, Any]], object]
+        self, request: Request, sink: Sink, finish: Callable[[dict[str, Any]], object]
     ) -> None:
         async with self._operation() as connection:
             try:
                 with connection.open(request) as stream:
-                    await _drain(stream, sink)
+                    await receive_into(stream, sink)
                     await in_thread(finish, stream.result)
             finally:
                 await in_thread(sink.abort)
-
-
-async def in_thread(work: Callable[..., T], *args: object) -> T:
-    """As asyncio.to_thread, but when cancelled it ends only after the thread has."""
-    thread = asyncio.ensure_future(asyncio.to_thread(work, *args))
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        await asyncio.gather(thread, return_exceptions=True)
-        raise
-
-
-async def _drain(stream: Stream, sink: _Sink) -> None:
-    held: list[bytes] = []
-    size = 0
-    async for kind, payload in stream:
-        if kind != DATA:
-            raise stream.refuse("file content that cannot be")
-        held.append(payload)
-        size += len(payload)
-        if size >= _PIECE:
-            await in_thread(_feed, sink, held)
-            held, size = [], 0
-    await in_thread(_feed, sink, held or [b""])
 
 
 def changes_request(since: str) -> Request:
@@ -350,16 +329,6 @@ async def _changes(listing: Stream, sandbox_id: str) -> Changes:
         return Changes(entries, gone, token, stream.result.get("all") is not False)
 
 
-def _feed(sink: _Sink, pieces: list[bytes]) -> None:
-    for piece in pieces:
-        sink.feed(piece)
-
-
-def _finish(sink: FileSink, result: dict[str, Any]) -> None:
-    mode = result.get("mode")
-    sink.finish(mode if isinstance(mode, int) else 0o644)
-
-
 def _too_large(path: AnyPath, max_bytes: int, sandbox_id: str) -> SandboxFileError:
     return SandboxFileError(
         f"{path} is larger than {max_bytes} bytes: ask for more with max_bytes, or use copy_from",
@@ -373,60 +342,6 @@ def _raw(content: str | bytes) -> bytes:
     if not isinstance(content, bytes | bytearray | memoryview):
         raise TypeError(f"content must be a str or bytes, not {type(content).__name__}")
     return bytes(content)
-
-
-def _host_path(path: AnyPath) -> Path:
-    """An empty one would be the current directory, with everything in it."""
-    if not os.fspath(path):
-        raise SandboxPathError("The path on this machine is empty")
-    return Path(path)
-
-
-def _resolved(path: Path) -> Path:
-    """Absolute, whatever becomes of the current directory; a link at its end stays one."""
-    try:
-        if path.name in ("", ".."):
-            return Path(os.path.realpath(path))
-        return Path(os.path.realpath(path.parent), path.name)
-    except OSError as error:
-        raise SandboxFileError(f"Cannot copy to {path}: {error.strerror}") from error
-
-
-def _open_file(path: Path) -> tuple[int, Generator[bytes, None, None]]:
-    """The mode of a local file and its content, piece by piece."""
-    try:
-        # A fifo would keep the thread that opens it until somebody writes, and so this process.
-        file = open(path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115
-    except FileNotFoundError:
-        raise SandboxFileNotFoundError(f"File not found: {path}") from None
-    except OSError as error:
-        raise SandboxFileError(f"Cannot copy {path}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise SandboxFileError(f"Cannot copy {path}: not a regular file")
-
-    def pieces() -> Generator[bytes, None, None]:
-        with file:
-            while piece := file.read(_PIECE):
-                yield piece
-
-    return os.fstat(file.fileno()).st_mode & 0o777, pieces()
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _joined(pieces: Iterator[bytes]) -> bytes:
-    """The next megabyte or so; b"" at the end."""
-    held: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        held.append(piece)
-        size += len(piece)
-        if size >= _PIECE - CHUNK:
-            break
-    return held[0] if len(held) == 1 else b"".join(held)
 
 
 def _file_info(stream: Stream, entry: object) -> FileInfo:

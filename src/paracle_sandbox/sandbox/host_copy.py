@@ -1,31 +1,50 @@
-"""Trees and files between the host's disk and a sandbox.
+"""Copy trees and files between the host's disk and a sandbox: the host's side of it.
 
 The format, the walk and the extractor are the guest's own (`guest.files.archive`), used here with
 the host's rules. Every byte that comes from a sandbox is hostile: only new regular files and
 directories are made, below one descriptor, in a hidden directory of ours; within limits; and
 what was at the destination stays untouched until the whole of it has arrived.
 
-These classes block on the disk. An event loop calls them in pieces of at most a frame.
+``pack``, ``Unpacker`` and ``FileSink`` block on the disk, so an event loop calls them in threads,
+in pieces.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Generator, Iterator
+import stat
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+from ..channel.frames import CHUNK, DATA
+from ..channel.stream import Stream
 from ..errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
 from ..guest.files.archive import CREATE, TreeError, TreePathError, temporary_name, write_all
 from ..guest.files.archive import pack as pack_walk
 from ..guest.files.dirwalk import Walk
 from ..guest.files.staging import Staging
 from ..host.platforms import has_directory_descriptors, open_flags
+from .paths import AnyPath
 
+# Disk work is done in threads, in pieces large enough to pay for the way there.
+_PIECE = 1 << 20
 # What a file from a sandbox may be: never setuid, setgid, sticky or writable by others.
 MODE_MASK = 0o755
 # macOS has no O_PATH, and a directory that may be read does as well.
 _DIRECTORY = os.O_RDONLY | open_flags("O_PATH", "O_DIRECTORY", "O_CLOEXEC")
+
+
+T = TypeVar("T")
+
+
+class Sink(Protocol):
+    """Takes what arrives from a sandbox, in pieces."""
+
+    def feed(self, data: bytes) -> None: ...
+    def abort(self) -> None: ...
 
 
 @contextmanager
@@ -199,3 +218,91 @@ def _open_parent(destination: Path) -> tuple[int, bytes]:
         return os.open(destination, _DIRECTORY), b"."
     destination.parent.mkdir(parents=True, exist_ok=True)
     return os.open(destination.parent, _DIRECTORY), os.fsencode(name)
+
+
+async def in_thread(work: Callable[..., T], *args: object) -> T:
+    """As asyncio.to_thread, but when cancelled it ends only after the thread has."""
+    thread = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.gather(thread, return_exceptions=True)
+        raise
+
+
+async def receive_into(stream: Stream, sink: Sink) -> None:
+    held: list[bytes] = []
+    size = 0
+    async for kind, payload in stream:
+        if kind != DATA:
+            raise stream.refuse("file content that cannot be")
+        held.append(payload)
+        size += len(payload)
+        if size >= _PIECE:
+            await in_thread(_feed, sink, held)
+            held, size = [], 0
+    await in_thread(_feed, sink, held or [b""])
+
+
+def _feed(sink: Sink, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        sink.feed(piece)
+
+
+def finish_file(sink: FileSink, result: dict[str, Any]) -> None:
+    mode = result.get("mode")
+    sink.finish(mode if isinstance(mode, int) else 0o644)
+
+
+def host_path(path: AnyPath) -> Path:
+    """An empty one would be the current directory, with everything in it."""
+    if not os.fspath(path):
+        raise SandboxPathError("The path on this machine is empty")
+    return Path(path)
+
+
+def resolve_destination(path: Path) -> Path:
+    """Absolute, whatever becomes of the current directory; a link at its end stays one."""
+    try:
+        if path.name in ("", ".."):
+            return Path(os.path.realpath(path))
+        return Path(os.path.realpath(path.parent), path.name)
+    except OSError as error:
+        raise SandboxFileError(f"Cannot copy to {path}: {error.strerror}") from error
+
+
+def open_file(path: Path) -> tuple[int, Generator[bytes, None, None]]:
+    """The mode of a local file and its content, piece by piece."""
+    try:
+        # A fifo would keep the thread that opens it until somebody writes, and so this process.
+        file = open(path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115
+    except FileNotFoundError:
+        raise SandboxFileNotFoundError(f"File not found: {path}") from None
+    except OSError as error:
+        raise SandboxFileError(f"Cannot copy {path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise SandboxFileError(f"Cannot copy {path}: not a regular file")
+
+    def pieces() -> Generator[bytes, None, None]:
+        with file:
+            while piece := file.read(_PIECE):
+                yield piece
+
+    return os.fstat(file.fileno()).st_mode & 0o777, pieces()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def next_pieces(pieces: Iterator[bytes]) -> bytes:
+    """The next megabyte or so; b"" at the end."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _PIECE - CHUNK:
+            break
+    return held[0] if len(held) == 1 else b"".join(held)

@@ -1,8 +1,8 @@
-"""Notes of what is being copied to the host's disk, for what a killed process leaves of it.
+"""Note what is being copied to the host's disk, so that the draft of a killed process is removed.
 
-A copy arrives under a hidden name and is moved to its place when it is whole. Whoever is killed
-meanwhile leaves the draft, wherever it is. So its place is noted in the state directory before, and
-whoever sweeps up after dead processes finds it there.
+A copy arrives under a hidden name and is moved to its place when it is whole. A process that is
+killed meanwhile leaves the draft. So the place of the draft is noted in the state directory first,
+and a sweep after dead processes finds it there.
 
 A note is a link that leads nowhere: it is there whole or not at all. It reads
 "owner of the copy:path of the draft".
@@ -18,11 +18,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..backends.machine.owner import Owner
-from ..guest.files.archive import temporary_name
-from ..guest.files.dirwalk import remove_tree
-from ..host.own_directory import own_subdirectory
-from ..host.platforms import open_flags, user_id
+from ...guest.files.archive import temporary_name
+from ...guest.files.dirwalk import remove_tree
+from ...host.own_directory import own_subdirectory
+from ...host.platforms import open_flags, user_id
+from .owner import Owner
 
 # What `temporary_name` makes: files that are being written have such names until they are whole.
 DRAFT_NAME = re.compile(r"\.paracle-[0-9a-f]{16}\Z")

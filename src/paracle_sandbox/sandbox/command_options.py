@@ -8,7 +8,6 @@ from typing import Any, TypedDict
 
 from ..errors import InvalidValueError
 from .output import BytesCallback, Consumers, TextCallback
-from .paths import AnyPath
 
 # The kernel takes no longer argument; a longer script travels as a file.
 MAX_ARGUMENT = 100 << 10
@@ -16,6 +15,7 @@ MAX_ARGUMENT = 100 << 10
 MAX_SOURCE = 128 << 10
 _TERMINAL_SIZE = (24, 80)
 
+AnyPath = str | os.PathLike[str]
 Request = dict[str, Any]
 Stdin = str | bytes | bytearray | memoryview | None
 

@@ -27,7 +27,7 @@ from ..guest.files.archive import pack as pack_walk
 from ..guest.files.dirwalk import Walk
 from ..guest.files.staging import Staging
 from ..host.platforms import has_directory_descriptors, open_flags
-from .paths import AnyPath
+from .command_options import AnyPath
 
 # Disk work is done in threads, in pieces large enough to pay for the way there.
 _PIECE = 1 << 20

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,29 +21,20 @@ from .background import Call, worker
 from .compat.sandbox_settings import ConfigLike, full_config
 from .config import SandboxConfig
 from .errors import (
-    ResourceLimitError,
     SandboxCleanupError,
     SandboxError,
-    SandboxExecutionError,
-    SandboxTimeoutError,
-    StoppedError,
 )
-from .host.platforms import SIGKILL
 from .manager import SandboxManager, at_least_one
-from .results import CommandResult, ExecutionResult, JobResult, Stats
+from .results import ExecutionResult, JobResult
 from .sandbox.command_options import Stdin, check_stdin, checked_timeout
-from .sandbox.monitor import SandboxMonitor
+from .sandbox.execution import error_result, execute_source
 from .sandbox.output import TextCallback
 from .sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
 
-MONITOR_INTERVAL_SECONDS = 0.5
-
 Inputs = Mapping[str, Any]
 
-CODE_FILE = "agent_code.py"
-INPUTS_FILE = "inputs.json"
 
 _KEYS = frozenset(
     ["config", "inputs", "monitor", "rollback_on_error", "args", "stdin", "env", "timeout",
@@ -250,7 +240,7 @@ class SandboxExecutor:
     async def _run_in(self, sandbox: Sandbox, job: Job) -> ExecutionResult:
         keep = False
         try:
-            result = await _run(sandbox, job)
+            result = await self._execute(sandbox, job)
             keep = not result["success"] and not job.rollback_on_error
             return result
         except SandboxError as error:
@@ -263,6 +253,13 @@ class SandboxExecutor:
                 self.manager.keep(sandbox.sandbox_id)
             else:
                 await self._discard(sandbox)
+
+    async def _execute(self, sandbox: Sandbox, job: Job) -> ExecutionResult:
+        return await execute_source(
+            sandbox, job.source, job.args, inputs=job.inputs, monitor=job.monitor,
+            timeout=job.timeout, stdin=job.stdin, env=job.env,
+            on_stdout=job.on_stdout, on_stderr=job.on_stderr,
+        )  # fmt: skip
 
     async def _discard(self, sandbox: Sandbox) -> None:
         try:
@@ -326,93 +323,6 @@ def run(
             )  # fmt: skip
 
     return call.wait_for(worker().submit(work))
-
-
-def error_result(error: Exception, job_index: int | None = None) -> JobResult:
-    """An exception as a result, with what the program had printed until it was stopped."""
-    result: JobResult = {
-        "success": False,
-        "sandbox_id": error.sandbox_id if isinstance(error, SandboxError) else None,
-        "error": str(error) or type(error).__name__,
-        "error_type": type(error).__name__,
-    }
-    if isinstance(error, StoppedError):
-        result["result"] = _partial(error)
-    if job_index is not None:
-        result["job_index"] = job_index
-    return result
-
-
-def _partial(error: StoppedError) -> CommandResult:
-    exit_code = error.exit_code if isinstance(error, SandboxExecutionError) else None
-    return {
-        "exit_code": -SIGKILL if exit_code is None else exit_code,
-        "stdout": error.stdout,
-        "stderr": error.stderr,
-        "timed_out": isinstance(error, SandboxTimeoutError),
-        "truncated": isinstance(error, ResourceLimitError) and error.resource_type == "output",
-    }
-
-
-async def _run(sandbox: Sandbox, job: Job) -> ExecutionResult:
-    directory = sandbox.config.working_dir
-    if job.inputs is not None:
-        await sandbox.write_file(f"{directory}/{INPUTS_FILE}", job.inputs)
-    await sandbox.write_file(f"{directory}/{CODE_FILE}", job.source)
-    await sandbox.wait_for_packages(job.source)
-    started = time.monotonic()
-    command, stats = await (_run_monitored if job.monitor else _run_plain)(sandbox, job)
-    stats["duration_seconds"] = time.monotonic() - started
-    result: ExecutionResult = {
-        "success": command["exit_code"] == 0,
-        "result": command,
-        "stats": stats,
-        "sandbox_id": sandbox.sandbox_id,
-        "posture": sandbox.posture,
-    }
-    if not result["success"]:
-        nothing_said = f"Execution failed with exit code {command['exit_code']}"
-        result["error"] = command["stderr"] if command["stderr"].strip() else nothing_said
-    return result
-
-
-async def _run_plain(sandbox: Sandbox, job: Job) -> tuple[CommandResult, Stats]:
-    command = await _run_code(sandbox, job)
-    return command, await _stats_of(sandbox)
-
-
-async def _run_monitored(sandbox: Sandbox, job: Job) -> tuple[CommandResult, Stats]:
-    async with SandboxMonitor(sandbox, MONITOR_INTERVAL_SECONDS) as monitor:
-        command = await _run_code(sandbox, job)
-    stats = monitor.get_latest() or await _stats_of(sandbox)
-    stats["monitoring"] = monitor.get_summary()
-    return command, stats
-
-
-async def _run_code(sandbox: Sandbox, job: Job) -> CommandResult:
-    return await sandbox.run_file(
-        f"{sandbox.config.working_dir}/{CODE_FILE}",
-        job.args,
-        timeout=job.timeout,
-        on_stdout=job.on_stdout,
-        on_stderr=job.on_stderr,
-        stdin=job.stdin,
-        env=job.env,
-    )
-
-
-async def _stats_of(sandbox: Sandbox) -> Stats:
-    """What it used. A program that ran well stays a success when nobody can say: then zeros."""
-    try:
-        return await sandbox.get_stats()
-    except SandboxError as error:
-        logger.warning("No stats of sandbox %s: %s", sandbox.sandbox_id, error)
-        return {
-            "cpu_percent": 0.0, "cpu_seconds": 0.0, "memory_bytes": 0, "memory_mb": 0.0,
-            "memory_percent": 0.0, "memory_limit_mb": sandbox.config.memory_mb,
-            "memory_peak_mb": 0.0, "disk_mb": 0.0, "disk_limit_mb": sandbox.config.disk_mb,
-            "processes": 0, "network_rx_bytes": 0, "network_tx_bytes": 0, "duration_seconds": 0.0,
-        }  # fmt: skip
 
 
 def _unavailable(health: Health) -> str:

@@ -108,6 +108,42 @@ class Commands:
         request = python_request(self._files.checked(path), args, options)
         return self._launch(request, timeout, options)
 
+    async def start_source(
+        self,
+        name: str,
+        source: bytes,
+        args: Sequence[str] = (),
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start Python source as the file ``name`` of the working directory.
+
+        The source travels in the request. The guest writes the file as the program starts, so that
+        tracebacks can show its lines and the program can read itself. Packages are not waited for.
+        """
+        check_options(options)
+        path = posixpath.join(self._life.config.working_dir, name)
+        request = python_request(self._files.checked(path), args, options)
+        if len(source) > MAX_SOURCE // 4:
+            await self._files.write(self._files.request("write", path), source)
+        else:
+            request["source"] = source.decode("utf-8", "surrogateescape")
+        return self._launch(request, timeout, options)
+
+    async def run_source(
+        self,
+        name: str,
+        source: bytes,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run Python source to its end, as start_source() starts it."""
+        refuse_open_stdin(options)
+        command = await self.start_source(name, source, args, timeout=timeout, **options)
+        return await _outcome(command)
+
     async def wait_for_packages(self, source: str | bytes) -> None:
         await self._life.backend.wait_for_packages(self._life.sandbox_id, source)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from ...backends.base import Usage
 from ...errors import SandboxError, StoppedError
-from ...executor import error_result
 from ...sandbox.command import Command
 from ...sandbox.command_options import CommandOptions
+from ...sandbox.execution import error_result
 from ...sandbox.outcome import MIB
 from ...sandbox.sandbox import Sandbox
 from ..errors import NotFound, TooMany

@@ -35,14 +35,14 @@ Work = Callable[[], Coroutine[Any, Any, ExecutionResult]]
 
 
 class Call:
-    """The caller's side of one run(): it waits, and calls the callbacks meanwhile."""
+    """Waits for one run() on the side of the caller, and calls the callbacks meanwhile."""
 
     def __init__(self) -> None:
         # Callbacks to call; None once the result is there.
         self._wanted: SimpleQueue[tuple[TextCallback, str, Future[object]] | None] = SimpleQueue()
 
     def in_caller(self, callback: TextCallback | None) -> TextCallback | None:
-        """A callback for the worker, which has the caller call the given one."""
+        """Make a callback for the worker, which has the caller call the given one."""
         if callback is None:
             return None
 
@@ -56,8 +56,8 @@ class Call:
         return called
 
     def wait_for(self, running: _Running) -> ExecutionResult:
-        """The result. An interrupt cancels the work, waits until nothing of it is left, and is
-        raised then: it reaches only this thread."""
+        """Wait for the result. An interrupt cancels the work, waits until nothing of it is left,
+        and is raised then: it reaches only this thread."""
         running.outcome.add_done_callback(lambda _: self._wanted.put(None))
         try:
             self._serve(running.outcome)
@@ -69,8 +69,8 @@ class Call:
         return running.outcome.result()
 
     def _serve(self, outcome: Future[ExecutionResult]) -> None:
-        """In a notebook an interrupt is raised here; under asyncio.run() it cancels the task that
-        called us, which has to be looked for."""
+        """Call callbacks until there is an outcome. In a notebook an interrupt is raised here;
+        under asyncio.run() it cancels the task that called us, which has to be looked for."""
         caller = _current_task()
         before = caller.cancelling() if caller else 0
         while not outcome.done():
@@ -118,7 +118,7 @@ class _Worker:
         atexit.register(self.close)
 
     def submit(self, work: Work) -> _Running:
-        """Have the loop do it, in the context of the caller."""
+        """Have the loop do the work, in the context of the caller."""
         outcome: Future[ExecutionResult] = Future()
         tasks: list[asyncio.Task[ExecutionResult]] = []
 
@@ -144,8 +144,8 @@ class _Worker:
         return _Use(self._kept, backend)
 
     def close(self) -> None:
-        """Close the backends and end the loop. What is not closed by then ends by itself: its owner
-        has."""
+        """Close the backends and end the loop. A backend that is not closed in time ends by itself,
+        because its owner has ended."""
         closing = asyncio.run_coroutine_threadsafe(_close_all(self._kept), self._loop)
         with suppress(Exception):
             closing.result(_CLOSE_SECONDS)
@@ -183,8 +183,8 @@ class _Use:
                     await self._drop(self._kept)  # the next call begins anew
 
     async def _take(self, name: str | None, settings: Settings) -> _Kept:
-        """The one that is kept for these settings. One that is kept for others and not in use is
-        closed: they have changed."""
+        """Return the backend that is kept for these settings, opened if need be. One that is kept
+        for other settings and not in use is closed: the settings have changed."""
         for kept in [one for one in self._all if not one.users and one.settings != settings]:
             await self._drop(kept)
         for kept in self._all:
@@ -204,7 +204,7 @@ class _Use:
 
 async def _close_all(kept: list[_Kept]) -> None:
     while kept:
-        with suppress(Exception):  # the process ends: nobody could do anything about it
+        with suppress(Exception):  # the process ends: a failure could not be handled
             await kept.pop().backend.close()
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol, Self
 
     class Printed(Protocol):
-        """What a program printed; its text is made when somebody reads it."""
+        """Holds what a program printed; its text is made when it is read."""
 
         def text(self) -> str: ...
 
@@ -86,15 +86,15 @@ class StoppedError(SandboxError):
         self._stderr = stderr
 
     def again(self) -> Self:
-        """The same error for one more who waits. What is raised holds the frames that it passes
-        through, and these hold the command: were it the command's own error, only the garbage
-        collector could let go of the output."""
+        """Return a copy of the error, for one more caller that waits. A raised error holds the
+        frames that it passes through, and these hold the command: if it were the command's own
+        error, only the garbage collector could let go of the output."""
         fresh = type(self)(self.message)
         fresh.__dict__.update(self.__dict__)
         fresh.__cause__ = self.__cause__
         return fresh
 
-    # A flood need not be made text for who only wants to know what happened.
+    # A flood need not be made text for a caller who only wants to know what happened.
 
     @property
     def stdout(self) -> str:
@@ -267,5 +267,5 @@ class SandboxPathError(SandboxFileError, ValueError):
 
 
 class InvalidValueError(ValueError):
-    """What the caller gave cannot be used; the message says why. A plain ValueError is a fault of
-    this package: a service must not tell its clients that it is theirs."""
+    """A value that the caller gave cannot be used; the message says why. A plain ValueError is a
+    fault of this package, which a service must not blame on its clients."""

@@ -54,7 +54,7 @@ class HealthReport(TypedDict):
 
 @dataclass(frozen=True)
 class Job:
-    """What to run, with what, and what to do with the sandbox of a failure."""
+    """Says what to run, with what, and what to do with the sandbox of a failure."""
 
     source: bytes
     inputs: bytes | None = None
@@ -92,7 +92,7 @@ class Job:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> tuple[Job, SandboxConfig | None]:
-        """A job of a batch, and its own configuration if it has one."""
+        """Read a job of a batch, and its own configuration if it has one."""
         if not isinstance(fields, Mapping) or "agent_code" not in fields:
             raise SandboxError("A job must be a dict with the key 'agent_code'")
         rest = {key: value for key, value in fields.items() if key != "agent_code"}
@@ -174,7 +174,7 @@ class SandboxExecutor:
         return [result for result in results if result is not None]
 
     async def health_check(self) -> HealthReport:
-        """Whether code can be run here, proved by running some. Never raises SandboxError."""
+        """Say whether code can be run here, proved by running some. Never raises SandboxError."""
         report: HealthReport = {
             "available": False, "docker_available": False, "test_passed": False,
             "error": None, "backend": None,
@@ -341,8 +341,8 @@ def _seconds(timeout: float) -> float:
 
 
 def read_source(agent_code: str | Path) -> bytes:
-    """A Path is a file of the host, a str is always the code itself: code is often written by a
-    model, and a line of it must never choose a file of the host."""
+    """Return the source. A Path is a file of the host, a str is always the code itself: code is
+    often written by a model, and a line of it must never choose a file of the host."""
     if isinstance(agent_code, str):
         try:
             return agent_code.encode()
@@ -359,7 +359,7 @@ def read_source(agent_code: str | Path) -> bytes:
 
 
 def dump_inputs(inputs: Inputs | None) -> bytes | None:
-    """The content of inputs.json; None when there is nothing to write."""
+    """Return the content of inputs.json; None when there is nothing to write."""
     if inputs is None:
         return None
     try:

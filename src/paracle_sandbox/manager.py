@@ -48,13 +48,13 @@ _SHORTEST_LOOK = 0.01
 
 
 class Failure(TypedDict):
-    """In place of the stats of a sandbox that could not be asked."""
+    """Stands in place of the stats of a sandbox that could not be asked."""
 
     error: str
 
 
 class ManagerStats(TypedDict):
-    """What a manager holds; ``max_concurrent`` and ``max_sandboxes`` are one limit."""
+    """Says what a manager holds; ``max_concurrent`` and ``max_sandboxes`` are one limit."""
 
     total_sandboxes: int
     max_concurrent: int
@@ -74,7 +74,7 @@ class SandboxManager:
     ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever, 0 removes them at the
     next look, which is every ``cleanup_interval`` seconds, and more often where the timeout is
     short. Without one, containers and instances have that of their settings (900). ``labels`` go
-    to each sandbox, for whoever lists them.
+    to each sandbox, and are shown when sandboxes are listed.
     """
 
     def __init__(
@@ -132,7 +132,8 @@ class SandboxManager:
         return self._backend
 
     def _take_idle_timeout_of(self, kind: str) -> None:
-        """Unless the caller gave one: that of the settings for this kind of backend."""
+        """Take the idle timeout of the settings for this kind of backend, unless the caller gave
+        one."""
         seconds = self.settings.idle_timeout(kind)
         if self._is_default_idle_timeout and seconds is not None:
             self.idle_timeout = seconds
@@ -142,13 +143,13 @@ class SandboxManager:
     async def create(
         self, config: ConfigLike | None = None, sandbox_id: str | None = None
     ) -> Sandbox:
-        """A started sandbox. Raises SandboxLimitError at once when there is no room,
+        """Make and start a sandbox. Raises SandboxLimitError at once when there is no room,
         SandboxConflictError when the id is taken, SandboxCreationError when it cannot be made."""
         self._slots.take()
         return await self._create(config, sandbox_id)
 
     async def create_when_free(self, config: ConfigLike | None = None) -> Sandbox:
-        """Like create(), but waits for room instead of raising. For batches."""
+        """Like create(), but wait for room instead of raising. Batches use it."""
         await self._slots.wait()
         return await self._create(config, None)
 
@@ -166,7 +167,7 @@ class SandboxManager:
 
     @asynccontextmanager
     async def managed_sandbox(self, config: ConfigLike | None = None) -> AsyncIterator[Sandbox]:
-        """A sandbox that is gone when the block ends, however it ends."""
+        """Make a sandbox that is gone when the block ends, however it ends."""
         sandbox = await self.create(config)
         try:
             yield sandbox
@@ -176,7 +177,7 @@ class SandboxManager:
     async def _create(
         self, config: ConfigLike | None, sandbox_id: str | None, *, terminal: bool = False
     ) -> Sandbox:
-        """The caller holds a slot for it; a failure gives the slot back."""
+        """Make a sandbox for which the caller has taken a slot; a failure gives the slot back."""
         try:
             wanted, full = self._free_id(sandbox_id), self.resolve_config(config)
             if terminal:
@@ -218,8 +219,8 @@ class SandboxManager:
         return sandbox_id
 
     def resolve_config(self, config: ConfigLike | None = None) -> SandboxConfig:
-        """The whole configuration that create() uses: without one, the defaults of the settings
-        (environment and config.toml) for this backend."""
+        """Return the whole configuration that create() uses: without one, the defaults of the
+        settings (environment and config.toml) for this backend."""
         if config is None:
             return self.settings.default_config(self.backend.name)
         return full_config(config)
@@ -227,7 +228,7 @@ class SandboxManager:
     # Finding
 
     async def get(self, sandbox_id: str) -> Sandbox | None:
-        """The sandbox, or None. Counts as a use of it."""
+        """Return the sandbox, or None. Counts as a use of it."""
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is not None:
             self._last_used[sandbox_id] = time.monotonic()
@@ -242,7 +243,7 @@ class SandboxManager:
 
     @asynccontextmanager
     async def sandbox_operation(self, sandbox_id: str) -> AsyncIterator[Sandbox]:
-        """The sandbox, which does not count as idle inside the block."""
+        """Return the sandbox, which does not count as idle inside the block."""
         sandbox = await self.get_sandbox(sandbox_id)
         self._operations[sandbox_id] += 1
         try:
@@ -255,7 +256,7 @@ class SandboxManager:
                 self._last_used[sandbox_id] = time.monotonic()
 
     async def get_stats(self) -> ManagerStats:
-        """How full the manager is, and what each sandbox uses."""
+        """Say how full the manager is, and what each sandbox uses."""
         alive = dict(self._sandboxes)
         stats = await asyncio.gather(*map(_stats_of, alive.values()))
         return {
@@ -273,7 +274,8 @@ class SandboxManager:
     # Removing
 
     def keep(self, sandbox_id: str) -> None:
-        """It stays for inspection until it is destroyed by name, idles out, or close()."""
+        """Let a sandbox stay for inspection until it is destroyed by name, idles out, or
+        close()."""
         if sandbox_id in self._sandboxes and sandbox_id not in self._kept:
             self._kept.add(sandbox_id)
             self._slots.keep()
@@ -363,7 +365,7 @@ class SandboxManager:
         return min(self.cleanup_interval, max(self.idle_timeout / 5, _SHORTEST_LOOK))
 
     def _remove_idle(self) -> bool:
-        """Whether to look again."""
+        """Remove the idle sandboxes; return whether to look again."""
         for sandbox_id, sandbox in list(self._sandboxes.items()):
             if self._is_idle(sandbox):
                 logger.info("Removing sandbox %s, which nobody used for long", sandbox_id)
@@ -386,7 +388,7 @@ class SandboxManager:
 
 
 async def _finish(removal: asyncio.Future[Any]) -> None:
-    """Wait for it to the end; a cancellation is passed on only then."""
+    """Wait for a removal to its end; a cancellation is passed on only then."""
     cancelled: asyncio.CancelledError | None = None
     while not removal.done():
         try:
@@ -399,7 +401,7 @@ async def _finish(removal: asyncio.Future[Any]) -> None:
 
 
 class Slots:
-    """At most ``limit`` holders at a time."""
+    """Lends at most ``limit`` slots at a time, at once or in turn."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -408,13 +410,13 @@ class Slots:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def take(self) -> None:
-        """A slot now, or SandboxLimitError."""
+        """Take a slot now. Raises SandboxLimitError when none is free."""
         if self.taken >= self.limit:
             raise self.full()
         self.taken += 1
 
     async def wait(self) -> None:
-        """A slot as soon as one is free. Raises SandboxLimitError when none will be, because
+        """Take a slot as soon as one is free. Raises SandboxLimitError when none will be, because
         every one is held by a sandbox that was kept on purpose."""
         if self.taken < self.limit:
             self.taken += 1
@@ -435,7 +437,7 @@ class Slots:
                 self._waiters.remove(turn)
 
     def free(self, *, kept: bool = False) -> None:
-        """Give one back, to the longest waiter if there is one."""
+        """Give a slot back, to the longest waiter if there is one."""
         self._kept -= kept
         while self._waiters:
             turn = self._waiters.popleft()
@@ -445,7 +447,8 @@ class Slots:
         self.taken -= 1
 
     def keep(self) -> None:
-        """One holder will stay until somebody removes it by name; nobody may wait for that."""
+        """Note that one slot stays taken until its sandbox is removed by name. Waiting for that
+        could take for ever, so where all slots are kept, waiters get SandboxLimitError."""
         self._kept += 1
         if self._kept < self.limit:
             return
@@ -489,7 +492,7 @@ class IdleTimer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """In the running loop; no-op while it runs there already."""
+        """Start the timer in the running loop; no-op while it runs there already."""
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
             self._loop = loop

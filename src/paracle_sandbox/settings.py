@@ -6,7 +6,7 @@ values and the meaning. The environment wins over the file, the file over the de
 variable counts as unset. The file is the first of ``$PARACLE_CONFIG``, ``./config.toml`` and
 ``~/.config/paracle/config.toml``; without one the defaults hold.
 
-A config.toml may come with a checked-out project that nobody has read, so a file may not choose
+A config.toml may come with a checked-out project that has not been read, so a file may not choose
 the interpreter or the directories we use, the service that programs are sent to, switch the
 isolation off (``fake``) or inject failures. Nor does another program's file stop us: keys in its
 ``[sandbox]`` section that we do not know are warned of, and left alone.
@@ -58,7 +58,7 @@ class Setting:
     derive: Callable[[Environment], object] | None = None
 
     def is_written(self, value: object) -> bool:
-        """Whether a file may write it so: the text of a number or of a list is not a text."""
+        """Say whether a file may write it so: the text of a number or of a list is not a text."""
         return isinstance(value, str if self.parse is str else str | int | float)
 
 
@@ -443,17 +443,19 @@ class Settings:
     file: str = field(default="config.toml", repr=False, compare=False)
 
     def waives(self, layer: str, config: SandboxConfig) -> bool:
-        """Whether a sandbox may do without it: the operator says so for all, a caller for one."""
+        """Say whether a sandbox may do without a layer: the operator says so for all sandboxes, a
+        caller for one."""
         return layer in self.allow_degraded or layer in config.allow_degraded
 
     def idle_timeout(self, backend: str) -> float | None:
-        """That of one kind of backend, set or by default; None for a kind that has none."""
+        """Return the idle timeout of one kind of backend, set or by default; None for a kind that
+        has none."""
         row = _IDLE_ROWS.get(backend)
         return float(getattr(self, row)) if row else None
 
     def for_service(self, backend: str) -> Settings:
-        """For a service whose sandboxes are containers: what is set for containers holds where the
-        service's own rows say nothing."""
+        """Return the settings of a service. If its sandboxes are containers, what is set for
+        containers holds where the service's own rows say nothing."""
         if _CONFIG_ROWS.get(backend) is not _CONTAINER_ROWS:
             return self
         wanted = {
@@ -465,13 +467,13 @@ class Settings:
 
     @property
     def depends_on_backend(self) -> bool:
-        """Whether the default configuration is another one for some kind of backend."""
+        """Say whether the default configuration is another one for some kind of backend."""
         rows = {*_CONTAINER_ROWS.values(), *_INCUS_ROWS.values()}
         return self.incus_type == "vm" or not self.given.isdisjoint(rows)
 
     def default_values(self, backend: str | None = None) -> dict[str, Any]:
-        """What is set of the configuration of a sandbox for which nobody gave one. What was set
-        for one kind of backend holds for that kind."""
+        """Return the fields that are set for a sandbox without a configuration of its own. A field
+        that was set for one kind of backend holds for that kind."""
         values = {
             "timeout_seconds": self.default_timeout_seconds,
             "memory_mb": self.default_memory_mb,
@@ -489,7 +491,7 @@ class Settings:
         return values
 
     def default_config(self, backend: str | None = None) -> SandboxConfig:
-        """Of these values."""
+        """Make the configuration of default_values(). Raises SandboxError."""
         from .config import SandboxConfig
 
         try:
@@ -571,7 +573,7 @@ def _section_of(file: Path | None) -> dict[str, Any]:
 
 
 def _way_out(file: str) -> str:
-    """What to do about a file that was found in the working directory and may be another's."""
+    """Advise what to do about a file of the working directory that may be another program's."""
     if file != "config.toml":
         return ""
     return (
@@ -581,7 +583,7 @@ def _way_out(file: str) -> str:
 
 
 def _warn_of_unknown(unknown: Sequence[str], file: Path | None, table: Iterable[str]) -> None:
-    """Once for each file."""
+    """Log a warning of unknown keys, once for each file."""
     if not unknown or file is None:
         return
     place = os.path.realpath(file)

@@ -93,7 +93,8 @@ class DockerSandbox(Sandbox):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> str:
-        """What a command prints: where the last one left off after create(), else by itself."""
+        """Run a command and return what it prints: where the last one left off after create(), else
+        by itself."""
         session = self.terminal and self.terminal.session
         if session is None or options or not isinstance(command, str):
             return await super().run_command(command, timeout, **options)
@@ -112,7 +113,8 @@ class DockerSandbox(Sandbox):
             await self._backend.close()
 
     def _safe_resolve_path(self, path: str) -> str:
-        """Where a path is inside. Raises SandboxPathError when it leaves the sandbox's places."""
+        """Return where a path is inside. Raises SandboxPathError when it leaves the sandbox's own
+        directories."""
         return posixpath.join(self.config.working_dir, self.files.checked(path))
 
 

@@ -1,4 +1,4 @@
-"""Running programs and Python in a sandbox."""
+"""Run programs and Python in a sandbox."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .files import Files, changes_request
 from .life import Life
 from .outcome import MIB
 
-# Who may have no more than these needs each of them: the guest then has as few as it can.
+# A sandbox that may have no more processes needs each of them: the guest then has few of its own.
 FEW_PROCESSES = 32
 
 
@@ -246,18 +246,19 @@ class Commands:
         path: str,
         text: str,
     ) -> Command:
-        """Of a program whose text is too long for the request, and is written first."""
+        """Start a program whose text is too long for the request, and is written first."""
         try:
             await self._files.write(self._files.request("write", path), text.encode())
             return self._launch(request, timeout, options, path)
         except BaseException:
-            # Nobody will run it, and so the guest would not remove it either.
+            # It will not be run, and so the guest would not remove it either.
             with suppress(SandboxError):
                 await asyncio.shield(self._files.remove(posixpath.dirname(path), recursive=True))
             raise
 
     def _script_path(self, name: str) -> str:
-        """A place of its own for each run, so that concurrent ones do not clash."""
+        """Name a file in a directory of its own for each run, so that concurrent ones do not
+        clash."""
         return f"/tmp/.paracle-{os.urandom(6).hex()}/{name}"
 
 
@@ -271,5 +272,5 @@ async def _outcome(command: Command) -> CommandResult:
 
 
 def text_of(result: CommandResult) -> str:
-    """What a program printed; its stderr as well when it failed."""
+    """Return what a program printed; its stderr as well when it failed."""
     return result["stdout"] + (result["stderr"] if result["exit_code"] else "")

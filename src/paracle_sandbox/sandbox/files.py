@@ -1,4 +1,5 @@
-"""The files of a sandbox: everything is done inside by the guest, the host opens nothing there."""
+"""Read, write, list and copy the files of a sandbox: the guest does it, the host opens nothing
+there."""
 
 from __future__ import annotations
 
@@ -145,8 +146,8 @@ class Files:
             self._life.touch(-1)
 
     async def _next_piece(self, stream: Stream) -> bytes:
-        """Or b"" at the end. Each has its own deadline: one around them all would count the time
-        that the reader takes, and end whatever the reader is doing then."""
+        """Return the next piece, b"" at the end. Each has its own deadline: one around them all
+        would count the time that the reader takes, and end what the reader is doing then."""
         async with self._life.operation():
             async for kind, payload in stream:
                 if kind != DATA:
@@ -244,7 +245,7 @@ class Files:
         await self._call(self.request("remove", path, recursive=recursive))
 
     def request(self, op: str, path: AnyPath, **more: Any) -> Request:
-        """A request of the guest about one path, which it may not leave the places with."""
+        """Build a request to the guest about one path, which must not lead out of the places."""
         return {"op": op, "path": self.checked(path), "places": list(self.places), **more}
 
     async def _call(self, request: Request) -> None:
@@ -301,7 +302,7 @@ class Files:
         target = resolve_destination(host_path(destination))
         found = await self.stat(path)
         if found["kind"] == "directory":
-            with self._life.backend.drafts.noted(target, target.parent) as draft:
+            with self._life.backend.drafts.noting(target, target.parent) as draft:
                 tree = Unpacker(target, max_bytes=limit, max_entries=max_entries, draft=draft)
                 request = self.request("get_tree", path, max_bytes=limit, max_entries=max_entries)
                 await self._fetch(request, tree, lambda _: tree.finish())
@@ -310,7 +311,7 @@ class Files:
         else:
             if await asyncio.to_thread(target.is_dir):
                 target /= posixpath.basename(path)
-            with self._life.backend.drafts.noted(target.parent) as draft:
+            with self._life.backend.drafts.noting(target.parent) as draft:
                 sink = FileSink(target, limit, draft)
                 await self._fetch(self.request("read", path), sink, lambda r: finish_file(sink, r))
 
@@ -370,7 +371,7 @@ def _raw(content: str | bytes) -> bytes:
 
 
 def _file_info(stream: Stream, entry: object) -> FileInfo:
-    """An entry as the guest describes it, which may be anything."""
+    """Check an entry as the guest describes it, which may be anything."""
     if not isinstance(entry, dict):
         raise stream.refuse("a file entry that is none")
     texts = [entry.get("name"), entry.get("path"), entry.get("kind")]
@@ -395,7 +396,8 @@ def _file_info(stream: Stream, entry: object) -> FileInfo:
 
 
 def path_text(path: AnyPath, sandbox_id: str) -> str:
-    """The path as text. Raises TypeError for what is none, SandboxPathError for an empty one."""
+    """Return the path as text. Raises TypeError for what is none, SandboxPathError for an empty
+    one."""
     # A path of Windows has the steps that are meant, but not the slashes.
     text = path.as_posix() if isinstance(path, PurePath) else os.fspath(path)
     if not isinstance(text, str):
@@ -406,15 +408,15 @@ def path_text(path: AnyPath, sandbox_id: str) -> str:
 
 
 def own_places(config: SandboxConfig) -> tuple[str, ...]:
-    """The directories that file operations may touch: what is the sandbox's own, or was given to
-    it. The working directory is the first."""
+    """Return the directories that file operations may touch: those that are the sandbox's own, or
+    were given to it. The working directory is the first."""
     volumes = (target.removesuffix(":rw").removesuffix(":ro") for target in config.volumes.values())
     writable = () if config.read_only_filesystem else EXTRA_WRITABLE
     return tuple(dict.fromkeys((config.working_dir, "/tmp", *volumes, *writable)))
 
 
 def checked_path(path: str, places: Sequence[str], sandbox_id: str) -> str:
-    """The path, unchanged. Raises SandboxPathError when it is none, or leaves the places: a
+    """Return the path, unchanged. Raises SandboxPathError when it is none, or leaves the places: a
     relative one the first of them, the working directory."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise SandboxPathError(f"Not a path: {path!r}", sandbox_id, path=path)

@@ -48,8 +48,8 @@ class Sink(Protocol):
 
 
 @contextmanager
-def _translated(action: str, path: Path) -> Iterator[None]:
-    """Lower-layer errors as ours, naming what was being done to which path."""
+def _translating_errors(action: str, path: Path) -> Iterator[None]:
+    """Translate lower-layer errors to ours, which name what was being done to which path."""
     if not has_directory_descriptors():
         raise SandboxFileError(
             f"Cannot {action} {path}: this system holds no directory open, so a link could lead "
@@ -68,12 +68,12 @@ def _translated(action: str, path: Path) -> Iterator[None]:
 
 
 def pack(path: Path) -> Generator[bytes, None, None]:
-    """The tree stream of what is in a local directory.
+    """Yield the tree stream of what is in a local directory.
 
     Empty directories and links (as links) are in it; sockets, devices and fifos are left out.
     Raises SandboxFileError when something cannot be read.
     """
-    with _translated("copy", path):
+    with _translating_errors("copy", path):
         try:
             top = os.open(path, _DIRECTORY)
         except FileNotFoundError as error:
@@ -106,12 +106,12 @@ class Unpacker:
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes. After an error nothing is left, and the rest is to be dropped."""
-        with self._guarded() as staging:
+        with self._discarding_on_error() as staging:
             staging.writer.feed(data)
 
     def finish(self) -> int:
         """Puts the tree in its place and returns the number of entries."""
-        with self._guarded() as staging:
+        with self._discarding_on_error() as staging:
             for _ in staging.settle():
                 pass
             return staging.writer.entries
@@ -122,8 +122,8 @@ class Unpacker:
             self._staging.discard()
 
     @contextmanager
-    def _guarded(self) -> Iterator[Staging]:
-        with _translated("copy to", self._destination):
+    def _discarding_on_error(self) -> Iterator[Staging]:
+        with _translating_errors("copy to", self._destination):
             if self._staging is None:
                 self._staging = self._open()
             try:
@@ -163,7 +163,7 @@ class FileSink:
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes. After an error nothing is left, and the rest is to be dropped."""
-        with self._guarded():
+        with self._discarding_on_error():
             self._left -= len(data)
             if self._left < 0:
                 raise TreeError("the file is larger than allowed")
@@ -172,7 +172,7 @@ class FileSink:
 
     def finish(self, mode: int = 0o644) -> int:
         """Puts the file in its place and returns its size."""
-        with self._guarded():
+        with self._discarding_on_error():
             os.fchmod(self._fd, mode & MODE_MASK)
             os.rename(self._temporary, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
             self._close()
@@ -186,8 +186,8 @@ class FileSink:
         self._close()
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        with _translated("copy to", self._destination):
+    def _discarding_on_error(self) -> Iterator[None]:
+        with _translating_errors("copy to", self._destination):
             try:
                 if self._over:
                     raise TreeError("it has already been ended")
@@ -211,7 +211,7 @@ class FileSink:
 
 
 def _open_parent(destination: Path) -> tuple[int, bytes]:
-    """The directory of a destination the caller chose, made if missing, and the name in it."""
+    """Open the directory of a destination, made if missing; return it and the name in it."""
     name = destination.name
     if name in ("", ".."):
         # "." and "/" have no name of their own; they are directories and exist.
@@ -221,7 +221,7 @@ def _open_parent(destination: Path) -> tuple[int, bytes]:
 
 
 async def in_thread(work: Callable[..., T], *args: object) -> T:
-    """As asyncio.to_thread, but when cancelled it ends only after the thread has."""
+    """Run work in a thread; when cancelled, end only after the thread has."""
     thread = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:
         return await asyncio.shield(thread)
@@ -255,14 +255,14 @@ def finish_file(sink: FileSink, result: dict[str, Any]) -> None:
 
 
 def host_path(path: AnyPath) -> Path:
-    """An empty one would be the current directory, with everything in it."""
+    """Return a path of the host. An empty one, which would be the current directory, is refused."""
     if not os.fspath(path):
         raise SandboxPathError("The path on this machine is empty")
     return Path(path)
 
 
 def resolve_destination(path: Path) -> Path:
-    """Absolute, whatever becomes of the current directory; a link at its end stays one."""
+    """Make a path absolute, whatever becomes of the current directory; a link at its end stays."""
     try:
         if path.name in ("", ".."):
             return Path(os.path.realpath(path))
@@ -272,7 +272,7 @@ def resolve_destination(path: Path) -> Path:
 
 
 def open_file(path: Path) -> tuple[int, Generator[bytes, None, None]]:
-    """The mode of a local file and its content, piece by piece."""
+    """Open a local file: return its mode, and its content piece by piece."""
     try:
         # A fifo would keep the thread that opens it until somebody writes, and so this process.
         file = open(path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115
@@ -297,7 +297,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def next_pieces(pieces: Iterator[bytes]) -> bytes:
-    """The next megabyte or so; b"" at the end."""
+    """Join the next megabyte or so; b"" at the end."""
     held: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Life:
     """The part of a sandbox that the others share: its connection, and who uses it now.
 
-    It is what a command sees of its sandbox (command.Place).
+    It is what a command sees of its sandbox (command.CommandSandbox).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Life:
     ) -> None:
         self.backend = backend
         self.sandbox_id = sandbox_id
-        self.config = config if config is not None else _usual(backend)
+        self.config = config if config is not None else _default_config(backend)
         self._labels = dict(labels or {})
         self._connection: Connection | None = None
         self._made = False
@@ -162,13 +162,14 @@ class Life:
 
     @asynccontextmanager
     async def operation(self) -> AsyncIterator[Connection]:
-        """One operation of bounded length over the connection."""
+        """Bound one operation over the connection by the configuration's timeout, and put it on
+        record."""
         connection = self.live()
         seconds = self.config.timeout_seconds
         self.touch(+1)
         try:
             async with asyncio.timeout(seconds) as deadline:
-                with self._explained():
+                with self._completing_errors():
                     yield connection
         except TimeoutError as error:
             if not deadline.expired():
@@ -187,7 +188,7 @@ class Life:
             self.touch(-1)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _completing_errors(self) -> Iterator[None]:
         """Complete the guest's errors with what only we know; record the escapes."""
         try:
             yield
@@ -210,7 +211,7 @@ class Life:
     async def get_stats(self) -> Stats:
         self.live()
         usage = await self.backend.usage(self.sandbox_id)
-        self._saw(usage)
+        self._remember(usage)
         limit = self.config.memory_mb * MIB
         return {
             "cpu_percent": self._cpu_percent(usage),
@@ -244,24 +245,24 @@ class Life:
         if breach is not None:
             raise breach.error(self.sandbox_id)
 
-    # For commands (command.Place)
+    # For commands (command.CommandSandbox)
 
     async def look(self, *, exact: bool = False) -> Usage | None:
-        """What it uses now; None when nobody can say."""
+        """Return what it uses now; None when that cannot be read."""
         read = self.backend.exact_usage if exact else self.backend.usage
         try:
             usage = await read(self.sandbox_id)
         except (SandboxError, OSError):
             return None
-        self._saw(usage)
+        self._remember(usage)
         return usage
 
     def overlook(self) -> None:
-        """What a command that has ended met is not in what was seen."""
+        """Note that what was seen leaves out what a command did that has ended."""
         if not self.seen.stale:
             self.seen = replace(self.seen, stale=True)
 
-    def _saw(self, usage: Usage) -> None:
+    def _remember(self, usage: Usage) -> None:
         self.seen = self.seen.raised_to(usage)
         self.last_usage = usage
 
@@ -290,7 +291,7 @@ class Life:
             raise SandboxExecutionError("Some programs could not be killed", self.sandbox_id)
 
     async def condemn(self, reason: str) -> None:
-        """Destroy it: it does not do what it is told."""
+        """Destroy the sandbox, because it does not do what it is told."""
         security_events.security_event("condemned", sandbox_id=self.sandbox_id, reason=reason)
         if self._connection is not None:
             await self._connection.close(reason)
@@ -299,8 +300,8 @@ class Life:
             await self.stop()
 
 
-def _usual(backend: Backend) -> SandboxConfig:
-    """The operator's, as of a sandbox that a manager makes."""
+def _default_config(backend: Backend) -> SandboxConfig:
+    """Return the operator's configuration, which a sandbox of a manager would have, too."""
     from ..settings import load_settings
 
     return load_settings().default_config(backend.name)

@@ -8,8 +8,8 @@ The kernel's counters say which limit was reached, never an exit code: 137 may b
 choice. They count for the whole sandbox, so a command compares them with what was seen before it
 started; when memory runs out, every command that is running then is stopped and told. A full disk
 has no count, only a state that outlasts its cause: a command that found it full must have said so
-itself. The same holds for a command that could have no process, if others ended before it that
-nobody looked after.
+itself. The same holds for a command that could have no process, if others ended before it without
+a look at what they used.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Breach:
 
 @dataclass(frozen=True)
 class Stop:
-    """Why we stopped a command: one of these, or none of them when the user said so."""
+    """Says why we stopped a command: one of these, or none of them when the user said so."""
 
     timed_out: bool = False
     breach: Breach | None = None
@@ -103,11 +103,11 @@ class Ending:
 
     @property
     def _in_time(self) -> bool:
-        """It ended by itself, before the kill that its deadline sent could reach it."""
+        """Whether it ended by itself, before the kill that its deadline sent could reach it."""
         return self.lost is None and not self.killed
 
     def error(self) -> BaseException | None:
-        """What to raise, or None when the exit code is the whole story."""
+        """Return what to raise, or None when the exit code is the whole story."""
         stop = self.stop
         if stop is not None and stop.error is not None:
             return stop.error
@@ -160,8 +160,8 @@ class Ending:
 
 
 def memory_breach(usage: Usage, before: Counts, config: SandboxConfig) -> Breach | None:
-    """The kernel has killed something for want of memory since ``before``; or, where it keeps
-    no such limit, the sandbox was seen above it."""
+    """Return a breach if the kernel has killed something for want of memory since ``before``; or,
+    where it keeps no such limit, if the sandbox was seen above it."""
     if usage.incomplete:
         return incomplete_breach(usage, config)
     limit = config.memory_mb * MIB
@@ -191,7 +191,7 @@ def incomplete_breach(usage: Usage, config: SandboxConfig) -> Breach:
 def verdict(
     usage: Usage, before: Counts, config: SandboxConfig, failed: bool, output: Output | None = None
 ) -> Breach | None:
-    """The limit that a command which has ended ran into. Only memory outweighs a success."""
+    """Return the limit that a command which has ended ran into. Only memory outweighs a success."""
     breach = memory_breach(usage, before, config)
     if breach is not None or not failed:
         return breach
@@ -209,12 +209,12 @@ def verdict(
 
 
 def complains_of_disk(output: Output | None) -> bool:
-    """Whether the last that a command printed says that nothing more can be stored."""
+    """Say whether the last that a command printed is that nothing more can be stored."""
     return _complains(output, _NO_ROOM)
 
 
 def _complains(output: Output | None, words: bytes) -> bool:
-    if output is None:  # nobody kept it
+    if output is None:  # it was not kept
         return False
     return any(re.search(words, output.last_words(name)) for name in ("stdout", "stderr"))
 

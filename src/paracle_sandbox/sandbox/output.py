@@ -1,9 +1,9 @@
-"""Hold what a command prints: a bounded copy, its text, and whoever sees it as it comes.
+"""Hold what a command prints: a bounded copy, its text, and those who see it as it comes.
 
 ``Output`` collects both streams of one command up to a limit, and feeds its followers.
 ``Printed`` is one stream: bytes, and their text for a caller that asks for it. A program that
 prints all it may must not cost its host that much twice, so the text is made when it is read, not
-before, and takes the place of the bytes where nobody can ask for those.
+before, and takes the place of the bytes where these cannot be asked for.
 ``Consumers`` are the callbacks of the caller.
 """
 
@@ -60,16 +60,16 @@ class Output:
         return bool(self._followers)
 
     def printed(self, name: str) -> Printed:
-        """What was collected of a stream."""
+        """Return what was collected of a stream."""
         return self._collected[name]
 
     def only_text(self) -> None:
-        """Nobody will ask for the bytes."""
+        """Keep no bytes beside their text: only the text will be asked for."""
         for printed in self._collected.values():
             printed.only_text = True
 
     def last_words(self, name: str) -> bytes:
-        """The end of what was printed, whatever was collected of it."""
+        """Return the end of what was printed, whatever was collected of it."""
         return bytes(self._last[name][-_LAST_WORDS:])
 
     def add(self, name: str, chunk: bytes) -> None:
@@ -93,7 +93,7 @@ class Output:
             await slow.moved()
 
     def release(self) -> None:
-        """Wait for nobody any more: the command is being stopped."""
+        """Wait for no follower any more: the command is being stopped."""
         self._released = True
         for follower in self._followers:
             follower.wake()
@@ -154,7 +154,8 @@ class _Follower:
 
 
 class _Mark(NamedTuple):
-    """How far the bytes are text: the parts that are, its length, and what the decoder holds."""
+    """Says how far the bytes are text: the parts that are, its length, and what the decoder
+    holds."""
 
     parts: int
     length: int
@@ -195,7 +196,7 @@ class Printed:
             return b"".join((*self._parts, self._tail))
 
     def text(self) -> str:
-        """What is not UTF-8 is replaced."""
+        """Return the text; bytes that are not UTF-8 are replaced."""
         with self._lock:
             if self._text is not None:
                 return self._text
@@ -209,8 +210,8 @@ class Printed:
             return self._text
 
     def _decoded(self) -> str:
-        """Each part goes when it was decoded, if it may. Whoever is interrupted meanwhile, or has
-        no memory left, can go on from there."""
+        """Decode all parts. Each goes when it was decoded, if it may; a caller that is interrupted
+        meanwhile, or has no memory left, can go on from there."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text, mark = self._begun or ("", _Mark(0, 0, decoder.getstate()))
         size = max(_PIECE, sum(map(_size, self._parts)) // _PIECES)

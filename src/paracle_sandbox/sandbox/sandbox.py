@@ -82,7 +82,7 @@ class Sandbox:
 
     @property
     def last_usage(self) -> Usage | None:
-        """What it used when somebody last looked; None before that."""
+        """What it used at the last look; None before the first."""
         return self._life.last_usage
 
     @property
@@ -134,7 +134,8 @@ class Sandbox:
         return self._life.live()
 
     async def get_stats(self) -> Stats:
-        """What it uses now; CPU over the time since the previous call, or since the start."""
+        """Return what it uses now; CPU over the time since the previous call, or since the
+        start."""
         return await self._life.get_stats()
 
     async def check_limits(self) -> None:
@@ -142,11 +143,11 @@ class Sandbox:
         await self._life.check_limits()
 
     async def look(self, *, exact: bool = False) -> Usage | None:
-        """What it uses now; None when nobody can say."""
+        """Return what it uses now; None when that cannot be read."""
         return await self._life.look(exact=exact)
 
     def overlook(self) -> None:
-        """What a command that has ended met is not in what was seen."""
+        """Note that what was seen leaves out what a command did that has ended."""
         self._life.overlook()
 
     async def kill_leftovers(self) -> None:
@@ -160,7 +161,7 @@ class Sandbox:
         await self._life.kill_programs()
 
     async def condemn(self, reason: str) -> None:
-        """Destroy it: it does not do what it is told."""
+        """Destroy the sandbox, because it does not do what it is told."""
         await self._life.condemn(reason)
 
     # Programs
@@ -212,7 +213,7 @@ class Sandbox:
     async def wait_for_packages(self, source: str | bytes) -> None:
         """Wait until the packages can be imported that a program names, if the template of this
         sandbox is still being built. start_code() and start_command() do so themselves; it is for
-        whoever knows the text of a file that is run."""
+        a caller that knows the text of a file which is run."""
         await self.commands.wait_for_packages(source)
 
     async def execute(
@@ -305,22 +306,22 @@ class Sandbox:
         await self.files.write_file(path, content)
 
     async def list_files(self, path: AnyPath = ".", recursive: bool = False) -> list[FileInfo]:
-        """What is in a directory, and below it with ``recursive``, in no particular order."""
+        """List what is in a directory, and below it with ``recursive``, in no particular order."""
         return await self.files.list_files(path, recursive)
 
     async def listed_after(self, command: Command) -> list[FileInfo]:
-        """What was in the working directory, and below it, when a command that was started with
-        ``then_listed`` had ended. Can be asked for once."""
+        """List what was in the working directory, and below it, when a command that was started
+        with ``then_listed`` had ended. Can be asked for once."""
         return await self.files.listed_after(command)
 
     async def list_changes(self, since: str = "", after: Command | None = None) -> Changes:
-        """What is new, changed or gone below the working directory since the listing that gave
+        """List what is new, changed or gone below the working directory since the listing that gave
         the token ``since``, or all of it: links and special files left out. ``after`` is a
         command that was started with that token as ``then_listed``: as it was when it ended."""
         return await self.files.list_changes(since, after)
 
     async def stat(self, path: AnyPath) -> FileInfo:
-        """Follows links."""
+        """Describe one file or directory; links are followed."""
         return await self.files.stat(path)
 
     async def realpath(self, path: AnyPath) -> str:

@@ -32,15 +32,15 @@ _PARENT = os.O_RDONLY | open_flags("O_PATH", "O_DIRECTORY", "O_CLOEXEC")
 
 
 class Drafts:
-    """Those of one state directory; None notes nothing."""
+    """Keeps the notes of one state directory; without one it keeps none."""
 
     def __init__(self, state_dir: str | None = None) -> None:
         self._state_dir = state_dir
 
     @contextlib.contextmanager
-    def noted(self, *folders: Path) -> Iterator[bytes]:
-        """The name for a draft that will be in one of the folders, which are absolute. Where a
-        note is refused, it is done without."""
+    def noting(self, *folders: Path) -> Iterator[bytes]:
+        """Yield the name for a draft that will be in one of the folders, which are absolute, and
+        note it meanwhile. A copy goes on without a note where none can be made."""
         name = temporary_name()
         drafts = [os.path.join(folder, os.fsdecode(name)) for folder in folders]
         notes = [self._note(draft) for draft in drafts]
@@ -72,7 +72,7 @@ class Drafts:
         return own_subdirectory(self._state_dir, "drafts", make=make)
 
     @property
-    def noted_any(self) -> bool:
+    def has_notes(self) -> bool:
         return bool(self._all())
 
     def sweep(self) -> None:
@@ -96,7 +96,7 @@ class Drafts:
 
 
 def _remove(path: str) -> None:
-    """What is there under the name of a draft, if it is ours. Gone is success."""
+    """Remove what has the name of a draft, if it is ours. Gone is success."""
     folder, name = os.path.split(path)
     if not DRAFT_NAME.match(name):
         return

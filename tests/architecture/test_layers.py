@@ -15,11 +15,11 @@ from paracle_sandbox import errors
 
 # A module may import those of its own layer and of the layers below. New modules go here.
 LAYERS = {
-    0: "errors exceptions invalid printed results config platforms",
-    1: "setting_rows older_keys settings audit ids own_directory",
+    0: "errors exceptions results config host",
+    1: "settings audit ids",
     2: "backends channel images",
     3: "sandbox sessions",
-    4: "manager manager_stats executor client oneshot job slots idle compat",
+    4: "manager executor background client compat",
     5: "cli service __main__ tools mcp agents",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
@@ -27,13 +27,13 @@ LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.spl
 # The folders that stand beside the layers, and the modules of ours that each may import.
 ASIDE = {
     "guest": ("guest", "channel.frames"),
-    "jail": ("jail", "guest", "channel.frames", "own_directory"),
+    "jail": ("jail", "guest", "channel.frames", "host.own_directory"),
 }
 BESIDE_LAYERS = {*ASIDE, "testing", "__init__"}
 
 # There is one extractor, and the guest has it: the host uses it on its own disk.
 EXTRACTOR = ("guest.files.dirwalk", "guest.files.staging", "guest.files.archive")
-ON_OUR_DISK = ("channel.tree", "channel.drafts")
+ON_OUR_DISK = ("sandbox.host_copy", "backends.machine.drafts")
 
 # What may know a concrete backend by name. Everybody else asks these.
 ASSEMBLERS = ("backends.registry", "backends.auto", "backends.catalog", "backends.ahead")
@@ -48,7 +48,7 @@ UNSAFE_FORMATS = {"pickle", "marshal", "shelve", "yaml"}
 WRITES_UNSAFE_FORMATS = {"channel.bootstrap"}
 # Where the environment is read: settings by their job; the others run inside, or in tests.
 # What starts ahead of all imports cannot wait for the settings.
-READS_ENVIRONMENT = ("settings", "setting_rows", "guest", "jail", "testing")
+READS_ENVIRONMENT = ("settings", "guest", "jail", "testing")
 
 
 def top(name: str) -> str:
@@ -300,7 +300,7 @@ def test_the_tree_of_errors_is_that_of_the_classes() -> None:
             drawn[name] = above.get(depth - 1)
     own = {n: value for n, value in vars(errors).items() if isinstance(value, type)}
     assert drawn == {
-        name: kind.__bases__[0].__name__ if kind is not errors.SandboxError else None
+        name: kind.__bases__[0].__name__ if kind.__bases__[0].__name__ in own else None
         for name, kind in own.items()
     }
 

@@ -25,8 +25,8 @@ from probes import report
 import paracle_sandbox
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.channel import frames
-from paracle_sandbox.channel.tree import Unpacker
 from paracle_sandbox.errors import SandboxError, SandboxFileError, SandboxPathError
+from paracle_sandbox.sandbox.host_copy import Unpacker
 from paracle_sandbox.sandbox.sandbox import Sandbox
 
 READ_HOST = """

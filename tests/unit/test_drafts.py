@@ -13,9 +13,9 @@ import pytest
 
 from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.machine.drafts import Drafts
 from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.remote.backend import RemoteBackend
-from paracle_sandbox.channel.drafts import Drafts
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxError
 from paracle_sandbox.settings import Settings
@@ -50,7 +50,7 @@ def draft(folder: Path, name: str = NAME) -> Path:
 
 
 def test_there_is_a_note_as_long_as_there_may_be_a_draft(state: Path, tmp_path: Path):
-    with Drafts(str(state)).noted(tmp_path, tmp_path / "there") as name:
+    with Drafts(str(state)).noting(tmp_path, tmp_path / "there") as name:
         (one, two) = sorted(os.readlink(found) for found in (state / "drafts").iterdir())
         assert one == f"{Owner.of(os.getpid())}:{tmp_path}/{name.decode()}"
         assert two == f"{Owner.of(os.getpid())}:{tmp_path}/there/{name.decode()}"
@@ -58,7 +58,7 @@ def test_there_is_a_note_as_long_as_there_may_be_a_draft(state: Path, tmp_path: 
 
 
 def test_a_note_is_kept_as_long_as_there_is_a_draft(state: Path, tmp_path: Path):
-    with Drafts(str(state)).noted(tmp_path) as name:
+    with Drafts(str(state)).noting(tmp_path) as name:
         (tmp_path / name.decode()).touch()
     assert len([*(state / "drafts").iterdir()]) == 1
     (tmp_path / name.decode()).unlink()
@@ -67,7 +67,7 @@ def test_a_note_is_kept_as_long_as_there_is_a_draft(state: Path, tmp_path: Path)
 def test_the_state_directory_that_is_made_is_ours_alone(tmp_path: Path):
     before = os.umask(0)
     try:
-        with Drafts(str(tmp_path / "made")).noted(tmp_path):
+        with Drafts(str(tmp_path / "made")).noting(tmp_path):
             pass
     finally:
         os.umask(before)
@@ -86,7 +86,7 @@ def test_whom_we_cannot_look_at_is_alive(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("state_dir", [None, "/dev/null/state", "/proc/none"])
 def test_a_copy_goes_on_where_nothing_can_be_noted(state_dir: str | None, tmp_path: Path):
     drafts = Drafts(state_dir)
-    with drafts.noted(tmp_path) as name:
+    with drafts.noting(tmp_path) as name:
         assert name.startswith(b".paracle-")
     drafts.sweep()
 

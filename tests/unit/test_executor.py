@@ -23,7 +23,7 @@ from paracle_sandbox import (
     Settings,
 )
 from paracle_sandbox.backends.base import Health, Usage
-from paracle_sandbox.executor import error_result
+from paracle_sandbox.sandbox.execution import error_result
 from paracle_sandbox.settings import load_settings
 from paracle_sandbox.testing.fake import FakeBackend
 
@@ -471,3 +471,21 @@ def test_an_exception_as_a_result() -> None:
     assert (limit["job_index"], limit["result"]["stdout"]) == (4, "xx")
     assert (limit["result"]["truncated"], limit["result"]["timed_out"]) == (True, False)
     assert error_result(ZeroDivisionError())["error"] == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize("length", [0, 200_000])
+async def test_source_is_found_inside_as_it_was(tmp_path: Path, length: int) -> None:
+    """Whether it travels in the request or is too long for that, and in whatever encoding."""
+    file = tmp_path / "program.py"
+    file.write_bytes(
+        b"# -*- coding: latin-1 -*-\nimport sys\nname = 'P\xe4racle'\n"
+        b"own = open(__file__, 'rb').read()\n"
+        b"print(sys.argv[0][-14:], sys.argv[1:], name == 'P\\xe4racle', len(own))\n"
+        b"raise ValueError(name)\n#" + b"\xe9" * length
+    )
+    async with SandboxExecutor(backend=FakeBackend()) as executor:
+        result = await executor.execute_agent(file, args=["a"])
+    size = file.stat().st_size
+    assert result["result"]["stdout"] == f"/agent_code.py ['a'] True {size}\n"
+    assert 'agent_code.py", line 6' in result["error"]
+    assert "raise ValueError(name)" in result["error"]

@@ -22,7 +22,7 @@ from paracle_sandbox.errors import (
     StoppedError,
 )
 from paracle_sandbox.manager import SandboxManager
-from paracle_sandbox.printed import Printed
+from paracle_sandbox.sandbox.output import Printed
 from paracle_sandbox.testing.fake import FakeBackend
 
 MIB = 1 << 20

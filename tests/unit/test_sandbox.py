@@ -266,7 +266,7 @@ async def test_what_cannot_be_a_timeout(sandbox: Sandbox, timeout: float) -> Non
 
 
 async def test_an_infinite_timeout_is_no_limit(sandbox: Sandbox) -> None:
-    sandbox._config.__dict__["timeout_seconds"] = 0.2  # what None would be
+    sandbox.config.__dict__["timeout_seconds"] = 0.2  # what None would be
     result = await sandbox.execute("sleep 0.5; echo late", float("inf"))
     assert result["stdout"] == "late\n"
 
@@ -973,7 +973,7 @@ async def test_packages_are_those_that_programs_can_import(
     planted = "import sys; sys.stdout.write('[' * (16 << 20)); sys.exit()"
     for name in ("json", "site", "importlib"):
         await sandbox.write_file(f"{name}.py", planted)
-    sandbox._config.env_vars["PYTHONPATH"] = f"{backend.directory_of('box')}/lib"
+    sandbox.config.env_vars["PYTHONPATH"] = f"{backend.directory_of('box')}/lib"
     found = await sandbox.installed_packages()
     assert {"name": "named", "version": "1.5"} in found
 
@@ -988,6 +988,6 @@ async def test_a_list_of_packages_that_is_none(
     await sandbox.write_file("said", said)
     await sandbox.write_file("bin/python3", python)
     await sandbox.execute("chmod +x bin/python3")
-    sandbox._config.env_vars["PATH"] = f"{place}/bin:{os.environ['PATH']}"
+    sandbox.config.env_vars["PATH"] = f"{place}/bin:{os.environ['PATH']}"
     with pytest.raises((SandboxExecutionError, ResourceLimitError)):
         await sandbox.installed_packages()

@@ -10,9 +10,7 @@ import pytest
 
 import paracle_sandbox
 from paracle_sandbox import SandboxConfig, SandboxError, SandboxSettings, Settings, load_settings
-from paracle_sandbox.older_keys import SHARED_KEYS
-from paracle_sandbox.setting_rows import SPEED, parse_memory_mb
-from paracle_sandbox.settings import settings_table
+from paracle_sandbox.settings import SHARED_KEYS, SPEED, parse_memory_mb, settings_table
 
 PACKAGE = Path(paracle_sandbox.__file__).parent
 
@@ -223,7 +221,7 @@ def test_nobody_else_reads_the_environment() -> None:
     others = [name for name in readers if not name.startswith(inside)]
     # What starts ahead of our imports only asks whether some of the table's variables are set.
     # The kind of the user's terminal is no setting.
-    assert sorted(others) == ["backends/ahead.py", "cli/tty.py", "setting_rows.py", "settings.py"]
+    assert sorted(others) == ["backends/ahead.py", "cli/tty.py", "settings.py"]
 
 
 def test_loading_settings_is_light() -> None:
@@ -249,7 +247,7 @@ def test_run_stays_a_function_whatever_was_imported_before() -> None:
     said = python(
         "import paracle_sandbox as p",
         "p.run_async",
-        "import paracle_sandbox.oneshot",
+        "import paracle_sandbox.executor",
         "print(callable(p.run))",
     )
     assert said == "True\n"

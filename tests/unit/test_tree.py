@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paracle_sandbox.channel.tree import FileSink, Unpacker, pack
 from paracle_sandbox.errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
+from paracle_sandbox.sandbox.host_copy import FileSink, Unpacker, pack
 
 # Written out, not imported: the format is a promise between host and guest.
 ENTRY = struct.Struct(">BHHQ")

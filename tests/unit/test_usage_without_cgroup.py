@@ -16,7 +16,7 @@ from paracle_sandbox.backends.native.process_usage import (
     read_processes,
 )
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox.limits import Counts, memory_alarm, memory_breach
+from paracle_sandbox.sandbox.outcome import Counts, memory_alarm, memory_breach
 
 MIB = 1 << 20
 # Each holds 64 MiB; the fork has it too.

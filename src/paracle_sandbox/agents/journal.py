@@ -13,7 +13,7 @@ from typing import Any
 
 from ..audit import security_events as audit
 from ..audit.log import AuditLog, AuditQueue
-from ..own_directory import make_trusted_directory
+from ..host.own_directory import make_trusted_directory
 from ..settings import Settings
 from .events import Event
 

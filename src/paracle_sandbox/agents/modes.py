@@ -7,8 +7,7 @@ from typing import TypedDict, cast
 
 from ..backends.catalog import examine, taken
 from ..config import SandboxConfig
-from ..executor import SandboxExecutor
-from ..job import Inputs
+from ..executor import Inputs, SandboxExecutor
 from ..results import JobResult
 from ..settings import Settings
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from ..errors import SandboxError
-from ..sandbox.files import in_thread
+from ..sandbox.host_copy import in_thread
 from ..sandbox.sandbox import Sandbox
 from .diffs import unified_diff
 

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..platforms import lock_file, open_flags, unlock_file
+from ..host.platforms import lock_file, open_flags, unlock_file
 
 if TYPE_CHECKING:
     import asyncio

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import BackendUnavailableError
-from ..platforms import user_id
+from ..host.platforms import user_id
 from ..settings import Settings
 
 logger = logging.getLogger(__name__)

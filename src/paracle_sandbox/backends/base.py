@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..channel.drafts import Drafts
+from .machine.drafts import Drafts
 
 if TYPE_CHECKING:
     from ..config import SandboxConfig
@@ -164,7 +164,7 @@ class Backend(ABC):
         return 0
 
     async def sweep_drafts(self) -> None:
-        if self.drafts.noted_any:  # to start a thread takes longer than to look
+        if self.drafts.has_notes:  # to start a thread takes longer than to look
             await asyncio.to_thread(self.drafts.sweep)
 
     async def sweep_once(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import TYPE_CHECKING
 
 from ..errors import BackendUnavailableError, SandboxError
-from ..own_directory import STATE_DIRECTORY
+from ..host.own_directory import STATE_DIRECTORY
 from ..settings import Settings
 from .base import Backend, Health, SandboxInfo
 from .registry import BACKENDS, explain, get_backend, real_name, require_linux

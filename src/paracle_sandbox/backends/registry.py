@@ -11,7 +11,7 @@ import sys
 from typing import cast
 
 from ..errors import BackendUnavailableError
-from ..platforms import system_name
+from ..host.platforms import system_name
 from ..settings import Settings
 from .auto import AUTO_ORDER, choose
 from .base import Backend, Health

@@ -18,8 +18,7 @@ from typing import Any
 
 from ..audit import security_events
 from ..backends.base import Channel
-from ..errors import SandboxCreationError, SandboxError, SandboxExecutionError
-from ..invalid import InvalidValueError
+from ..errors import InvalidValueError, SandboxCreationError, SandboxError, SandboxExecutionError
 from .errors import failure
 from .frames import (
     HELLO,

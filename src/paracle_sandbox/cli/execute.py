@@ -481,7 +481,7 @@ def _write_whole(file: str, text: str) -> None:
 
 
 def _save_failure(order: Order, error: SandboxError) -> None:
-    from ..executor import error_result
+    from ..sandbox.execution import error_result
 
     result = error_result(error)
     try:

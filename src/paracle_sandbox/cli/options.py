@@ -45,7 +45,7 @@ def check_terminal(wanted: bool) -> None:
 
 def waived_layers(names: Sequence[str]) -> frozenset[str]:
     """Of ``--allow-degraded``. Raises UsageFault."""
-    from ..setting_rows import LAYERS, layers
+    from ..settings import LAYERS, layers
 
     try:
         return frozenset(layers(",".join(names)))

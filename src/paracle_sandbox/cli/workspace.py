@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..agents.workspace_sync import Change, Project
 from ..errors import SandboxError, SandboxExecutionError
-from ..sandbox.files import in_thread
+from ..sandbox.host_copy import in_thread
 from . import output
 from .exit_codes import UsageFault
 

@@ -1,4 +1,4 @@
-"""AsyncDockerizedTerminal: a terminal in a container, whoever started that.
+"""AsyncDockerizedTerminal: a terminal in a container, ours or not.
 
 In one of our sandboxes it is a Terminal. Into any other container, given by its id, its name or
 an engine's handle, a guest is sent first, as a further program of it; the container needs python3
@@ -40,7 +40,8 @@ class AsyncDockerizedTerminal:
 
     @property
     def container(self) -> Any:
-        """What it was given; of one of our sandboxes the engine's handle, if there is one."""
+        """Return what it was given; for one of our sandboxes the engine's handle, if there is
+        one."""
         return getattr(self._given, "container", None) or self._given
 
     @property

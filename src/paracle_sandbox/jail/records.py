@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Collection
 
-from ..own_directory import open_own_directory
+from ..host.own_directory import open_own_directory
 from .numbers import claim_number, release_number
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

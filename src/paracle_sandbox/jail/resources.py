@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from ..own_directory import open_own_directory
+from ..host.own_directory import open_own_directory
 from . import root
 from .child import Child
 from .clone import can_clone_into

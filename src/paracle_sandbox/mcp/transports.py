@@ -15,8 +15,8 @@ from typing import Any
 
 from ..config import SandboxConfig
 from ..errors import SandboxError
+from ..host.platforms import is_part_of_python
 from ..manager import SandboxManager
-from ..platforms import is_part_of_python
 from ..service.bodies import JsonScan
 from ..service.errors import TooLarge, TooMany
 from ..service.guessing import Guessing

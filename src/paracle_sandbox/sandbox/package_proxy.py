@@ -82,7 +82,7 @@ class Fetches:
         failure: BaseException | None = None
         try:
             result = work(*args)
-        except Exception as error:  # noqa: BLE001  whoever waits gets it, as with any thread pool
+        except Exception as error:  # noqa: BLE001  the waiter gets it, as with any thread pool
             failure = error
         finally:
             self._threads.release()
@@ -92,7 +92,7 @@ class Fetches:
 
 def _tell(done: asyncio.Future[Any], result: object, failure: BaseException | None) -> None:
     if done.cancelled():
-        # Nobody waits any more: what was opened is closed here.
+        # No one waits any more: what was opened is closed here.
         if isinstance(result, tuple) and hasattr(result[1], "close"):
             result[1].close()
     elif failure is not None:
@@ -212,8 +212,8 @@ async def _pass_on(stream: Stream, kind: str, file: IO[bytes], fetches: Fetches)
 
 
 def _read_some(file: IO[bytes]) -> bytes:
-    """What comes within a moment; b"" at the end. A slow index must not keep the thread for a
-    whole piece, nor have one started for each byte."""
+    """Return what comes within a moment; b"" at the end. A slow index must not keep the thread for
+    a whole piece, nor have one started for each byte."""
     held = b""
     until = time.monotonic() + _MOMENT_SECONDS
     while len(held) < _PIECE and time.monotonic() < until:

@@ -17,9 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 from .. import __version__
-from ..errors import SandboxError
-from ..invalid import InvalidValueError
-from ..sandbox.limits import MIB
+from ..errors import InvalidValueError, SandboxError
+from ..sandbox.outcome import MIB
 from .errors import (
     INTERNAL,
     RETRY_SECONDS,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from ..errors import SandboxError
-from ..own_directory import make_trusted_directory
+from ..host.own_directory import make_trusted_directory
 
 P = ParamSpec("P")
 T = TypeVar("T")

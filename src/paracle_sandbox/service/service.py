@@ -13,8 +13,8 @@ from typing import IO
 from ..audit.log import AuditLog
 from ..backends.base import Backend, Health
 from ..errors import SandboxError
-from ..own_directory import make_trusted_directory
-from ..sandbox.limits import MIB
+from ..host.own_directory import make_trusted_directory
+from ..sandbox.outcome import MIB
 from ..settings import Settings
 from .bodies import Parser
 from .hiding import Hiding

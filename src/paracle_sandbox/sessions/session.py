@@ -26,7 +26,7 @@ from ..errors import (
     StoppedError,
 )
 from ..sandbox.command import Command
-from ..sandbox.consumers import Consumers, TextCallback
+from ..sandbox.output import Consumers, TextCallback
 from ..sandbox.sandbox import Sandbox
 from .cells import Cell, CellResult
 from .frames import FrameReader, frame_limit

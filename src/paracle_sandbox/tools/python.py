@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NotRequired, TypedDict, get_args
 
 from ..client import LocalSandboxClient
 from ..results import CommandResult
-from ..sandbox.consumers import TextCallback
+from ..sandbox.output import TextCallback
 from ..sessions import CellResult, PythonSession
 from .arguments import ArgumentFault, code_of
 from .packages import install

@@ -12,7 +12,7 @@ from ..client import LocalSandboxClient
 from ..errors import SandboxError, StoppedError
 from ..results import CommandResult
 from ..sandbox.command import Command
-from ..sandbox.consumers import TextCallback
+from ..sandbox.output import TextCallback
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault, as_boolean, plain
 from .dangerous import CommandPolicy, danger

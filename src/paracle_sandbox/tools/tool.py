@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..client import LocalSandboxClient
 from ..errors import SandboxError
-from ..sandbox.consumers import TextCallback
+from ..sandbox.output import TextCallback
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault, Schema, fitted, parse_arguments, renamed
 from .error_messages import explained

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..client import LocalSandboxClient
-from ..sandbox.consumers import TextCallback
+from ..sandbox.output import TextCallback
 from .arguments import ArgumentFault, parse_arguments
 from .files import SandboxFilesTool
 from .packages import PackageInstallTool

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...channel.bootstrap import boot_message
-from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     SandboxCleanupError,
@@ -32,6 +31,7 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from ..machine.drafts import Drafts
 from ..machine.owner import Owner
 from ..machine.remains import Remains
 from ..machine.volumes import Volume

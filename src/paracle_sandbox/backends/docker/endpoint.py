@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import DockerConnectionError
-from ...platforms import user_id, without_engine
+from ...host.platforms import user_id, without_engine
 from ...settings import Settings
 from ..machine.workspaces import listener, shares_our_files
 

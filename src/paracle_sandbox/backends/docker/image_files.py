@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, suppress
 
 from ...config import SandboxConfig
 from ...errors import SandboxCreationError
-from ...own_directory import own_subdirectory
+from ...host.own_directory import own_subdirectory
 from ..machine.owner import Owner
 from ..machine.workspaces import UID
 from .attach_channel import AttachChannel

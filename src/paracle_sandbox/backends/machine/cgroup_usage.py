@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...platforms import open_flags
+from ...host.platforms import open_flags
 from ..base import Usage
 
 _CONTROLLERS = ("memory", "pids", "cpuacct", "cpu")

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BackendUnavailableError, SandboxCreationError, SandboxError
-from ...platforms import user_id
+from ...host.platforms import user_id
 from ...settings import Settings
 
 logger = logging.getLogger(__name__)

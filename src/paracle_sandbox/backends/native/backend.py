@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...channel.drafts import Drafts
 from ...channel.socket import SocketChannel
 from ...errors import (
     BackendUnavailableError,
@@ -32,6 +31,7 @@ from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..machine.cgroup_usage import MemoryPeak, read_cpu, read_number, read_usage
+from ..machine.drafts import Drafts
 from ..machine.volumes import refuse_volumes
 from . import network_remains
 from .descriptors import SpareDescriptors, is_shortage, no_descriptor

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 from ...errors import BackendUnavailableError
-from ...own_directory import (
+from ...host.own_directory import (
     STATE_DIRECTORY,
     ForeignDirectoryError,
     open_own_directory,

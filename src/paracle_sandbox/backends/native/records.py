@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...channel.frames import to_json
-from ...own_directory import ForeignDirectoryError, open_own_directory, reopen_own_directory
+from ...host.own_directory import ForeignDirectoryError, open_own_directory, reopen_own_directory
 from ..machine.owner import boot_id, pid_namespace, start_time
 from .own_directory import open_state_directory
 

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...own_directory import is_ours_alone
+from ...host.own_directory import is_ours_alone
 from .own_directory import open_templates, require_trusted_templates
 from .template_kinds import MANIFEST
 

@@ -191,7 +191,7 @@ async def _choose(plan: Plan) -> RunConfig:
 
 
 async def _run(plan: Plan) -> int:
-    from ...sandbox.files import in_thread
+    from ...sandbox.host_copy import in_thread
 
     order = plan.order
     config = await _choose(plan)

@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 
-from ...own_directory import open_own_directory
+from ...host.own_directory import open_own_directory
 from ..numbers import claim_number, release_number
 
 _REGISTER = "/run/paracle-sandbox-volumes"

@@ -30,7 +30,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...own_directory import open_own_directory
+from ...host.own_directory import open_own_directory
 from .. import kernel
 from ..numbers import claim_number, release_number
 from ..shape import Identity, Shape, prepare_workspace

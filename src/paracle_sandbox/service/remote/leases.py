@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from ...backends.base import Usage
 from ...config import SandboxConfig
 from ...errors import SandboxError
-from ...sandbox.limits import Counts, verdict
+from ...sandbox.outcome import Counts, verdict
 from ..errors import Conflict, NotFound
 from ..journal import Journal
 from ..metrics import Metrics

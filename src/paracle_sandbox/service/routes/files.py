@@ -19,7 +19,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from ...results import FileInfo
-from ...sandbox.limits import MIB
+from ...sandbox.outcome import MIB
 from ..errors import BadRequest, NotFound, OutOfRange, TooLarge
 from ..escaping import escaped, is_odd, shown, unescaped
 from ..schemas import (

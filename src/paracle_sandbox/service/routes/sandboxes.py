@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ...config import InvalidConfigError, SandboxConfig
 from ...errors import SandboxError
-from ...setting_rows import parse_memory_mb
+from ...settings import parse_memory_mb
 from ..errors import NotFound, Unprocessable, in_one_line
 from ..schemas import (
     CreateRequest,

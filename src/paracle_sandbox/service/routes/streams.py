@@ -15,8 +15,7 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
-from ...errors import SandboxError, StoppedError
-from ...invalid import InvalidValueError
+from ...errors import InvalidValueError, SandboxError, StoppedError
 from ...sandbox.command import Command
 from ..bodies import check_json
 from ..errors import INTERNAL, BadRequest, Conflict, ServiceFault, TooLarge, fault_body, in_one_line

@@ -14,10 +14,10 @@ from typing import Any
 
 from ...backends.base import Usage
 from ...errors import SandboxError, StoppedError
-from ...executor import error_result
 from ...sandbox.command import Command
 from ...sandbox.command_options import CommandOptions
-from ...sandbox.limits import MIB
+from ...sandbox.execution import error_result
+from ...sandbox.outcome import MIB
 from ...sandbox.sandbox import Sandbox
 from ..errors import NotFound, TooMany
 from ..hiding import Hiding

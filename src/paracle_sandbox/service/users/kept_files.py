@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from ...channel.drafts import DRAFT_NAME, DRAFT_STEP
+from ...backends.machine.drafts import DRAFT_NAME, DRAFT_STEP
 from ...errors import SandboxError, SandboxFileError
 from ...results import FileInfo
 from ...sandbox.command import Command
-from ...sandbox.files import Changes, in_thread
+from ...sandbox.files import Changes
+from ...sandbox.host_copy import in_thread
 from ...sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ...sandbox.limits import output_breach
+from ...sandbox.outcome import output_breach
 
 logger = logging.getLogger(__name__)
 

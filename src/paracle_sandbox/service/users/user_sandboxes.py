@@ -31,9 +31,9 @@ from ...errors import (
     SandboxLimitError,
 )
 from ...ids import new_sandbox_id
+from ...manager import Slots
 from ...sandbox.sandbox import Sandbox
 from ...settings import Settings
-from ...slots import Slots
 from ..errors import RETRY_SECONDS, NotKept, Unavailable
 from ..journal import Journal
 from ..metrics import Metrics

@@ -1,5 +1,5 @@
-"""What not every system has on which the library can be a client: macOS has no O_PATH, Windows has
-no user ids, no file locks of Unix and no descriptors of directories.
+"""Do without what some systems lack on which the library can be a client: macOS has no O_PATH,
+Windows has no user ids, no file locks of Unix and no descriptors of directories.
 
 Sandboxes themselves are on Linux. The remote and the Docker client work from anywhere, so nothing
 here may fail while the package is imported.
@@ -20,7 +20,7 @@ def system_name() -> str:
 
 
 def is_part_of_python(module: str | None) -> bool:
-    """Whether a module comes with Python, if only with that of another system: then no
+    """Say whether a module comes with Python, if only with that of another system: then no
     installation brings it."""
     return (module or "").partition(".")[0] in sys.stdlib_module_names
 
@@ -31,12 +31,13 @@ def user_id() -> int:
 
 
 def has_directory_descriptors() -> bool:
-    """Whether files can be reached from an open directory, so that no link can lead elsewhere."""
+    """Say whether files can be reached from an open directory, so that no link can lead
+    elsewhere."""
     return hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
 
 
 def open_flags(*names: str) -> int:
-    """Those flags for os.open that this system has."""
+    """Combine those flags for os.open that this system has."""
     flags = 0
     for name in names:
         flags |= getattr(os, name, 0)
@@ -44,7 +45,7 @@ def open_flags(*names: str) -> int:
 
 
 def without_engine() -> str:
-    """What can be set here instead of an engine that is not there."""
+    """Say what can be set here instead of an engine that is not there."""
     if sys.platform == "linux":
         return "set SANDBOX_MODE=native"
     return "use a service on Linux: SANDBOX_MODE=remote with SANDBOX_API_URL"

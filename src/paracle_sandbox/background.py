@@ -1,11 +1,8 @@
-"""run(): one piece of code, one call, nothing left behind.
+"""Keep an event loop in a thread, and the backends that live in it, for run().
 
-run() keeps what takes long to start: the event loop, in a thread of its own, and the backend. They
-are there from the first call on, for all threads of the process, and end with it. A child that was
-forked makes its own. run_async() runs in the caller's loop, and keeps nothing.
-
-The module is not called ``run``, because importing a module of that name would replace the
-function of that name on the package.
+A process has one such worker. It starts with the first call of run(), serves all threads, and ends
+with the process; a child that was forked makes its own. The caller's thread waits, calls the
+callbacks meanwhile, and passes an interrupt on.
 """
 
 from __future__ import annotations
@@ -16,24 +13,19 @@ import contextvars
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from .backends.base import Backend
 from .backends.registry import get_backend
-from .compat.sandbox_settings import ConfigLike
 from .errors import BackendUnavailableError, SandboxError
-from .executor import SandboxExecutor
-from .job import Inputs
 from .manager import SandboxManager
 from .results import ExecutionResult
-from .sandbox.command_options import Stdin
-from .sandbox.consumers import TextCallback
+from .sandbox.output import TextCallback
 from .settings import Settings, load_settings
 
 _LOOK_SECONDS = 0.1
@@ -42,70 +34,15 @@ _CLOSE_SECONDS = 30.0
 Work = Callable[[], Coroutine[Any, Any, ExecutionResult]]
 
 
-async def run_async(
-    code: str | Path,
-    *,
-    config: ConfigLike | None = None,
-    inputs: Inputs | None = None,
-    timeout: float | None = None,
-    args: Sequence[str] = (),
-    stdin: Stdin = None,
-    env: Mapping[str, str] | None = None,
-    monitor: bool = False,
-    on_stdout: TextCallback | None = None,
-    on_stderr: TextCallback | None = None,
-    backend: Backend | str | None = None,
-) -> ExecutionResult:
-    """SandboxExecutor.execute_agent() with an executor that lives for this one call. Whoever makes
-    many should keep an executor."""
-    async with SandboxExecutor(backend=backend) as executor:
-        return await executor.execute_agent(
-            code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
-            on_stdout=on_stdout, on_stderr=on_stderr,
-        )  # fmt: skip
-
-
-def run(
-    code: str | Path,
-    *,
-    config: ConfigLike | None = None,
-    inputs: Inputs | None = None,
-    timeout: float | None = None,
-    args: Sequence[str] = (),
-    stdin: Stdin = None,
-    env: Mapping[str, str] | None = None,
-    monitor: bool = False,
-    on_stdout: TextCallback | None = None,
-    on_stderr: TextCallback | None = None,
-    backend: Backend | str | None = None,
-) -> ExecutionResult:
-    """Run code in a fresh sandbox and wait for it, with or without an event loop around.
-
-    Inside a running loop (a notebook) it blocks that loop; use run_async() there if you can.
-    The callbacks are called in the thread of the caller. An interrupt ends the program. The backend
-    is kept for later calls, and closed when this process ends, unless it was given as an object.
-    """
-    call = _Call()
-
-    async def work() -> ExecutionResult:
-        async with _worker().manager(backend) as manager, SandboxExecutor(manager) as executor:
-            return await executor.execute_agent(
-                code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
-                on_stdout=call.in_caller(on_stdout), on_stderr=call.in_caller(on_stderr),
-            )  # fmt: skip
-
-    return call.wait_for(_worker().submit(work))
-
-
-class _Call:
-    """The caller's side of one run(): it waits, and calls the callbacks meanwhile."""
+class Call:
+    """Waits for one run() on the side of the caller, and calls the callbacks meanwhile."""
 
     def __init__(self) -> None:
         # Callbacks to call; None once the result is there.
         self._wanted: SimpleQueue[tuple[TextCallback, str, Future[object]] | None] = SimpleQueue()
 
     def in_caller(self, callback: TextCallback | None) -> TextCallback | None:
-        """A callback for the worker, which has the caller call the given one."""
+        """Make a callback for the worker, which has the caller call the given one."""
         if callback is None:
             return None
 
@@ -119,8 +56,8 @@ class _Call:
         return called
 
     def wait_for(self, running: _Running) -> ExecutionResult:
-        """The result. An interrupt cancels the work, waits until nothing of it is left, and is
-        raised then: it reaches only this thread."""
+        """Wait for the result. An interrupt cancels the work, waits until nothing of it is left,
+        and is raised then: it reaches only this thread."""
         running.outcome.add_done_callback(lambda _: self._wanted.put(None))
         try:
             self._serve(running.outcome)
@@ -132,8 +69,8 @@ class _Call:
         return running.outcome.result()
 
     def _serve(self, outcome: Future[ExecutionResult]) -> None:
-        """In a notebook an interrupt is raised here; under asyncio.run() it cancels the task that
-        called us, which has to be looked for."""
+        """Call callbacks until there is an outcome. In a notebook an interrupt is raised here;
+        under asyncio.run() it cancels the task that called us, which has to be looked for."""
         caller = _current_task()
         before = caller.cancelling() if caller else 0
         while not outcome.done():
@@ -181,7 +118,7 @@ class _Worker:
         atexit.register(self.close)
 
     def submit(self, work: Work) -> _Running:
-        """Have the loop do it, in the context of the caller."""
+        """Have the loop do the work, in the context of the caller."""
         outcome: Future[ExecutionResult] = Future()
         tasks: list[asyncio.Task[ExecutionResult]] = []
 
@@ -207,8 +144,8 @@ class _Worker:
         return _Use(self._kept, backend)
 
     def close(self) -> None:
-        """Close the backends and end the loop. What is not closed by then ends by itself: its owner
-        has."""
+        """Close the backends and end the loop. A backend that is not closed in time ends by itself,
+        because its owner has ended."""
         closing = asyncio.run_coroutine_threadsafe(_close_all(self._kept), self._loop)
         with suppress(Exception):
             closing.result(_CLOSE_SECONDS)
@@ -246,8 +183,8 @@ class _Use:
                     await self._drop(self._kept)  # the next call begins anew
 
     async def _take(self, name: str | None, settings: Settings) -> _Kept:
-        """The one that is kept for these settings. One that is kept for others and not in use is
-        closed: they have changed."""
+        """Return the backend that is kept for these settings, opened if need be. One that is kept
+        for other settings and not in use is closed: the settings have changed."""
         for kept in [one for one in self._all if not one.users and one.settings != settings]:
             await self._drop(kept)
         for kept in self._all:
@@ -267,7 +204,7 @@ class _Use:
 
 async def _close_all(kept: list[_Kept]) -> None:
     while kept:
-        with suppress(Exception):  # the process ends: nobody could do anything about it
+        with suppress(Exception):  # the process ends: a failure could not be handled
             await kept.pop().backend.close()
 
 
@@ -275,16 +212,16 @@ _workers: list[_Worker] = []
 _workers_lock = threading.Lock()
 
 
-def _worker() -> _Worker:
-    """That of this process."""
+def worker() -> _Worker:
+    """Return the worker of this process; the first call starts it."""
     with _workers_lock:
         if not _workers:
             _workers.append(_Worker())
         return _workers[0]
 
 
-# Of the process that this one was forked from. They are referred to for ever: to close them would
-# disturb the parent, with which they are shared.
+# Workers of the process that this one was forked from. They are referred to for ever: to close them
+# would disturb the parent, with which they are shared.
 _inherited: list[_Worker] = []
 
 

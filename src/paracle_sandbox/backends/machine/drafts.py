@@ -1,8 +1,8 @@
-"""Notes of what is being copied to the host's disk, for what a killed process leaves of it.
+"""Note what is being copied to the host's disk, so that the draft of a killed process is removed.
 
-A copy arrives under a hidden name and is moved to its place when it is whole. Whoever is killed
-meanwhile leaves the draft, wherever it is. So its place is noted in the state directory before, and
-whoever sweeps up after dead processes finds it there.
+A copy arrives under a hidden name and is moved to its place when it is whole. A process that is
+killed meanwhile leaves the draft. So the place of the draft is noted in the state directory first,
+and a sweep after dead processes finds it there.
 
 A note is a link that leads nowhere: it is there whole or not at all. It reads
 "owner of the copy:path of the draft".
@@ -18,11 +18,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..backends.machine.owner import Owner
-from ..guest.files.archive import temporary_name
-from ..guest.files.dirwalk import remove_tree
-from ..own_directory import own_subdirectory
-from ..platforms import open_flags, user_id
+from ...guest.files.archive import temporary_name
+from ...guest.files.dirwalk import remove_tree
+from ...host.own_directory import own_subdirectory
+from ...host.platforms import open_flags, user_id
+from .owner import Owner
 
 # What `temporary_name` makes: files that are being written have such names until they are whole.
 DRAFT_NAME = re.compile(r"\.paracle-[0-9a-f]{16}\Z")
@@ -32,15 +32,15 @@ _PARENT = os.O_RDONLY | open_flags("O_PATH", "O_DIRECTORY", "O_CLOEXEC")
 
 
 class Drafts:
-    """Those of one state directory; None notes nothing."""
+    """Keeps the notes of one state directory; without one it keeps none."""
 
     def __init__(self, state_dir: str | None = None) -> None:
         self._state_dir = state_dir
 
     @contextlib.contextmanager
-    def noted(self, *folders: Path) -> Iterator[bytes]:
-        """The name for a draft that will be in one of the folders, which are absolute. Where a
-        note is refused, it is done without."""
+    def noting(self, *folders: Path) -> Iterator[bytes]:
+        """Yield the name for a draft that will be in one of the folders, which are absolute, and
+        note it meanwhile. A copy goes on without a note where none can be made."""
         name = temporary_name()
         drafts = [os.path.join(folder, os.fsdecode(name)) for folder in folders]
         notes = [self._note(draft) for draft in drafts]
@@ -72,7 +72,7 @@ class Drafts:
         return own_subdirectory(self._state_dir, "drafts", make=make)
 
     @property
-    def noted_any(self) -> bool:
+    def has_notes(self) -> bool:
         return bool(self._all())
 
     def sweep(self) -> None:
@@ -96,7 +96,7 @@ class Drafts:
 
 
 def _remove(path: str) -> None:
-    """What is there under the name of a draft, if it is ours. Gone is success."""
+    """Remove what has the name of a draft, if it is ours. Gone is success."""
     folder, name = os.path.split(path)
     if not DRAFT_NAME.match(name):
         return

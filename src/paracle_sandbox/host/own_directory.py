@@ -1,4 +1,4 @@
-"""Directories whose content is believed: nobody else may have written it.
+"""Open directories whose content is believed, because only this user can have written it.
 
 Records in the state directory decide which processes are killed, and a template's code runs in the
 spawner. Such a directory has a name that others can guess (``/tmp/paracle-sandbox-1000``) or that
@@ -28,7 +28,7 @@ class ForeignDirectoryError(PermissionError):
 
 
 def open_own_directory(path: str, *, make: bool = False, parent: int | None = None) -> int:
-    """A descriptor of a directory that only this user can have written to.
+    """Open a directory that only this user can have written to, and return its descriptor.
 
     ``parent`` is the descriptor of a directory that was checked before, for a name inside it.
     Raises ForeignDirectoryError, FileNotFoundError when it is not there and not to be made, and
@@ -86,8 +86,8 @@ def own_subdirectory(path: str, name: str, *, make: bool = False) -> Iterator[in
 
 
 def open_trusted_directory(path: str) -> int:
-    """A descriptor of a directory that nobody but this user, or root, can have written to; it may
-    be a link, and a group of nobody but this user may write to it. Raises as above."""
+    """Return a descriptor of a directory that only this user, or root, can have written to; it may
+    be a link, and a group that has no other member may write to it. Raises as above."""
     _refuse_replaceable(path)
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode) and not _is_trusted(found.st_uid):
@@ -106,8 +106,8 @@ def open_trusted_directory(path: str) -> int:
 
 
 def refuse_foreign_parents(path: str) -> None:
-    """Whoever makes this directory, and those above it that are missing, makes them where nobody
-    else can replace them. Raises ForeignDirectoryError."""
+    """Refuse to make this directory, and those above it that are missing, where another user could
+    replace them. Raises ForeignDirectoryError."""
     there = os.path.abspath(path)
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -119,7 +119,7 @@ def make_trusted_directory(path: str, variable: str) -> None:
     to it. ``variable`` names another. Raises SandboxError for one of others, OSError else.
 
     Windows tells no owner and no mode. There a directory below the user's own is the user's."""
-    from .errors import SandboxError
+    from ..errors import SandboxError
 
     if not hasattr(os, "O_DIRECTORY"):
         os.makedirs(path, exist_ok=True)
@@ -136,7 +136,7 @@ def make_trusted_directory(path: str, variable: str) -> None:
 
 
 def is_ours_alone(directory: os.stat_result) -> bool:
-    """Whether only we can have put there what is in it. Not so for a link."""
+    """Say whether only we can have put there what is in it; for a link, no."""
     return not _whose("", directory)
 
 
@@ -145,7 +145,7 @@ def _flags() -> int:
 
 
 def _whose(path: str, about: os.stat_result) -> str:
-    """Why this is not ours alone; empty when it is."""
+    """Say why this is not ours alone; empty when it is."""
     if stat.S_ISLNK(about.st_mode):
         return f"{path} is a link"
     if not stat.S_ISDIR(about.st_mode):
@@ -160,7 +160,7 @@ def _whose(path: str, about: os.stat_result) -> str:
 
 
 def _why_not_trusted(path: str, about: os.stat_result) -> str:
-    """As ``_whose``, where root and the group of this user alone may have written to it."""
+    """Like ``_whose``, but root and a group of this user alone may have written to it."""
     if about.st_uid == 0 and not about.st_mode & stat.S_IWOTH:
         return ""
     if about.st_uid == user_id() and about.st_mode & _WRITABLE_BY_OTHERS == stat.S_IWGRP:
@@ -169,8 +169,8 @@ def _why_not_trusted(path: str, about: os.stat_result) -> str:
 
 
 def _refuse_replaceable(path: str) -> None:
-    """Whoever can rename a directory above it can put another in its place. Links on the way are
-    followed here as the kernel follows them; the last component is not looked at."""
+    """Check the directories above: a user who can rename one can put another in its place. Links
+    are followed as the kernel follows them; the last component is not looked at."""
     current, links = "/", 0
     _check_parent(current)
     waiting = [part for part in os.path.dirname(os.path.abspath(path)).split("/") if part][::-1]
@@ -233,7 +233,7 @@ def _has_partial_mapping() -> bool:
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """The group of one user, which many systems give to each, and nobody else is in it."""
+    """Say whether a group is the one that many systems give to each user, with no other member."""
     import grp
     import pwd
 

@@ -36,7 +36,9 @@ EXTRACTOR = ("guest.files.dirwalk", "guest.files.staging", "guest.files.archive"
 ON_OUR_DISK = ("channel.tree", "channel.drafts")
 
 # What may know a concrete backend by name. Everybody else asks these.
-ASSEMBLERS = ("backends.registry", "backends.auto", "backends.catalog", "backends.ahead")
+ASSEMBLERS = ("backends.registry",)
+# What the command line starts before it imports anything else.
+PRESTART = "backends.native.prestart"
 # What backends share: how this machine's kernel is read and told, and what engines keep for us.
 SHARED = ("backends.health_probe", "backends.machine")
 SEAM = ("backends", "backends.base", *SHARED, *ASSEMBLERS)
@@ -136,7 +138,7 @@ def test_testing_imports_nothing_above_it_and_nobody_imports_testing() -> None:
 
 
 def test_only_the_assemblers_name_a_backend() -> None:
-    """No backend imports another, and what lies above asks the registry or the catalogue.
+    """No backend imports another, and what lies above asks the registry.
     That holds for types as well: a name in an annotation ties the two together."""
 
     def family(name: str) -> str | None:
@@ -150,6 +152,7 @@ def test_only_the_assemblers_name_a_backend() -> None:
         if family(entry.imported)
         and family(entry.imported) != family(entry.importer)
         and entry.importer not in ASSEMBLERS
+        and entry.imported != PRESTART
         and not is_below(entry.importer, "testing")
     ]
     assert not wrong, complaints(wrong)
@@ -176,7 +179,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         f"{name}:{line}"
         for name in files()
         # The kind of the user's terminal is no setting of ours.
-        if top(name) not in READS_ENVIRONMENT and name not in ("backends.ahead", "cli.tty")
+        if top(name) not in READS_ENVIRONMENT and name not in (PRESTART, "cli.tty")
         for line in environment_reads(tree(name))
     ]
     assert not wrong, f"make it a setting: {wrong}"

@@ -14,11 +14,11 @@ import pytest
 from container_fixtures import Make
 
 import engines
-from paracle_sandbox.backends.catalog import engine_client
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.endpoint import Endpoint, find_endpoint
 from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.machine.process_isolation import read_posture
+from paracle_sandbox.backends.registry import engine_client
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import ResourceLimitError, SandboxConflictError
 from paracle_sandbox.images.builder import Images

@@ -27,7 +27,7 @@ def complete_backend(incomplete: str) -> list[str]:
 
 
 def complete_template(incomplete: str) -> list[str]:
-    from ..backends.catalog import template_names
+    from ..backends.registry import template_names
 
     return [name for name in template_names() if name.startswith(incomplete)]
 

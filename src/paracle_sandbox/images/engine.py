@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ..backends.catalog import engine_client
+from ..backends.registry import engine_client
 from ..settings import load_settings
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ variable counts as unset. The file is the first of ``$PARACLE_CONFIG``, ``./conf
 
 A config.toml may come with a checked-out project that nobody has read, so a file may not choose
 the interpreter or the directories we use, the service that programs are sent to, switch the
-isolation off (``fake``) or inject failures. Nor does another program's file stop us: keys in its
-``[sandbox]`` section that we do not know are warned of, and left alone.
+isolation off (``fake``), have another distribution make the sandboxes or inject failures. Nor does
+another program's file stop us: keys in its ``[sandbox]`` section that we do not know are warned of,
+and left alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .backend_names import MODES, OLDER_NAMES, is_for_the_user_alone, is_known
 from .errors import SandboxError
 from .older_keys import SHARED_KEYS, older_fields
 from .platforms import user_id
@@ -43,9 +45,6 @@ if TYPE_CHECKING:
 
     from .config import NetworkMode, SandboxConfig
 
-MODES = (
-    "auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "daytona", "fake", "local"
-)  # fmt: skip
 _DAY = 86_400.0
 _SHOWN_KEYS = 5
 
@@ -108,6 +107,13 @@ def _index_url(text: str) -> str:
     return text
 
 
+def _mode(text: str) -> str:
+    name = text.strip().lower()
+    if not is_known(name):
+        raise ValueError(text)
+    return OLDER_NAMES.get(name, name)
+
+
 def _networks(text: str) -> tuple[str, ...]:
     import ipaddress
 
@@ -122,7 +128,10 @@ def _agents_dir(env: Environment) -> str:
 class Settings:
     """All of them, resolved. Build it with load_settings(), or directly in a test."""
 
-    mode: str = choice("SANDBOX_MODE", "auto", MODES, "which backend makes the sandboxes")
+    mode: str = row(
+        Setting("SANDBOX_MODE", "which backend makes the sandboxes", _mode,
+                f"one of {', '.join(MODES)}, or a backend that is installed"), "auto"
+    )  # fmt: skip
     default_timeout_seconds: int = number(
         "PARACLE_SANDBOX_DEFAULT_TIMEOUT", 300, "limit of one execution", 10, 3600
     )
@@ -486,7 +495,8 @@ def _find_file(env: Environment, path: str | Path | None) -> Path | None:
 def _from_file(setting: Setting, file: str, key: str, value: object) -> object:
     name = f"{file}: {key}"
     text = str(value)
-    if setting.env_only or (setting.variable == "SANDBOX_MODE" and text == "fake"):
+    is_mode = setting.variable == "SANDBOX_MODE"
+    if setting.env_only or (is_mode and is_for_the_user_alone(text.strip().lower())):
         raise SandboxError(
             f"{name} = {text!r} is not taken from a file; set {setting.variable}{_way_out(file)}"
         )

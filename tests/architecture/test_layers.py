@@ -16,7 +16,7 @@ from paracle_sandbox import errors
 # A module may import those of its own layer and of the layers below. New modules go here.
 LAYERS = {
     0: "errors exceptions invalid printed results config platforms",
-    1: "setting_rows older_keys settings audit ids own_directory",
+    1: "setting_rows older_keys settings backend_names audit ids own_directory",
     2: "backends channel images",
     3: "sandbox sessions",
     4: "manager manager_stats executor client oneshot job slots idle compat",

@@ -1,7 +1,9 @@
 """Backends by name: which there are, which one ``auto`` takes, what the ways in may ask of them.
 
-``BACKENDS`` is the one list. Names map to dotted paths, so that choosing one backend never imports
-another; whatever names a concrete backend for a layer above does so here, inside a function.
+The list of names is in ``backend_names``. Choosing one backend never imports another, and whatever
+names a concrete backend for a layer above does so here, inside a function. Backends of other
+distributions are made here as well, and whatever is wrong with one is its own: it is reported with
+the name of its distribution, and keeps no other backend from being used or listed.
 
 ``auto`` takes the first of ``AUTO_ORDER`` that can be had. Looking must cost nothing where native
 can be had, which is nearly everywhere: it reads a few small files and starts nothing. Only in a
@@ -15,10 +17,17 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from ..backend_names import BACKENDS, known_names, outside_backends
 from ..errors import BackendUnavailableError, SandboxError
 from ..own_directory import STATE_DIRECTORY
 from ..platforms import system_name
@@ -35,16 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = {
-    "native": "paracle_sandbox.backends.native.backend:NativeBackend",
-    "docker": "paracle_sandbox.backends.docker.backend:DockerBackend",
-    "gvisor": "paracle_sandbox.backends.docker.gvisor:GvisorBackend",
-    "incus": "paracle_sandbox.backends.incus.backend:IncusBackend",
-    "incus-vm": "paracle_sandbox.backends.incus.vm:IncusMachineBackend",
-    "remote": "paracle_sandbox.backends.remote.backend:RemoteBackend",
-    "daytona": "paracle_sandbox.backends.daytona.backend:DaytonaBackend",
-    "fake": "paracle_sandbox.testing.fake:FakeBackend",
-}
 _WITH_RUNTIME = ("docker", "gvisor")
 # The fake backend's sandboxes live and die inside one process: no other can see them. Those of a
 # remote service and of Daytona are not of this machine.
@@ -58,14 +57,14 @@ def get_backend(name: str | None, settings: Settings, runtime: str | None = None
     ``runtime`` is for those of containers.
 
     No backend is proved here: a machine that cannot do it answers when a sandbox is created.
-    Raises BackendUnavailableError for a name that is unknown, and for native without Linux.
+    Raises BackendUnavailableError for a name that is unknown, for native without Linux, and for a
+    backend of another distribution that cannot be made.
     """
     chosen = resolve_name(name, settings)
-    if chosen not in BACKENDS:
-        known = ", ".join(["auto", *BACKENDS])
-        raise BackendUnavailableError(f"There is no backend {chosen!r}; known are {known}.")
     if runtime is not None and chosen not in _WITH_RUNTIME:
         raise BackendUnavailableError(f"The {chosen} backend has no runtime to choose.")
+    if chosen not in BACKENDS:
+        return _make_outside(chosen, settings)
     if chosen == "fake":
         logger.warning("The fake backend isolates nothing: programs run as plain processes.")
     if chosen == "native":
@@ -83,7 +82,56 @@ async def open_backend(name: str | None, settings: Settings) -> AsyncIterator[Ba
     try:
         yield backend
     finally:
-        await backend.close()
+        await _close(backend)
+
+
+async def _close(backend: Backend) -> None:
+    try:
+        with _blaming(backend.name):
+            await backend.close()
+    except BackendUnavailableError as error:
+        if backend.name in BACKENDS:
+            raise
+        logger.warning("%s", error.message)
+
+
+def _make_outside(name: str, settings: Settings) -> Backend:
+    """A backend of another distribution. Raises BackendUnavailableError."""
+    claims = outside_backends().get(name)
+    if not claims:
+        known = ", ".join(known_names())
+        raise BackendUnavailableError(f"There is no backend {name!r}; known are {known}.")
+    if len(claims) > 1:
+        several = " and ".join(claim.source for claim in claims)
+        raise BackendUnavailableError(
+            f"Several distributions bring a backend {name!r}: {several}. Remove all but one."
+        )
+    with _blaming(name):
+        point = claims[0].point
+        backend = point.load()(settings)
+        if not isinstance(backend, Backend):
+            raise TypeError(f"{point.value} makes no paracle_sandbox.backends.base.Backend")
+        if backend.name != name:
+            raise ValueError(f"{point.value} has the name {backend.name!r}, not {name!r}")
+        return backend
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Whatever the code of another distribution raises becomes BackendUnavailableError with the
+    name of the distribution. Errors of our own backends pass unchanged."""
+    try:
+        yield
+    except BackendUnavailableError:
+        raise
+    except (Exception, SystemExit) as error:
+        if name in BACKENDS:
+            raise
+        source = " and ".join(claim.source for claim in outside_backends().get(name, ()))
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise BackendUnavailableError(
+            f"The backend {name!r} of {source or 'another distribution'} fails: {reason}"
+        ) from error
 
 
 def require_linux(what: str = "Native sandboxes") -> None:
@@ -180,7 +228,7 @@ async def explain(settings: Settings) -> list[Health]:
     order, then those that have to be asked for by name."""
     others = [name for name in BACKENDS if name not in (*AUTO_ORDER, "fake")]
     found = []
-    for name in (*AUTO_ORDER, *others):
+    for name in (*AUTO_ORDER, *others, *outside_backends()):
         if name == "remote" and not settings.api_url:
             found.append(Health(name, False, "not configured", "set SANDBOX_API_URL"))
         elif name == "daytona" and not settings.daytona_key:
@@ -193,7 +241,8 @@ async def explain(settings: Settings) -> list[Health]:
 async def _health_of(name: str, settings: Settings) -> Health:
     try:
         async with open_backend(name, settings) as backend:
-            return await backend.health()
+            with _blaming(backend.name):
+                return replace(await backend.health(), backend=backend.name)
     except BackendUnavailableError as error:
         return Health(name, False, error.message)
 
@@ -212,7 +261,8 @@ async def find_sandboxes(
     for name in _names_to_ask(only):
         try:
             backend = await stack.enter_async_context(open_backend(name, settings))
-            found += [(backend, info) for info in await backend.list_sandboxes()]
+            with _blaming(backend.name):
+                found += [(backend, info) for info in await backend.list_sandboxes()]
         except BackendUnavailableError as error:
             if name == only or error.step == STATE_DIRECTORY:
                 raise
@@ -226,7 +276,8 @@ async def sweep(settings: Settings, only: str | None = None) -> int:
     for name in _names_to_ask(only):
         try:
             async with open_backend(name, settings) as backend:
-                swept += await backend.sweep()
+                with _blaming(backend.name):
+                    swept += await backend.sweep()
         except BackendUnavailableError as error:
             if name == only or error.step == STATE_DIRECTORY:
                 raise
@@ -234,7 +285,7 @@ async def sweep(settings: Settings, only: str | None = None) -> int:
 
 
 def _names_to_ask(only: str | None) -> tuple[str, ...]:
-    return _LISTED if only is None or only == "auto" else (only,)
+    return (*_LISTED, *outside_backends()) if only is None or only == "auto" else (only,)
 
 
 def inside_container(container: str, settings: Settings) -> Backend:

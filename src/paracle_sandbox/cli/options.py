@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ..backend_names import is_known, known_names
 from ..errors import SandboxError
-from ..settings import MODES, Settings, load_settings
+from ..settings import Settings, load_settings
 from .exit_codes import UsageFault
 from .log_lines import log_to_stderr
 
@@ -23,7 +24,7 @@ def settings_or_fault() -> Settings:
 
 def complete_backend(incomplete: str) -> list[str]:
     """For the shell, after its TAB key."""
-    return [name for name in MODES if name.startswith(incomplete)]
+    return [name for name in known_names() if name.startswith(incomplete)]
 
 
 def complete_template(incomplete: str) -> list[str]:
@@ -33,8 +34,8 @@ def complete_template(incomplete: str) -> list[str]:
 
 
 def check_backend(name: str | None) -> None:
-    if name is not None and name not in MODES:
-        raise UsageFault(f"--backend: there is no {name!r}; known are {', '.join(MODES)}")
+    if name is not None and not is_known(name):
+        raise UsageFault(f"--backend: there is no {name!r}; known are {', '.join(known_names())}")
 
 
 def check_terminal(wanted: bool) -> None:

@@ -200,7 +200,7 @@ class Settings:
         "DOCKER_SANDBOX_REGISTRY", None, "registry that has paracle/* images", env_only=True
     )
     docker_warm: int = number(
-        "DOCKER_SANDBOX_WARM", 0, "started containers kept ready for each kind", 0, 64
+        "DOCKER_SANDBOX_WARM", 0, "has no effect any more; is still accepted", 0, 64
     )
     docker_idle_timeout: float = number(
         "DOCKER_SANDBOX_TIMEOUT", 900.0, "seconds until an unused container is removed", 1.0, _DAY

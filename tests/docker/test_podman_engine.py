@@ -96,7 +96,7 @@ async def test_limits_are_told(make: Make) -> None:
 async def test_a_name_is_taken_once(backend: DockerBackend) -> None:
     """Podman says so with the status of an inner failure."""
     async with Sandbox(backend, "taken-once") as sandbox:
-        for _ in range(2):  # the second time there may be a ready one
+        for _ in range(2):
             with pytest.raises(SandboxConflictError):
                 await backend.create("taken-once", sandbox.config, {})
 

@@ -31,9 +31,8 @@ from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..machine.owner import Owner
-from ..machine.remains import Remains
 from ..machine.volumes import Volume
-from ..machine.workspaces import WorkspaceStore
+from ..machine.workspaces import Remains, WorkspaceStore
 from .attach_channel import AttachChannel
 from .engine import Engine, EngineRefused
 from .engine_differences import network_for, process_limit_for, seccomp_for, volumes_for

@@ -33,8 +33,8 @@ from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..machine.owner import Owner
-from ..machine.remains import Remains
 from ..machine.volumes import refuse_volumes
+from ..machine.workspaces import Remains
 from .errors import creation_error, guest_error
 from .exec_channel import ExecChannel
 from .images import image_source

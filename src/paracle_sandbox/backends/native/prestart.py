@@ -55,7 +55,7 @@ def _tell_options(settings: Settings, first: SandboxConfig) -> bool:
     import json
 
     from ...errors import SandboxError
-    from .own_directory import require_own_directory
+    from .records import require_own_directory
     from .spawner_process import default_python, tell_ahead
     from .spawner_protocol import spawner_options
     from .template_kinds import find_template, refuse_other_python, template_name

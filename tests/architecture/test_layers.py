@@ -164,9 +164,55 @@ def test_there_are_no_cycles() -> None:
     for entry in own_imports():
         if not entry.types_only and entry.importer != entry.imported:
             edges[entry.importer].add(entry.imported)
+    left = without_leaves(edges)
+    assert not left, f"in or above a cycle: {left}"
+
+
+# Folders whose parts still need each other. Take one out as soon as its test says that it passes.
+CYCLIC = {
+    "": "channel borrows the guest's extractor, and its drafts know the owners of backends",
+    "guest": "processes and python ask prefork, which works for them",
+    "service": "middleware and users know each other's journal",
+}
+
+
+def folders() -> list[object]:
+    found = sorted({name.rpartition(".")[0] for name in files()})
+    return [
+        pytest.param(
+            name,
+            id=name or "root",
+            marks=pytest.mark.xfail(reason=CYCLIC[name], strict=True) if name in CYCLIC else (),
+        )
+        for name in found
+    ]
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_there_are_no_cycles_between_the_parts_of_a_folder(folder: str) -> None:
+    """A folder counts as one, whichever of its modules imports or is imported: two folders that
+    need each other cannot be read one after the other."""
+    edges: dict[str, set[str]] = {}
+    for entry in own_imports():
+        importer, imported = (part_of(folder, one) for one in (entry.importer, entry.imported))
+        if importer and imported and importer != imported and not entry.types_only:
+            edges.setdefault(importer, set()).add(imported)
+            edges.setdefault(imported, set())
+    left = without_leaves(edges)
+    assert not left, f"in or above a cycle: {left}"
+
+
+def part_of(folder: str, name: str) -> str:
+    """The module or the folder directly in ``folder`` that a module is or belongs to."""
+    inside = name.removeprefix(f"{folder}.") if folder else name
+    return inside.partition(".")[0] if inside != name or not folder else ""
+
+
+def without_leaves(edges: dict[str, set[str]]) -> dict[str, list[str]]:
+    """What is left of a graph when all that leads nowhere is taken away again and again."""
     while leaves := {name for name, below in edges.items() if not below}:
         edges = {name: below - leaves for name, below in edges.items() if name not in leaves}
-    assert not edges, f"in or above a cycle: { {n: sorted(b) for n, b in edges.items()} }"
+    return {name: sorted(below) for name, below in edges.items()}
 
 
 def test_no_module_is_a_drawer() -> None:

@@ -118,18 +118,20 @@ async def _built_on_incus(
 
 
 async def _listed() -> list[Image]:
+    from ..backends.registry import engine_client
     from ..images.builder import Images
-    from ..images.engine import connected
+    from ..settings import load_settings
 
-    async with connected() as client:
+    async with engine_client(load_settings()) as client:
         return await Images(client).list_images()
 
 
 async def _built(recipe: Recipe, if_missing: bool, quiet: bool) -> tuple[Image, bool]:
+    from ..backends.registry import engine_client
     from ..images.builder import Images
-    from ..images.engine import connected
+    from ..settings import load_settings
 
-    async with connected() as client:
+    async with engine_client(load_settings()) as client:
         images = Images(client)
         there = await images.find(recipe.image) if if_missing else None
         if there is not None and there.current is not False:

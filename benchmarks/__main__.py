@@ -20,7 +20,7 @@ from pathlib import Path
 
 import paracle_sandbox
 from paracle_sandbox.errors import SandboxError
-from paracle_sandbox.setting_rows import SPEED
+from paracle_sandbox.settings import SPEED
 
 from . import containers, ours, peers, service
 from .measure import PACE_SECONDS, Times, per_second, timed_beside, timed_command
@@ -335,14 +335,12 @@ class Bench:
     def _container_rows(self, name: str, found: containers.Figures) -> None:
         self.note(found.run_rm, "the client's defaults: root inside, no limits, a network")
         self.note(found.run_rm_alone, "root inside, no limits")
-        self.note(found.fresh, "full posture, all limits; nothing ahead of need")
-        self.note(found.ready, "full posture, all limits; the next one started ahead of need")
+        self.note(found.fresh, "full posture, all limits")
         self.note(found.exec_command, "the client, in the same container")
         self.note(found.command)
         print(
-            f"  {name}, 8 at a time, per second: create + hello + destroy {found.at_once:.1f} "
-            f"(one ready: {found.ready_at_once:.1f}), docker run --rm --network none "
-            f"{found.run_rm_at_once:.1f}; "
+            f"  {name}, 8 at a time, per second: create + hello + destroy {found.at_once:.1f}, "
+            f"docker run --rm --network none {found.run_rm_at_once:.1f}; "
             f"commands {found.commands_at_once:.0f}, docker exec {found.execs_at_once:.1f}"
         )
         # The budget is about Docker, one at a time; the rest is told beside it.
@@ -364,18 +362,15 @@ class Bench:
         )
         self.row(
             f"{name}: create + hello + destroy, p50",
-            f"{found.fresh.p50:.0f} ms; one ready: {found.ready.p50:.0f} ms, "
-            f"{found.ready.p50 / found.run_rm.p50:.2f}x; against --network none: "
-            f"{found.fresh.p50 / found.run_rm_alone.p50:.2f}x, one ready: "
-            f"{found.ready.p50 / found.run_rm_alone.p50:.2f}x",
+            f"{found.fresh.p50:.0f} ms; against --network none: "
+            f"{found.fresh.p50 / found.run_rm_alone.p50:.2f}x",
             found.fresh.p50 / found.run_rm.p50,
             1.1 if bounded else math.inf,
             "<= 1.1x docker run --rm" if bounded else "none; beside docker run --rm",
         )
         self.row(
             f"{name}: create + hello + destroy, 8 at a time",
-            f"{found.at_once:.1f}/s (one ready: {found.ready_at_once:.1f}/s) "
-            f"against {found.run_rm_at_once:.1f}/s",
+            f"{found.at_once:.1f}/s against {found.run_rm_at_once:.1f}/s",
             found.run_rm_at_once / found.at_once,
             math.inf,
             "none; beside docker run --rm --network none",

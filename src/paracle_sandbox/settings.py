@@ -8,8 +8,9 @@ variable counts as unset. The file is the first of ``$PARACLE_CONFIG``, ``./conf
 
 A config.toml may come with a checked-out project that has not been read, so a file may not choose
 the interpreter or the directories we use, the service that programs are sent to, switch the
-isolation off (``fake``) or inject failures. Nor does another program's file stop us: keys in its
-``[sandbox]`` section that we do not know are warned of, and left alone.
+isolation off (``fake``), have another distribution make the sandboxes or inject failures. Nor does
+another program's file stop us: keys in its ``[sandbox]`` section that we do not know are warned of,
+and left alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import SandboxError
+from .host.backend_names import MODES, OLDER_NAMES, is_for_the_user_alone, is_known
 from .host.platforms import user_id
 
 if TYPE_CHECKING:
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 
 Environment = Mapping[str, str]
 
-MODES = (
-    "auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "daytona", "fake", "local"
-)  # fmt: skip
 _DAY = 86_400.0
 _SHOWN_KEYS = 5
 
@@ -229,6 +228,13 @@ def _index_url(text: str) -> str:
     return text
 
 
+def _mode(text: str) -> str:
+    name = text.strip().lower()
+    if not is_known(name):
+        raise ValueError(text)
+    return OLDER_NAMES.get(name, name)
+
+
 def _networks(text: str) -> tuple[str, ...]:
     import ipaddress
 
@@ -243,7 +249,10 @@ def _agents_dir(env: Environment) -> str:
 class Settings:
     """All of them, resolved. Build it with load_settings(), or directly in a test."""
 
-    mode: str = choice("SANDBOX_MODE", "auto", MODES, "which backend makes the sandboxes")
+    mode: str = row(
+        Setting("SANDBOX_MODE", "which backend makes the sandboxes", _mode,
+                f"one of {', '.join(MODES)}, or a backend that is installed"), "auto"
+    )  # fmt: skip
     default_timeout_seconds: int = number(
         "PARACLE_SANDBOX_DEFAULT_TIMEOUT", 300, "limit of one execution", 10, 3600
     )
@@ -316,7 +325,7 @@ class Settings:
         "DOCKER_SANDBOX_REGISTRY", None, "registry that has paracle/* images", env_only=True
     )
     docker_warm: int = number(
-        "DOCKER_SANDBOX_WARM", 0, "started containers kept ready for each kind", 0, 64
+        "DOCKER_SANDBOX_WARM", 0, "has no effect any more; is still accepted", 0, 64
     )
     docker_idle_timeout: float = number(
         "DOCKER_SANDBOX_TIMEOUT", 900.0, "seconds until an unused container is removed", 1.0, _DAY
@@ -633,7 +642,8 @@ def _find_file(env: Environment, path: str | Path | None) -> Path | None:
 def _from_file(setting: Setting, file: str, key: str, value: object) -> object:
     name = f"{file}: {key}"
     text = str(value)
-    if setting.env_only or (setting.variable == "SANDBOX_MODE" and text == "fake"):
+    is_mode = setting.variable == "SANDBOX_MODE"
+    if setting.env_only or (is_mode and is_for_the_user_alone(text.strip().lower())):
         raise SandboxError(
             f"{name} = {text!r} is not taken from a file; set {setting.variable}{_way_out(file)}"
         )

@@ -7,7 +7,7 @@ import pytest
 from paracle_sandbox import SandboxConfig
 from paracle_sandbox.agents import modes
 from paracle_sandbox.agents.modes import MODES, execute_for, run_config, sandbox_problem
-from paracle_sandbox.backends import auto
+from paracle_sandbox.backends import registry
 from paracle_sandbox.backends.base import Health
 from paracle_sandbox.settings import Settings, load_settings
 
@@ -41,7 +41,7 @@ async def test_only_the_backend_that_will_be_used_is_asked(
 ) -> None:
     """Under ``auto`` others may work: they are of no use to a run that does not take them, and to
     ask them makes a sandbox with each."""
-    monkeypatch.setattr(auto, "PROBLEMS", {"native": _no, "docker": _yes, "incus": _no})
+    monkeypatch.setattr(registry, "PROBLEMS", {"native": _no, "docker": _yes, "incus": _no})
     asked = []
 
     async def refusing(name: str | None, settings: Settings) -> list[Health]:

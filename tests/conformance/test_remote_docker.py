@@ -36,7 +36,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
     ).start()
     yield process
     process.stop()
-    assert _containers_of(process) == [], "also what was kept ready ended with the service"
+    assert _containers_of(process) == []
 
 
 def _containers_of(process: ServiceProcess) -> list[str]:

@@ -18,8 +18,7 @@ import pytest
 
 from paracle_sandbox.backends.native import records
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.backends.native.own_directory import require_own_directory
-from paracle_sandbox.backends.native.records import RecordStore
+from paracle_sandbox.backends.native.records import RecordStore, require_own_directory
 from paracle_sandbox.backends.native.template_files import Failure, TemplateFiles
 from paracle_sandbox.backends.native.template_kinds import (
     MANIFEST,

@@ -18,14 +18,10 @@ import pytest
 
 import paracle_sandbox
 from no_http import mail_server
-from paracle_sandbox.backends.auto import (
-    AUTO_ORDER,
-    PROBLEMS,
-    choose,
-    native_problem,
-    service_problem,
-)
+from paracle_sandbox.backends.native.obstacles import native_problem
+from paracle_sandbox.backends.registry import AUTO_ORDER, PROBLEMS, choose
 from paracle_sandbox.backends.remote.backend import RemoteBackend
+from paracle_sandbox.backends.remote.reachability import service_problem
 from paracle_sandbox.settings import Settings
 
 SOURCES = Path(paracle_sandbox.__file__).parents[1]

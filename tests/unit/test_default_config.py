@@ -21,7 +21,7 @@ from paracle_sandbox import (
 from paracle_sandbox.agents import SandboxAgent
 from paracle_sandbox.agents.agent import AGENT_ENV
 from paracle_sandbox.agents.modes import execute_for, run_config
-from paracle_sandbox.backends import auto
+from paracle_sandbox.backends import registry
 from paracle_sandbox.cli.agents.run import Order as AgentOrder
 from paracle_sandbox.cli.agents.run import make_plan
 from paracle_sandbox.cli.execute import Order, make_config
@@ -190,7 +190,7 @@ def test_rows_of_a_kind_hold_however_the_backend_is_chosen(
     named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flag, an older name, or ``auto`` that takes docker because nothing before it can be had."""
-    monkeypatch.setattr(auto, "PROBLEMS", {**auto.PROBLEMS, "native": _no, "docker": _yes})
+    monkeypatch.setattr(registry, "PROBLEMS", {**registry.PROBLEMS, "native": _no, "docker": _yes})
     monkeypatch.setenv("DOCKER_SANDBOX_MEMORY", "333m")
     monkeypatch.setenv("DOCKER_SANDBOX_IMAGE", "registry.example/mine:1")
     config = make_config(Order(file="-", backend=named), load_settings())
@@ -212,7 +212,7 @@ def test_a_virtual_machine_is_made_of_an_image_for_one(
 def test_nothing_is_looked_for_where_it_makes_no_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "PROBLEMS", {})  # choose() would raise KeyError
+    monkeypatch.setattr(registry, "PROBLEMS", {})  # choose() would raise KeyError
     make_config(Order(file="-"), Settings())
 
 

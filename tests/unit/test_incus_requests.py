@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paracle_sandbox.backends.incus.errors import creation_error, no_machines
+from paracle_sandbox.backends.incus.errors import creation_error, guest_error, no_machines
+from paracle_sandbox.backends.incus.image_build import download_command
 from paracle_sandbox.backends.incus.images import alias_of
 from paracle_sandbox.backends.incus.labels import (
     instance_name,
@@ -17,8 +18,6 @@ from paracle_sandbox.backends.incus.labels import (
     sandbox_info,
     sandbox_keys,
 )
-from paracle_sandbox.backends.incus.meter import usage_of
-from paracle_sandbox.backends.incus.provision import download_command
 from paracle_sandbox.backends.incus.remotes import Remotes, read_remotes
 from paracle_sandbox.backends.incus.server import Refused
 from paracle_sandbox.backends.incus.spec import (
@@ -31,7 +30,7 @@ from paracle_sandbox.backends.incus.spec import (
     sandbox_change,
     state_change,
 )
-from paracle_sandbox.backends.incus.start import guest_error
+from paracle_sandbox.backends.incus.usage import usage_of
 from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.registry import get_backend
 from paracle_sandbox.config import SandboxConfig

@@ -24,7 +24,7 @@ from paracle_sandbox import (
     Settings,
     load_settings,
 )
-from paracle_sandbox.backends import auto
+from paracle_sandbox.backends import registry
 from paracle_sandbox.backends.registry import explain, get_backend
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.testing.fake import FakeBackend
@@ -419,7 +419,9 @@ async def test_auto_that_takes_docker_has_its_idle_timeout(
         return "not here"
 
     monkeypatch.setattr(
-        auto, "PROBLEMS", {"native": passed_over, "docker": lambda _: None, "incus": passed_over}
+        registry,
+        "PROBLEMS",
+        {"native": passed_over, "docker": lambda _: None, "incus": passed_over},
     )
     async with SandboxManager(settings=Settings()) as manager:
         assert (manager.backend.name, manager.idle_timeout) == ("docker", 900)

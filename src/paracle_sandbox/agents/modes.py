@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TypedDict, cast
 
-from ..backends.catalog import examine, taken
+from ..backends.registry import examine, resolve_name
 from ..config import SandboxConfig
 from ..executor import Inputs, SandboxExecutor
 from ..results import JobResult
@@ -39,7 +39,7 @@ def run_config(mode: str, *, on_host: bool = False) -> RunConfig:
 async def sandbox_problem(backend: str | None, settings: Settings) -> str | None:
     """Why the backend that will be used makes no sandbox; None when it made one. No other backend
     is asked: one that works is of no use to a run that does not take it."""
-    [report] = await examine(taken(backend, settings), settings)
+    [report] = await examine(resolve_name(backend, settings, quiet=True), settings)
     if report.available:
         return None
     return f"{report.backend}: {report.detail or 'not available'}"

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from ..audit import security_events
-from ..backends.base import Channel
 from ..errors import InvalidValueError, SandboxCreationError, SandboxError, SandboxExecutionError
+from .base import Channel
 from .errors import failure
 from .frames import (
     HELLO,

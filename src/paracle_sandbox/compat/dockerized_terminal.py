@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from ..backends.catalog import inside_container
+from ..backends.registry import inside_container
 from ..config import SandboxConfig
 from ..errors import SandboxError, SandboxExecutionError
 from ..ids import new_sandbox_id

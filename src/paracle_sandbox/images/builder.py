@@ -21,7 +21,6 @@ from urllib.request import getproxies
 
 from .. import __version__
 from ..errors import SandboxError
-from .engine import CANNOT_CONNECT
 from .package_index import files_of_this_machine
 from .recipe import RECIPES, Recipe, pack
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 VARIANT_LABEL = "paracle.image.variant"
 RECIPE_LABEL = "paracle.image.recipe"
 STAGE_LABEL = "paracle.image.stage"
+_CANNOT_CONNECT = 900  # the number that aiodocker gives to a connection that failed
 
 log = logging.getLogger("paracle_sandbox.images")
 
@@ -111,7 +111,7 @@ class Images:
                             last = text
                             yield text
         except DockerError as error:
-            if error.status == CANNOT_CONNECT:
+            if error.status == _CANNOT_CONNECT:
                 raise
             raise _failed(recipe, str(error.message), last) from error
 

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,16 +33,23 @@ from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..machine.cgroup_usage import MemoryPeak, read_cpu, read_number, read_usage
 from ..machine.drafts import Drafts
 from ..machine.volumes import refuse_volumes
-from . import network_remains
 from .descriptors import SpareDescriptors, is_shortage, no_descriptor
 from .interpreter import refuse_hidden, version_of
 from .obstacles import look
-from .own_directory import require_own_directory, require_trusted_template
 from .process_usage import ProcessLooks, init_cpu
-from .records import Record, RecordStore, fits, identified, kill_init
+from .records import (
+    Record,
+    RecordStore,
+    fits,
+    identified,
+    kill_init,
+    require_own_directory,
+)
 from .spawner_client import Spawner
 from .spawner_process import default_python
 from .spawner_protocol import create_request, missing_layers, spawner_options
+from .table_mark import may_be_there
+from .template_kinds import require_trusted_template
 from .templates import Template, Templates, template_name
 
 if TYPE_CHECKING:
@@ -267,7 +274,7 @@ class NativeBackend(Backend):
             await self._sweep_records()
             await self.sweep_drafts()
             with contextlib.suppress(SandboxCleanupError):  # nobody's reason not to start
-                await network_remains.sweep()
+                await _sweep_networks()
         if template.path is not None:
             require_trusted_template(str(template.path))
         self.templates.hold(template)
@@ -325,7 +332,7 @@ class NativeBackend(Backend):
             return ""
         finally:
             owned.close()
-            await network_remains.take([owned.link])
+            await _detach_links([owned.link])
         return str(answer.get("left", ""))
 
     def _unname(self, sandbox_id: str, owned: _Owned) -> str:
@@ -414,7 +421,7 @@ class NativeBackend(Backend):
 
     async def sweep(self) -> int:
         swept = await super().sweep() + await self._sweep_records()
-        await network_remains.sweep()
+        await _sweep_networks()
         return swept
 
     async def _sweep_records(self) -> int:
@@ -438,7 +445,7 @@ class NativeBackend(Backend):
         await asyncio.gather(*(spawner.close() for spawner in spawners))
         self._spare.give_up()
         self.templates.release()
-        await network_remains.take(owned.link for owned in ended)
+        await _detach_links(owned.link for owned in ended)
 
 
 class _Owned:
@@ -533,6 +540,26 @@ def _unnamed(error: OSError, sandbox_id: str) -> SandboxError:
         sandbox_id,
         step="record",
     )
+
+
+async def _detach_links(links: Iterable[Link | None]) -> None:
+    """Remove the links of ended sandboxes now, which would go with their namespaces a little later,
+    and the firewall rules with the last of them. Most sandboxes have no network, and must not pay
+    for its imports."""
+    there = [link for link in links if link is not None]
+    if there:
+        from . import network
+
+        await network.detach(*there)
+
+
+async def _sweep_networks() -> None:
+    """Remove the firewall rules that a killed owner left. Records do not tell of them: its spawner
+    may have removed those. Raises SandboxCleanupError."""
+    if may_be_there():
+        from . import network
+
+        await network.sweep()
 
 
 def _info(record: Record, records: RecordStore) -> tuple[SandboxInfo, bool]:

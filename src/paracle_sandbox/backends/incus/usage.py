@@ -1,22 +1,37 @@
-"""What instances use now, or used last."""
+"""What an instance uses now, or used last."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...config import SandboxConfig
 from ..base import Usage
-from ..machine.cgroup_usage import cgroups_of, read_usage
+from ..machine.cgroup_usage import MemoryPeak, cgroups_of, read_usage
 from .instances import Instances
-from .owned import Owned
 from .server import Refused
 from .storage import Homes
 
 # Numbers that a process of an instance has: the machine's and the instance's.
 _INSTANCE_DEPTH = 2
+
+
+@dataclass
+class Metered:
+    """An instance, and what was learned of it for its figures. ``pid`` is its first process as the
+    server's machine counts; ``cgroups`` are empty elsewhere; ``cpu_before`` is what it took to make
+    it; ``slot`` holds its files."""
+
+    instance: str
+    config: SandboxConfig
+    slot: str
+    pid: int = 0
+    cgroups: dict[str, str] = field(default_factory=dict)
+    peak: MemoryPeak = field(default_factory=MemoryPeak)
+    cpu_before: float = 0.0
+    last: Usage = field(default_factory=Usage)
 
 
 class Meter:
@@ -29,51 +44,54 @@ class Meter:
         self._homes = homes
         self._beside = beside
 
-    async def hand_over(self, owned: Owned) -> None:
-        """What it has used until now is nothing of its programs."""
-        usage = await self._figures(owned)
-        owned.cpu_before = usage.cpu_seconds if usage else 0.0
+    async def start_counting(self, metered: Metered) -> None:
+        """Count CPU time from here: what it took to make the instance is not its programs'."""
+        usage = await self._figures(metered)
+        metered.cpu_before = usage.cpu_seconds if usage else 0.0
 
-    async def of(self, owned: Owned) -> Usage:
-        usage = await self._measure(owned)
+    async def measure(self, metered: Metered) -> Usage:
+        """What the instance uses now; when it has ended, what it used last."""
+        usage = await self._measure_running(metered)
         if usage is None:
-            return replace(owned.last, processes=0)
-        if disk := await self._homes.usage(owned.slot, owned.config.disk_mb):
+            return replace(metered.last, processes=0)
+        if disk := await self._homes.usage(metered.slot, metered.config.disk_mb):
             usage = replace(usage, disk_bytes=disk[0], disk_full=disk[1])
-        owned.last = usage
+        metered.last = usage
         return usage
 
-    async def of_foreign(self, name: str) -> Usage | None:
-        """Of an instance that another process made; None when it has ended."""
-        return await self._measure(Owned(name, SandboxConfig(network_mode="bridge"), ""))
+    async def measure_foreign(self, name: str) -> Usage | None:
+        """The figures of an instance that another process made; None when it has ended."""
+        return await self._measure_running(Metered(name, SandboxConfig(network_mode="bridge"), ""))
 
-    async def _measure(self, owned: Owned) -> Usage | None:
+    async def _measure_running(self, metered: Metered) -> Usage | None:
         """None when it has ended."""
-        usage = await self._figures(owned)
+        usage = await self._figures(metered)
         if usage is None:
             return None
         return replace(
             usage,
             processes=max(0, usage.processes - self._beside),
-            cpu_seconds=max(0.0, usage.cpu_seconds - owned.cpu_before),
+            cpu_seconds=max(0.0, usage.cpu_seconds - metered.cpu_before),
         )
 
-    async def _figures(self, owned: Owned) -> Usage | None:
+    async def _figures(self, metered: Metered) -> Usage | None:
         try:
-            if not owned.cgroups:
-                state = await self._instances.state(owned.instance)
-                owned.pid = int(state.get("pid") or 0)
-                owned.cgroups = cgroups_of(owned.pid, owned.instance) if owned.pid > 0 else {}
-                if not owned.cgroups:
-                    return usage_of(state) if owned.pid > 0 else None
-            mode = owned.config.network_mode
-            return owned.peak.of(read_usage(owned.cgroups, owned.pid, network_mode=mode))
+            if not metered.cgroups:
+                state = await self._instances.state(metered.instance)
+                metered.pid = int(state.get("pid") or 0)
+                metered.cgroups = (
+                    cgroups_of(metered.pid, metered.instance) if metered.pid > 0 else {}
+                )
+                if not metered.cgroups:
+                    return usage_of(state) if metered.pid > 0 else None
+            mode = metered.config.network_mode
+            return metered.peak.of(read_usage(metered.cgroups, metered.pid, network_mode=mode))
         except (FileNotFoundError, Refused):
             return None
 
 
 def guest_pid(cgroups: Mapping[str, str]) -> int:
-    """The guest, which is the first process of a pid namespace inside the instance's own.
+    """The pid of the guest: the first process of a pid namespace inside the instance's own.
 
     Raises ProcessLookupError when it is gone."""
     group = Path(cgroups.get("unified") or cgroups.get("pids") or "/nowhere")

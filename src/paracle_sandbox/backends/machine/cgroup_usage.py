@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...host.platforms import open_flags
-from ..base import Usage
+from ..values import Usage
 
 _CONTROLLERS = ("memory", "pids", "cpuacct", "cpu")
 # What cgroup v1 shows where there is no limit is a little below 2**63.

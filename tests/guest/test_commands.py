@@ -490,20 +490,22 @@ def test_killed_keeper_of_a_background_child(guest: GuestClient) -> None:
     assert guest.run("true").result == {"exit_code": 0}
 
 
-def test_killed_seed_is_replaced(guest: GuestClient) -> None:
+def test_killed_preforked_is_replaced(guest: GuestClient) -> None:
     for _ in range(2):  # whoever runs two will run a third
         assert script_output(guest, "print(1)") == b"1\n"
     children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
     wait_for(lambda: children.read_text().split())
-    seeds = [int(pid) for pid in children.read_text().split()]
-    for pid in seeds:
+    ahead = [int(pid) for pid in children.read_text().split()]
+    for pid in ahead:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not any(map(alive, seeds)))
+    wait_for(lambda: not any(map(alive, ahead)))
     for _ in range(3):
         assert script_output(guest, "print(2)") == b"2\n"
 
 
-def test_a_seed_comes_after_the_listing_that_follows_a_program(guest: GuestClient) -> None:
+def test_a_preforked_program_comes_after_the_listing_that_follows(
+    guest: GuestClient,
+) -> None:
     for _ in range(2):
         stream = guest.open("python", path="s.py", source="pass", argv=[])
         listing = guest.open("list", path=".", after=stream)
@@ -549,7 +551,7 @@ def test_a_command_and_the_listing_after_it_can_both_be_killed(
 
 
 def script_output(guest: GuestClient, source: str) -> bytes:
-    stream = guest.open("python", path="seeded.py", source=source, argv=[])
+    stream = guest.open("python", path="p.py", source=source, argv=[])
     return bytes(guest.wait(stream).stdout)
 
 
@@ -751,7 +753,7 @@ def test_leaves_no_zombies_and_no_descriptors(guest: GuestClient) -> None:
         guest.signal(stream, kill=True)
         guest.wait(stream)
     wait_for(lambda: not dead_children())
-    wait_for(lambda: descriptors() <= before + 1)  # a seed comes and goes
+    wait_for(lambda: descriptors() <= before + 1)  # a preforked one comes and goes
 
 
 def test_survives_a_storm_of_signals(guest: GuestClient) -> None:

@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def pid(self) -> int | None:
-        """The last: where a seed died with its program unread, another takes its place."""
+        """The last: where a preforked one died with its program unread, another takes its place."""
         return next((event["pid"] for event in reversed(self.events) if "pid" in event), None)
 
 

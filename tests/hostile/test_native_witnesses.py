@@ -142,7 +142,7 @@ async def test_posture_of_every_kind_of_process(make: Make, native: NativeBacken
     sandbox = await make(SandboxConfig(timeout_seconds=120))
     init = native.init_pid(sandbox.sandbox_id)
     expected = Expected(native, init, native.cgroups(sandbox.sandbox_id))
-    for _ in range(6):  # programs in a series: seeds, and what they are forked from
+    for _ in range(6):  # programs in a series: preforked ones, and the fork server
         await sandbox.run_code("print(1)")
         expected.check()
     async with _running(sandbox, "start_code", THREADS + READY):

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
 from pressure import Scene, until
 
 from paracle_sandbox import Sandbox
-from paracle_sandbox.guest.prefork.policy import LOOK_SECONDS, SEED_SECONDS
+from paracle_sandbox.guest.prefork.policy import KEEP_SECONDS, LOOK_SECONDS
 
-LONGER = SEED_SECONDS + 2 * LOOK_SECONDS
+LONGER = KEEP_SECONDS + 2 * LOOK_SECONDS
 
 
 def python_ready(scene: Scene, sandbox: Sandbox) -> bool:

@@ -48,7 +48,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional
 from ..channel import frames
 from . import kernel
 from .loop import READ, Loop
-from .prefork.policy import REQUEST, Foresight
+from .prefork.policy import REQUEST, PreforkPolicy
 from .processes.command import Command
 from .processes.kill_leftovers import Leftovers
 from .processes.kill_tree import TreeKill, kill_everything, strike_all
@@ -147,7 +147,7 @@ class Guest:
         self._children: Children[Command] = Children()
         self._oom = OomFirst()
         self._preforks = bool(setup.get("preforked", True))
-        self._foresight = Foresight(
+        self._policy = PreforkPolicy(
             self._loop, self._children, self._oom, setup, lambda: self._channel.unread
         )
         self._followers: Dict[int, List[int]] = {}
@@ -166,8 +166,8 @@ class Guest:
             busy = self._take_turns()
             self._channel.flush()
             # Every answer is on its way: now there is time.
-            if self._preforks and self._foresight.wanted:
-                self._foresight.fork(self._rehearse_command)
+            if self._preforks and self._policy.wanted:
+                self._policy.fork(self._rehearse_command)
             self._loop.run_once(block=not busy)
 
     def _greet(self) -> None:
@@ -287,7 +287,7 @@ class Guest:
 
     def _start(self, command: Command, request: Dict[str, Any]) -> None:
         if command.is_python:
-            self._foresight.program_started(request)
+            self._policy.program_started(request)
         command.start()
 
     def _drop(self, stream: int) -> None:
@@ -295,12 +295,12 @@ class Guest:
         job = self._jobs.pop(stream, None)
         self._texts.ended(stream)
         if wire is not None:
-            self._foresight.stream_ended(wire)
+            self._policy.stream_ended(wire)
         followers = [one for one in self._followers.pop(stream, ()) if one in self._jobs]
         for follower in followers:
             self._jobs[follower].on_credit()
         if isinstance(job, Command) and job.is_python:
-            self._foresight.program_ended(self._wires[followers[-1]] if followers else None)
+            self._policy.program_ended(self._wires[followers[-1]] if followers else None)
 
     def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:
         """One job's mistake must not take the sandbox down: hence the broad except. What goes wrong

@@ -205,10 +205,14 @@ class Spawner:
         try:
             with self._steps.step("record"):
                 resources.records.write(slot, resources.cgroup_paths(slot))
-            # Limits that belong to processes, not to a group, would not reach a seed.
-            seed = ahead and resources.cgroups is not None
+            # Limits that belong to processes, not to a group, would not reach a preforked program.
+            at_once = ahead and resources.cgroups is not None
             hurried = self._pool.seconds_until_quiet() > 0
-            own = {"working_dir": shape.working_dir, "seed": seed, "hurried": hurried}
+            own = {
+                "working_dir": shape.working_dir,
+                "preforks_at_once": at_once,
+                "hurried": hurried,
+            }
             self._fork(child, {**self._setup, **own})
         except StepFailed:
             if child.pid:

@@ -29,7 +29,7 @@ _RIGHTS_BYTES = socket.CMSG_SPACE(_STDIO.size)
 NO_PROGRAM = 70
 
 
-def fork_seed(likely: Optional[Dict[str, Any]]) -> "Seed":
+def fork_program(likely: Optional[Dict[str, Any]]) -> "Preforked":
     """Raises OSError when it cannot be had.
 
     ``likely``: the program that will come, as far as it can be guessed, if there is time to go
@@ -40,14 +40,14 @@ def fork_seed(likely: Optional[Dict[str, Any]]) -> "Seed":
         with theirs:
             pid = fork()
             if pid == 0:
-                become_seed(theirs, likely)
+                become_preforked(theirs, likely)
     except OSError:
         ours.close()
         raise
-    return Seed(ours, lambda: pid, ready_for())
+    return Preforked(ours, lambda: pid, ready_for())
 
 
-class Seed:
+class Preforked:
     """The guest's side.
 
     ``find_pid``: asked once, when it has to be known.
@@ -74,7 +74,7 @@ class Seed:
     def start(
         self, program: Dict[str, Any], cwd: bytes, terminal: bool, stdio: Tuple[int, int, int]
     ) -> bool:
-        """Hand over the program; False when that cannot be done. The seed is used up; what is left
+        """Hand over the program; False when that cannot be done. It is used up; what is left
         to ask it is whether it `took` the program."""
         told = {
             name: value
@@ -123,7 +123,7 @@ class Seed:
             end_child(self.pid)
 
 
-def become_seed(guest: socket.socket, likely: Optional[Dict[str, Any]]) -> None:
+def become_preforked(guest: socket.socket, likely: Optional[Dict[str, Any]]) -> None:
     """Does not return."""
     try:
         shed(guest)

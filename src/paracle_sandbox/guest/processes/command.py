@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ...channel import frames
 from ..kernel import slave_path
 from ..loop import READ, Loop
-from ..prefork.preforked import Seed
+from ..prefork.preforked import Preforked
 from ..request import Invalid, Launch, parse_size
 from ..wire import Wire, os_failure
 from . import keeper
@@ -65,10 +65,10 @@ class Command:
         self._buffer = buffer
         self._outputs: List[Output] = []
         self._input: Optional[Input] = None
-        # The program's ends, until it has them, and the seed that they were handed to.
+        # The program's ends, until it has them, and the process that they were handed to.
         self._theirs: List[int] = []
         self._stdio: Stdio = (-1, -1, -1)
-        self._seed: Optional[Seed] = None
+        self._preforked: Optional[Preforked] = None
         self._status_fd = -1
         self._keeper: Optional[int] = None
         self._pid = 0
@@ -89,7 +89,7 @@ class Command:
     # What the host wants
 
     def start(self) -> None:
-        self._start(self._children.take_seed if self._launch.program else lambda: None)
+        self._start(self._children.take_preforked if self._launch.program else lambda: None)
         if self._launch.terminal_size:
             self._look()
         else:
@@ -114,13 +114,13 @@ class Command:
         except OSError as error:  # what the kernel has for all of this user is used up
             self.fail_os(error, "cannot follow its output")
 
-    def _start(self, take_seed: Callable[[], Optional[Seed]]) -> None:
+    def _start(self, take_preforked: Callable[[], Optional[Preforked]]) -> None:
         self._starting = True
         try:
             if not self._theirs:
                 self._stdio = self._open_stdio(self._theirs)
             if self._children.has_place_for_direct():
-                self._start_direct(take_seed())
+                self._start_direct(take_preforked())
             else:
                 self._start_keeper()
             self._starting = False
@@ -131,13 +131,13 @@ class Command:
             self._starting = False
             self._told(refused.tag, refused.code)
         finally:
-            if self._seed is None:
+            if self._preforked is None:
                 self._let_go()
 
-    def _start_direct(self, seed: Optional[Seed]) -> None:
-        pid = start_program(self._launch, self._stdio, seed, self._oom)
-        if seed is not None and not seed.closed:
-            self._seed = seed
+    def _start_direct(self, preforked: Optional[Preforked]) -> None:
+        pid = start_program(self._launch, self._stdio, preforked, self._oom)
+        if preforked is not None and not preforked.closed:
+            self._preforked = preforked
         self._children.add_direct(pid, self)
         self._told(keeper.STARTED, pid)
 
@@ -216,11 +216,11 @@ class Command:
         if rounds:
             self._loop.call_later(UNTOLD_SECONDS, lambda: self._press_keeper(rounds - 1))
 
-    # A seed that was killed before it took the program, by whatever ran before
+    # A preforked process that was killed before it took the program, by whatever ran before
 
     def _see_taken(self) -> None:
-        if self._seed is not None:
-            took = self._seed.took
+        if self._preforked is not None:
+            took = self._preforked.took
             if took:
                 self._let_go()
                 self._send_signals()
@@ -229,26 +229,26 @@ class Command:
 
     def _died_before(self, status: int) -> bool:
         by_another = os.WIFSIGNALED(status) and not self._killed
-        return by_another and self._seed is not None and self._seed.took is False
+        return by_another and self._preforked is not None and self._preforked.took is False
 
     def _start_again(self) -> None:
-        """Once: what kills each seed in time would kill the next, too."""
-        self._drop_seed()
+        """Once: what kills each fork in time would kill the next, too."""
+        self._drop_preforked()
         self._children.release(self)
         self._pid, self._pid_told = 0, False
         self._start(lambda: None)
 
     def _let_go(self) -> None:
         """The program has its ends, or will never have them."""
-        self._drop_seed()
+        self._drop_preforked()
         for fd in set(self._theirs):
             os.close(fd)
         self._theirs.clear()
 
-    def _drop_seed(self) -> None:
-        if self._seed is not None:
-            self._seed.close()
-            self._seed = None
+    def _drop_preforked(self) -> None:
+        if self._preforked is not None:
+            self._preforked.close()
+            self._preforked = None
 
     # How it ends
 
@@ -318,8 +318,8 @@ class Command:
     def _send_signals(self) -> None:
         if not self._pid or self._exit_code is not None:
             return
-        if self._early_signals and self._seed is not None and not self._seed.took:
-            return  # a seed takes no notice; its program will
+        if self._early_signals and self._preforked is not None and not self._preforked.took:
+            return  # a preforked process takes no notice; its program will
         for number in self._early_signals:
             try:
                 send_signal(self._pid, number)

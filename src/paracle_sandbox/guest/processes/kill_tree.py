@@ -292,7 +292,7 @@ class TreeKill:
 def strike_all(children: Children[Any]) -> None:
     """Kill all processes but the guest with one system call. Only the first process may."""
     _kill(-1)
-    children.drop_seed()  # it dies too, and must not get a program meanwhile
+    children.drop_preforked()  # it dies too, and must not get a program meanwhile
 
 
 def kill_everything() -> None:

@@ -2,8 +2,8 @@
 
     guest ── program ── whatever it starts      the direct command: no process between
           ├─ keeper ── program ── ...           every further command that runs beside it
-          ├─ seed                               a Python forked ahead of need
-          └─ nursery                            what seeds are forked from, in a series
+          ├─ preforked                          a Python forked ahead of need
+          └─ fork server                        forks those in a series
 
 Orphans come to their nearest subreaper. Each keeper is one, and so is the guest: what has a
 keeper above it is that command's, and everything else below the guest is the direct command's.
@@ -15,8 +15,8 @@ import os
 from typing import Any, Dict, Generic, List, Optional, Set, TypeVar
 
 from ..clone import main_thread
-from ..prefork.fork_server import Nursery
-from ..prefork.preforked import Seed, fork_seed
+from ..prefork.fork_server import ForkServer
+from ..prefork.preforked import Preforked, fork_program
 
 Owner = TypeVar("Owner")
 
@@ -42,15 +42,15 @@ class Children(Generic[Owner]):
         self._direct: Optional[int] = None
         self._direct_owner: Optional[Owner] = None
         self._direct_there = False
-        self._seed: Optional[Seed] = None
-        self._nursery: Optional[Nursery] = None
+        self._preforked: Optional[Preforked] = None
+        self._fork_server: Optional[ForkServer] = None
         self._ended_by_us: Set[int] = set()
         self._hunts = 0
 
     def __contains__(self, pid: object) -> bool:
-        """Whether it is no orphan: a keeper, the seed, or the nursery."""
-        ours = self._nursery.pid if self._nursery is not None else None
-        return pid in self._keepers or pid == ours or pid == self._known_seed()
+        """Whether it is no orphan: a keeper, the preforked one, or the fork server."""
+        ours = self._fork_server.pid if self._fork_server is not None else None
+        return pid in self._keepers or pid == ours or pid == self._known_preforked()
 
     # Commands
 
@@ -72,7 +72,7 @@ class Children(Generic[Owner]):
                 self._keepers[pid] = None
 
     def orphans(self) -> Set[int]:
-        """Our children that are neither keepers nor the seed, nor the nursery."""
+        """Our children that are neither keepers nor preforked, nor the fork server."""
         try:
             children = _read(b"/proc/self/task/%d/children" % os.getpid()).split()
         except OSError:  # a kernel without that file: be careful, have keepers
@@ -95,13 +95,13 @@ class Children(Generic[Owner]):
         """It has ended; who it worked for."""
         if pid == self._direct:
             self._direct_there = False
-        if self._nursery is not None and self._nursery.pid == pid:
-            self._nursery.has_ended()
-            self._known_seed()  # what it still said of it
-            self._nursery.close()
-            self._nursery = None
-        elif self._known_seed() == pid:
-            self._forget_seed()
+        if self._fork_server is not None and self._fork_server.pid == pid:
+            self._fork_server.has_ended()
+            self._known_preforked()  # what it still said of it
+            self._fork_server.close()
+            self._fork_server = None
+        elif self._known_preforked() == pid:
+            self._forget_preforked()
         return self._keepers.pop(pid, None)
 
     # For killing
@@ -135,60 +135,61 @@ class Children(Generic[Owner]):
     def keepers(self) -> List[int]:
         return list(self._keepers)
 
-    # The seed
+    # The preforked program
 
-    def have_seed(self, likely: Optional[Dict[str, Any]]) -> None:
+    def prefork(self, likely: Optional[Dict[str, Any]]) -> None:
         """Fork one, unless it is there. Best done when nobody waits."""
-        if self._seed is None:
+        if self._preforked is None:
             try:
-                self._seed = fork_seed(likely)
+                self._preforked = fork_program(likely)
             except OSError:
                 pass  # no process to spare: the next command will say so, if it lasts
 
-    def have_nursery(self, likely: Dict[str, Any]) -> None:
-        """For the seeds of a series."""
-        if self._nursery is None and main_thread() is not None:
+    def have_fork_server(self, likely: Dict[str, Any]) -> None:
+        """Fork it, unless it is there."""
+        if self._fork_server is None and main_thread() is not None:
             try:
-                self._nursery = Nursery(likely)
+                self._fork_server = ForkServer(likely)
             except OSError:
                 pass
 
-    def have_seed_of_series(self) -> bool:
-        """Have it forked by the nursery, if there is one; whether there is a seed."""
-        if self._seed is None and self._nursery is not None and not self._nursery.closed:
+    def prefork_in_series(self) -> bool:
+        """Have it forked by the fork server, if there is one. Returns whether one is there."""
+        server = self._fork_server
+        if self._preforked is None and server is not None and not server.closed:
             try:
-                self._seed = self._nursery.seed()
+                self._preforked = server.fork()
             except OSError:
                 pass
-        return self._seed is not None
+        return self._preforked is not None
 
     @property
-    def has_seed(self) -> bool:
-        return self._seed is not None
+    def has_preforked(self) -> bool:
+        return self._preforked is not None
 
-    def take_seed(self) -> Optional[Seed]:
-        if not self._known_seed() or self._seed is None or self._seed.closed:
+    def take_preforked(self) -> Optional[Preforked]:
+        if not self._known_preforked() or self._preforked is None or self._preforked.closed:
             return None
-        seed, self._seed = self._seed, None
-        return seed
+        taken, self._preforked = self._preforked, None
+        return taken
 
-    def drop_seed(self) -> None:
-        """It ends now, and is forgotten when it has; the nursery too."""
-        if self._known_seed() and self._seed is not None:
-            self._seed.end()
-        if self._nursery is not None:
-            self._nursery.end()
+    def drop_preforked(self) -> None:
+        """It ends now, and is forgotten when it has; the fork server too."""
+        if self._known_preforked() and self._preforked is not None:
+            self._preforked.end()
+        if self._fork_server is not None:
+            self._fork_server.end()
 
-    def _known_seed(self) -> Optional[int]:
+    def _known_preforked(self) -> Optional[int]:
         """Its number. One that has none is given up."""
-        if self._seed is None:
+        if self._preforked is None:
             return None
-        if not self._seed.pid:
-            self._forget_seed()
+        if not self._preforked.pid:
+            self._forget_preforked()
             return None
-        return self._seed.pid
+        return self._preforked.pid
 
-    def _forget_seed(self) -> None:
-        assert self._seed is not None
-        self._seed.close()
-        self._seed = None
+    def _forget_preforked(self) -> None:
+        assert self._preforked is not None
+        self._preforked.close()
+        self._preforked = None

@@ -1,7 +1,7 @@
 """Starting a program, as a child of the guest or of a keeper.
 
 Programs are executed by posix_spawn, which copies no page tables; Python programs are forks of
-the guest, or the seed. Their descriptors, directory and oom score are put in place around
+the guest, or preforked. Their descriptors, directory and oom score are put in place around
 that, in the parent or in the child.
 """
 
@@ -13,7 +13,7 @@ import termios
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..kernel import close_from, fork, unblock_signals
-from ..prefork.preforked import Seed, grow, settle
+from ..prefork.preforked import Preforked, grow, settle
 from ..python.program import shadowed
 from ..request import Launch
 from .oom import OomFirst
@@ -42,7 +42,7 @@ def refusal(name: bytes, code: int) -> Tuple[bytes, int]:
     return line, 127 if code == errno.ENOENT else 126
 
 
-def start_program(launch: Launch, stdio: Stdio, seed: Optional[Seed], oom: OomFirst) -> int:
+def start_program(launch: Launch, stdio: Stdio, ready: Optional[Preforked], oom: OomFirst) -> int:
     """The pid of the program. Raises Refused."""
     tag = BAD_SOURCE
     try:
@@ -54,8 +54,8 @@ def start_program(launch: Launch, stdio: Stdio, seed: Optional[Seed], oom: OomFi
         if launch.program:
             # Here, in the directory of the program: what it would look at itself, it would copy.
             launch.program["shadowed"] = shadowed(launch.program)
-            if seed and seed.start(launch.program, launch.cwd, bool(launch.terminal), stdio):
-                return seed.pid
+            if ready and ready.start(launch.program, launch.cwd, bool(launch.terminal), stdio):
+                return ready.pid
             with oom:
                 return _fork(launch, stdio)
         with oom:

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from wireclient import Answer, GuestClient
 
-from paracle_sandbox.guest.prefork.fork_server import Nursery
+from paracle_sandbox.guest.prefork.fork_server import ForkServer
 from paracle_sandbox.guest.prefork.policy import HURRY_SECONDS
-from paracle_sandbox.guest.prefork.preforked import Seed
+from paracle_sandbox.guest.prefork.preforked import Preforked
 from paracle_sandbox.guest.processes.process_table import Children
 
 pytestmark = pytest.mark.timeout(60)
@@ -40,7 +40,7 @@ def children_of(guest: GuestClient) -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-def have_nursery(guest: GuestClient) -> int:
+def have_fork_server(guest: GuestClient) -> int:
     """Run programs, one right after the other, until one process stays where all others end."""
     for _ in range(100):
         staying = children_of(guest)
@@ -48,25 +48,25 @@ def have_nursery(guest: GuestClient) -> int:
             assert run(guest, "pass").result == {"exit_code": 0}
             staying &= children_of(guest)
         if staying:
-            (nursery,) = staying
-            return nursery
+            (fork_server,) = staying
+            return fork_server
     raise AssertionError("there was no series")
 
 
 def run_in_series(guest: GuestClient, source: str) -> Answer:
-    """Of one that was forked ahead, with a nursery there."""
+    """Of one that was forked ahead, with a fork server there."""
     for _ in range(100):
-        nursery = have_nursery(guest)
-        ready = children_of(guest) - {nursery}
+        fork_server = have_fork_server(guest)
+        ready = children_of(guest) - {fork_server}
         answer = run(guest, source)
         if answer.pid in ready:
             return answer
     raise AssertionError("there was no series")
 
 
-def test_in_a_series_the_nursery_forks(guest: GuestClient) -> None:
+def test_in_a_series_the_fork_server_forks(guest: GuestClient) -> None:
     for _ in range(100):
-        nursery = have_nursery(guest)
+        fork_server = have_fork_server(guest)
         since = time.monotonic()
         assert run(guest, "pass").result == {"exit_code": 0}
         while len(children_of(guest)) != 2 and time.monotonic() - since < HURRY_SECONDS / 2:
@@ -75,14 +75,14 @@ def test_in_a_series_the_nursery_forks(guest: GuestClient) -> None:
         time.sleep(HURRY_SECONDS / 10)
         if len(found) != 2 or children_of(guest) != found:
             continue  # the last had not gone yet, or the next was not there
-        os.kill(nursery, signal.SIGSTOP)
+        os.kill(fork_server, signal.SIGSTOP)
         before = children_of(guest)
         running = guest.open("python", path="p.py", source="import time; time.sleep(0.4)", argv=[])
         guest.wait_until(lambda: guest.answer(running).pid)  # noqa: B023
         followed = time.monotonic() - since < HURRY_SECONDS
         time.sleep(0.1)
         meanwhile = children_of(guest) - before - {guest.answer(running).pid}
-        os.kill(nursery, signal.SIGCONT)
+        os.kill(fork_server, signal.SIGCONT)
         guest.wait_until(lambda: guest.answer(running).ended)  # noqa: B023
         afterwards = children_of(guest) - before - {guest.answer(running).pid}
         if followed and afterwards:  # else it may not have been soon enough
@@ -149,7 +149,7 @@ def test_programs_of_a_series_share_nothing(guest: GuestClient) -> None:
 
 def test_each_program_of_a_series_has_its_own_surroundings(guest: GuestClient) -> None:
     """Also where they are not those that the process was made ready for."""
-    have_nursery(guest)
+    have_fork_server(guest)
     source = "import os, sys; print(os.environ.get('COLOUR'), sys.argv[1:], os.getcwd())"
     for number in range(6):
         env = {"COLOUR": f"c{number}"} if number % 2 else {}
@@ -159,11 +159,11 @@ def test_each_program_of_a_series_has_its_own_surroundings(guest: GuestClient) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-def test_nobody_needs_the_nursery(guest: GuestClient, number: int) -> None:
+def test_nobody_needs_the_fork_server(guest: GuestClient, number: int) -> None:
     """Programs may send it whatever they like."""
     for _ in range(3):
-        nursery = have_nursery(guest)
-        os.kill(nursery, number)
+        fork_server = have_fork_server(guest)
+        os.kill(fork_server, number)
         for expected in range(5):
             answer = run(guest, f"print({expected})")
             assert (answer.result, bytes(answer.stdout)) == (
@@ -172,8 +172,8 @@ def test_nobody_needs_the_nursery(guest: GuestClient, number: int) -> None:
             )
 
 
-def test_a_nursery_that_nobody_wants_ends(guest: GuestClient) -> None:
-    have_nursery(guest)
+def test_a_fork_server_that_nobody_wants_ends(guest: GuestClient) -> None:
+    have_fork_server(guest)
     deadline = time.monotonic() + 20
     while children_of(guest):
         assert time.monotonic() < deadline, "it is still there"
@@ -181,7 +181,7 @@ def test_a_nursery_that_nobody_wants_ends(guest: GuestClient) -> None:
     assert bytes(run(guest, "print(1)").stdout) == b"1\n"
 
 
-def test_to_kill_what_is_left_does_not_touch_the_nursery(guest: GuestClient) -> None:
+def test_to_kill_what_is_left_does_not_touch_the_fork_server(guest: GuestClient) -> None:
     leaving = """
         import os, time
         left = os.fork()
@@ -190,12 +190,12 @@ def test_to_kill_what_is_left_does_not_touch_the_nursery(guest: GuestClient) -> 
             time.sleep(60)
         print(left)
     """
-    nursery = have_nursery(guest)
+    fork_server = have_fork_server(guest)
     left = int(run(guest, leaving).stdout)
     assert Path(f"/proc/{left}").exists()
     assert guest.wait(guest.open("kill_leftovers")).result == {"survivors": 0}
     assert not Path(f"/proc/{left}").exists()
-    assert nursery in children_of(guest)
+    assert fork_server in children_of(guest)
 
 
 def test_where_it_is_off_there_is_none(tmp_path: Path) -> None:
@@ -218,41 +218,45 @@ def test_where_processes_are_few_there_is_none(guest: GuestClient) -> None:
         assert not staying
 
 
-def test_a_nursery_that_was_stopped_ends_too(guest: GuestClient) -> None:
-    os.kill(have_nursery(guest), signal.SIGSTOP)
+def test_a_fork_server_that_was_stopped_ends_too(guest: GuestClient) -> None:
+    os.kill(have_fork_server(guest), signal.SIGSTOP)
     deadline = time.monotonic() + 20
     while children_of(guest):
         assert time.monotonic() < deadline, "it is still there"
         time.sleep(0.05)
 
 
-def test_after_the_end_of_a_nursery_programs_are_as_before(guest: GuestClient) -> None:
+def test_after_the_end_of_a_fork_server_programs_are_as_before(guest: GuestClient) -> None:
     """Also when it ends before anybody has read what it said of the last that it forked."""
     for _ in range(3):
-        nursery = have_nursery(guest)
-        run(guest, f"import os, time; time.sleep(0.05); os.kill({nursery}, 9); time.sleep(0.05)")
+        fork_server = have_fork_server(guest)
+        run(
+            guest, f"import os, time; time.sleep(0.05); os.kill({fork_server}, 9); time.sleep(0.05)"
+        )
         for _ in range(5):
             answer = run(guest, "import os; print(os.getppid())")
             assert int(answer.stdout) == guest.process.pid, "it has a keeper"
 
 
-def test_a_seed_that_could_not_be_had_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_could_not_be_had_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     children = Children[object]()
-    monkeypatch.setattr(children, "_seed", Seed(ours, lambda: 0, {}))
+    monkeypatch.setattr(children, "_preforked", Preforked(ours, lambda: 0, {}))
     with theirs:
-        assert children.take_seed() is None
-        assert not children.has_seed
+        assert children.take_preforked() is None
+        assert not children.has_preforked
         assert theirs.recv(1) == b"", "whoever is there after all has to hear that nobody is"
 
 
 @pytest.mark.parametrize(("answer", "pid"), [(b"12", 12), (b"-1", 0)])
-def test_answers_of_a_nursery(answer: bytes, pid: int) -> None:
-    nursery = Nursery.__new__(Nursery)
-    nursery.pid = 0
-    nursery._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def test_answers_of_a_fork_server(answer: bytes, pid: int) -> None:
+    fork_server = ForkServer.__new__(ForkServer)
+    fork_server.pid = 0
+    fork_server._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         theirs.send(answer)
-        assert nursery._answer() == pid
-    nursery.close()
-    assert nursery._answer() == 0
+        assert fork_server._answer() == pid
+    fork_server.close()
+    assert fork_server._answer() == 0

@@ -36,7 +36,7 @@ def guest(tmp_path: Path) -> Iterator[GuestClient]:
 
 
 def start(guest: GuestClient, source: str) -> int:
-    return guest.open("python", path="seeded.py", source=textwrap.dedent(source), argv=[])
+    return guest.open("python", path="p.py", source=textwrap.dedent(source), argv=[])
 
 
 def children_of(pid: int) -> set[int]:
@@ -50,14 +50,14 @@ def wait_for(condition, seconds: float = 10) -> None:
         time.sleep(0.005)
 
 
-def have_seed(guest: GuestClient) -> int:
+def have_preforked(guest: GuestClient) -> int:
     for _ in range(2):  # whoever runs two will run a third
         assert guest.wait(start(guest, "pass")).result == {"exit_code": 0}
     wait_for(lambda: len(children_of(guest.process.pid)) == 1)
     return children_of(guest.process.pid).pop()
 
 
-def have_hurried_seed(guest: GuestClient) -> int:
+def have_hurried_program(guest: GuestClient) -> int:
     """One that was forked while a program ran that had followed another at once."""
     for _ in range(100):
         time.sleep(2 * HURRY_SECONDS)  # a longer series has another way
@@ -73,53 +73,53 @@ def have_hurried_seed(guest: GuestClient) -> int:
 
 
 def test_whoever_is_in_a_hurry_has_the_next_program_while_one_runs(guest: GuestClient) -> None:
-    seed = have_hurried_seed(guest)
+    ahead = have_hurried_program(guest)
     running = start(guest, "import time; time.sleep(60)")
     guest.wait_until(lambda: guest.answer(running).pid)
-    assert guest.answer(running).pid == seed
+    assert guest.answer(running).pid == ahead
     guest.signal(running, kill=True)
     assert guest.wait(running).result == {"exit_code": -9, "killed": True}
     assert bytes(guest.wait(start(guest, "print(4)")).stdout) == b"4\n"
 
 
 def test_none_is_forked_ahead_where_that_is_off(tmp_path: Path) -> None:
-    with GuestClient(tmp_path, seed=True, preforked=False) as guest:
+    with GuestClient(tmp_path, preforks_at_once=True, preforked=False) as guest:
         for number in range(5):
             assert bytes(guest.wait(start(guest, f"print({number})")).stdout) == b"%d\n" % number
             assert not children_of(guest.process.pid)
 
 
-def test_seed_that_nobody_wants_ends(guest: GuestClient) -> None:
-    have_seed(guest)
+def test_a_preforked_program_that_nobody_wants_ends(guest: GuestClient) -> None:
+    have_preforked(guest)
     wait_for(lambda: not children_of(guest.process.pid), seconds=20)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 120, 255])
 def test_status_of_a_program_that_was_forked_ahead(guest: GuestClient, status: int) -> None:
-    seed = have_hurried_seed(guest)
+    ahead = have_hurried_program(guest)
     answer = guest.wait(start(guest, f"print('out'); raise SystemExit({status})"))
     assert answer.result == {"exit_code": status}
     assert bytes(answer.stdout) == b"out\n"
-    assert answer.pid == seed
+    assert answer.pid == ahead
 
 
 def test_a_command_does_not_see_what_has_ended(guest: GuestClient) -> None:
     for _ in range(5):
-        seed = have_hurried_seed(guest)
+        ahead = have_hurried_program(guest)
         # Memory that is there to the end, and takes the kernel a few milliseconds.
         ended = start(guest, "import builtins; builtins.much = b'x' * (40 << 20)")
-        assert guest.wait(ended).pid == seed
-        seen = guest.run("sh", "-c", f"test -e /proc/{seed}; echo $?")
+        assert guest.wait(ended).pid == ahead
+        seen = guest.run("sh", "-c", f"test -e /proc/{ahead}; echo $?")
         assert bytes(seen.stdout) == b"1\n"
 
 
 def test_nor_does_whoever_asks_for_files(guest: GuestClient) -> None:
     for _ in range(5):
-        seed = have_hurried_seed(guest)
+        ahead = have_hurried_program(guest)
         ended = start(guest, "import builtins; builtins.much = b'x' * (40 << 20)")
-        assert guest.wait(ended).pid == seed
+        assert guest.wait(ended).pid == ahead
         assert guest.wait(guest.open("stat", path=".")).error is None
-        assert not Path(f"/proc/{seed}").exists()
+        assert not Path(f"/proc/{ahead}").exists()
 
 
 def test_what_a_program_held_is_free_for_the_next(guest: GuestClient) -> None:
@@ -136,14 +136,14 @@ def test_what_a_program_held_is_free_for_the_next(guest: GuestClient) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number = probe.getsockname()[1]
-    have_hurried_seed(guest)
+    have_hurried_program(guest)
     for _ in range(5):
         answer = guest.wait(start(guest, holding % number))
         assert answer.result == {"exit_code": 0}, bytes(answer.stderr)
 
 
 def test_a_program_that_forbids_signals_ends_as_it_would(guest: GuestClient) -> None:
-    have_hurried_seed(guest)
+    have_hurried_program(guest)
     strict = """
         import os, sys
         def hook(event, _):
@@ -159,13 +159,13 @@ def test_a_program_that_forbids_signals_ends_as_it_would(guest: GuestClient) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, A_SIGNAL])
-def test_what_was_sent_to_the_seed_is_not_for_its_program(guest: GuestClient, number: int) -> None:
-    seed = have_hurried_seed(guest)
-    os.kill(seed, number)
+def test_what_was_sent_before_is_not_for_the_program(guest: GuestClient, number: int) -> None:
+    ahead = have_hurried_program(guest)
+    os.kill(ahead, number)
     answer = guest.wait(start(guest, "print(5)"))
     assert answer.result == {"exit_code": 0}
     assert bytes(answer.stdout) == b"5\n"
-    assert answer.pid == seed
+    assert answer.pid == ahead
 
 
 def test_what_a_program_leaves_is_found_before_it_is_gone(guest: GuestClient) -> None:
@@ -178,7 +178,7 @@ def test_what_a_program_leaves_is_found_before_it_is_gone(guest: GuestClient) ->
         print(open("/proc/self/task/%d/children" % os.getpid()).read())
     """
     for _ in range(3):
-        have_hurried_seed(guest)
+        have_hurried_program(guest)
         answer = guest.wait(start(guest, leaving))
         assert guest.wait(guest.open("kill_leftovers")).result == {"survivors": 0}
         left = int(answer.stdout)
@@ -193,7 +193,7 @@ def state_of(pid: int) -> str:
 
 
 def test_forks_of_a_program_are_not_its_end(guest: GuestClient) -> None:
-    have_hurried_seed(guest)
+    have_hurried_program(guest)
     answer = guest.wait(
         start(guest, "import os, time\nif os.fork(): os.wait(); time.sleep(0.1); print('parent')")
     )
@@ -203,7 +203,7 @@ def test_forks_of_a_program_are_not_its_end(guest: GuestClient) -> None:
 
 def test_signals_of_a_program_are_not_its_end(guest: GuestClient) -> None:
     """Whoever sends all there are to everybody has not come to its end by that."""
-    have_hurried_seed(guest)
+    have_hurried_program(guest)
     storm = f"""
         import os, signal, time
         for number in ({A_SIGNAL}, {A_SIGNAL + 1}, signal.SIGCHLD):
@@ -231,12 +231,12 @@ def hold_still(pid: int) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
 @pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["at once", "after a while"])
-def test_a_seed_that_dies_with_its_program_unread_costs_nothing(
+def test_a_preforked_program_that_dies_with_its_program_unread_costs_nothing(
     guest: GuestClient, seconds: float
 ) -> None:
     """As when the program before killed all others: the kernel needs a moment for that."""
-    seed, before = have_seed(guest), descriptors_of(guest)
-    hold_still(seed)
+    ahead, before = have_preforked(guest), descriptors_of(guest)
+    hold_still(ahead)
     running = guest.open(
         "python",
         path="p.py",
@@ -247,13 +247,13 @@ def test_a_seed_that_dies_with_its_program_unread_costs_nothing(
     guest.data(running, b"given\n")
     guest.wait(guest.open("ping"))
     time.sleep(seconds)
-    os.kill(seed, signal.SIGKILL)
-    os.waitpid(seed, 0)
+    os.kill(ahead, signal.SIGKILL)
+    os.waitpid(ahead, 0)
     answer = guest.wait(running)
     assert answer.result == {"exit_code": 0}
     said, pid = answer.stdout.split()
     assert (said, int(pid)) == (b"given", answer.pid)
-    assert answer.pid != seed
+    assert answer.pid != ahead
     wait_for(lambda: len(descriptors_of(guest)) <= len(before))
 
 
@@ -261,52 +261,52 @@ def test_a_seed_that_dies_with_its_program_unread_costs_nothing(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_signal_for_a_program_waits_until_it_is_there(guest: GuestClient, number: int) -> None:
     """Whoever takes its place gets it, too."""
-    seed = have_seed(guest)
-    hold_still(seed)
+    ahead = have_preforked(guest)
+    hold_still(ahead)
     running = start(guest, "import time; time.sleep(20); print('ran')")
     guest.wait(guest.open("ping"))
     guest.signal(running, signal=int(number))
     guest.wait(guest.open("ping"))
-    os.kill(seed, signal.SIGKILL)
-    os.waitpid(seed, 0)
+    os.kill(ahead, signal.SIGKILL)
+    os.waitpid(ahead, 0)
     answer = guest.wait(running)
     assert answer.result == {"exit_code": -number}
     assert bytes(answer.stdout) == b""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
-def test_a_signal_reaches_the_program_of_a_slow_seed(guest: GuestClient) -> None:
-    seed = have_seed(guest)
-    hold_still(seed)
+def test_a_signal_reaches_the_program_of_a_slow_process(guest: GuestClient) -> None:
+    ahead = have_preforked(guest)
+    hold_still(ahead)
     running = start(guest, "import time; time.sleep(20); print('ran')")
     guest.wait(guest.open("ping"))
     guest.signal(running, signal=int(signal.SIGTERM))
     guest.wait(guest.open("ping"))
-    if ctypes.CDLL(None).ptrace(PTRACE_DETACH, seed, None, None) != 0:
+    if ctypes.CDLL(None).ptrace(PTRACE_DETACH, ahead, None, None) != 0:
         raise OSError("ptrace")
     answer = guest.wait(running)
-    assert (answer.pid, answer.result) == (seed, {"exit_code": -signal.SIGTERM})
+    assert (answer.pid, answer.result) == (ahead, {"exit_code": -signal.SIGTERM})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
-def test_a_seed_that_is_killed_on_request_is_not_replaced(guest: GuestClient) -> None:
-    seed = have_seed(guest)
-    hold_still(seed)
+def test_a_preforked_program_that_is_killed_on_request_is_not_replaced(guest: GuestClient) -> None:
+    ahead = have_preforked(guest)
+    hold_still(ahead)
     running = start(guest, "print('ran')")
     guest.wait(guest.open("ping"))
     guest.signal(running, kill=True)
-    wait_for(lambda: os.waitpid(seed, os.WNOHANG)[0] == seed)
+    wait_for(lambda: os.waitpid(ahead, os.WNOHANG)[0] == ahead)
     answer = guest.wait(running)
     assert answer.result == {"exit_code": -9, "killed": True}
     assert bytes(answer.stdout) == b""
 
 
-def test_whoever_kills_everything_gives_the_seed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_kills_everything_gives_the_preforked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is dying then, and would take the next program with it."""
     events: list[object] = []
     children = Children[object]()
     monkeypatch.setattr(children, "alone", lambda _: True)
-    monkeypatch.setattr(children, "drop_seed", lambda: events.append("given up"))
+    monkeypatch.setattr(children, "drop_preforked", lambda: events.append("given up"))
     monkeypatch.setattr(kill_tree, "_kill", events.append)
     monkeypatch.setattr(kill_tree.Walk, "run", lambda _: None)
     monkeypatch.setattr(kill_tree.os, "getpid", lambda: 1)

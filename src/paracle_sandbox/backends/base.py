@@ -12,35 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..channel.base import Channel
 from ..channel.drafts import Drafts
 
 if TYPE_CHECKING:
     from ..config import SandboxConfig
 
-
-class Channel(ABC):
-    """A byte stream to a guest. Used by one reader and one writer."""
-
-    @abstractmethod
-    async def receive(self) -> bytes:
-        """Some bytes; b"" once the guest is gone."""
-
-    @abstractmethod
-    async def send(self, data: bytes) -> None:
-        """Write all of it. Raises ConnectionError once the guest is gone."""
-
-    def send_now(self, data: bytes) -> int:
-        """Write what can be written without waiting, while nobody sends. Returns how many bytes
-        that was; whatever keeps it from more, `send` will meet it, too."""
-        return 0
-
-    def abandon(self) -> None:  # noqa: B027 - most have nothing to do
-        """Let go at once of what belongs to the event loop, which is about to end with the channel
-        still open. Only close() is called afterwards, in another loop."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Idempotent."""
+__all__ = ["Backend", "Channel", "Health", "Layer", "SandboxInfo", "Usage"]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from ..audit import security_events
-from ..backends.base import Channel
 from ..errors import SandboxCreationError, SandboxError, SandboxExecutionError
 from ..invalid import InvalidValueError
+from .base import Channel
 from .errors import failure
 from .frames import (
     HELLO,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from ..backends.base import Channel
+from .base import Channel
 
 RECEIVE_SIZE = 256 << 10
 

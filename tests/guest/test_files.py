@@ -274,12 +274,12 @@ def test_full_disk_is_named_and_leaves_no_temporary_file(guest: Guest) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_no_space_has_its_own_code() -> None:
-    from paracle_sandbox.guest.files.paths import explain
+    from paracle_sandbox.guest.files.paths import to_file_error
 
     with pytest.raises(OSError) as caught:
         with open("/dev/full", "wb", buffering=0) as full:
             full.write(b"x")
-    assert explain(caught.value, "/workspace/x").code == "no_space"
+    assert to_file_error(caught.value, "/workspace/x").code == "no_space"
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(guest: Guest) -> None:

@@ -465,7 +465,7 @@ async def test_what_the_channel_does_not_take_at_once_comes_in_order(ends: Ends)
     sizes = [(7 * number) % 190_000 + 1 for number in range(0, 27_000, 900)]
     for size in sizes:
         connection.open({"op": "x" * size})
-    waiting = asyncio.create_task(connection.drained())
+    waiting = asyncio.create_task(connection.wait_until_drained())
     await asyncio.sleep(0)
     assert not waiting.done()
     for number, size in enumerate(sizes, 1):

@@ -245,7 +245,7 @@ class TreeKill:
             children.begin_hunt()
 
     def round(self) -> None:
-        """Calls done with the number of survivors, now or in a later round."""
+        """Walk once. Calls ``done`` with the number of survivors, in this round or a later one."""
         patient = time.monotonic() < self._deadline - DEADLINE_SECONDS + PATIENCE_SECONDS
         if self._is_first_process and self._children.alone(self._keeper):
             strike_all(self._children)

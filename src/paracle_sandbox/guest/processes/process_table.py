@@ -112,7 +112,7 @@ class Children(Generic[Owner]):
         return pid in self._keepers
 
     def remove(self, pid: int) -> Optional[Owner]:
-        """Remove a child that has ended. Returns the owner if it was a keeper."""
+        """It has ended; who it worked for."""
         self._ending.discard(pid)
         if pid == self._direct:
             self._direct_there = False

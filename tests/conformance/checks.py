@@ -1,4 +1,4 @@
-"""The checks of the contract as the parameters of a test, with the marks that each needs."""
+"""The checks of the contract as parameters of a test, with the marks that each of them needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READ_CLOCKS = frozenset({"limits.cpu_is_limited"})
 
 
 def parameters(known_failures: dict[str, str]) -> list[object]:
-    """Every check; one that passes by accident though it is known to fail fails the run."""
+    """Return every check. A check that is known to fail and passes by accident fails the run."""
     return [
         pytest.param(check, id=check.name, marks=list(_marks(check.name, known_failures)))
         for check in all_checks()

@@ -17,7 +17,7 @@ class Leftovers:
         self._backend = backend
 
     async def check(self) -> None:
-        """The engine removes what has ended at its own leisure, so look until all is in order."""
+        """The engine removes ended containers after a while, so look until all is in order."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while left := await self._find():
             assert asyncio.get_running_loop().time() < deadline, left

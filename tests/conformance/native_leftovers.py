@@ -21,7 +21,7 @@ class Leftovers:
         self._groups: set[Path] = set()
 
     async def check(self) -> None:
-        """The stock is refilled at the spawner's leisure, so look until all is in order."""
+        """The spawner refills its stock after a while, so look until all is in order."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while left := self._find():
             assert asyncio.get_running_loop().time() < deadline, left

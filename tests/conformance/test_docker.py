@@ -1,4 +1,4 @@
-"""The docker backend keeps the contract, on a real engine."""
+"""The Docker backend keeps the contract, on a real engine."""
 
 from __future__ import annotations
 

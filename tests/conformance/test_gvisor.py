@@ -1,4 +1,4 @@
-"""The gvisor backend keeps the contract, on a real engine with runsc."""
+"""The gVisor backend keeps the contract, on a real engine with runsc."""
 
 from __future__ import annotations
 

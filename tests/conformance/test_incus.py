@@ -1,4 +1,4 @@
-"""The incus backend keeps the contract, on a real server."""
+"""The Incus backend keeps the contract, on a real server."""
 
 from __future__ import annotations
 

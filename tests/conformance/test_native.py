@@ -101,7 +101,8 @@ time.sleep(1000)
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_sandbox_leaves_its_user_what_the_kernel_has_for_one(native: Native) -> None:
-    """Without root, sandboxes are the user who runs them, which this process is then, too."""
+    """Without root, sandboxes run as the user who starts them, so this process is that user,
+    too."""
     async with Sandbox(native.backend, new_sandbox_id()) as sandbox:
         hoarding = await sandbox.start_code(HOARD, timeout=60)
         async for _, said in hoarding.output():

@@ -1,4 +1,4 @@
-"""The docker backend keeps the contract on Podman too, on a real service."""
+"""The Docker backend keeps the contract on Podman, too, on a real service."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 
 
 def _containers_of(process: ServiceProcess) -> list[str]:
-    """Those that bear the mark of this installation, which its key makes."""
+    """Return the containers with the mark of this installation, which is derived from its key."""
     from paracle_sandbox.service.users.names import Names
 
     mark = Names(process.data).installation

@@ -1,4 +1,5 @@
-"""R02, R16: the owner killed at every step of creating a sandbox, and every step made to fail."""
+"""R02, R16: the owner is killed at every step of creating a sandbox, and every step is made to
+fail."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ JAIL = Path(paracle_sandbox.__file__).parent / "jail"
 
 
 def steps() -> list[str]:
-    """Every ``step("name")`` of the jail's source, so that a new step is tested when it is made."""
+    """Return every ``step("name")`` of the jail's source, so that a new step is tested once it is
+    there."""
     found = []
     # Not those inside an engine's instance, where there is no failpoint.
     for path in sorted(set(JAIL.rglob("*.py")) - set((JAIL / "instance").iterdir())):

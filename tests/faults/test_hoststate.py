@@ -1,4 +1,4 @@
-"""The witness of all fault tests, shown able to see each kind of thing it is asked to miss."""
+"""The witness of all fault tests is shown able to see each kind of thing that it must find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R01, R03: the owner is killed, and everything goes with it, without anybody's help."""
+"""R01, R03: the owner is killed, and everything goes with it, without any help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEAD_SECONDS = 2.0
 
 
 async def all_dead(place, seconds):
-    """How long it takes until no process of a sandbox is left."""
+    """Wait until no process of a sandbox is left. Returns how long that took."""
     started = time.monotonic()
     while place.processes():
         assert time.monotonic() - started < seconds + 5, place.processes()
@@ -66,7 +66,7 @@ async def test_owner_and_spawner_killed_at_once_leave_only_what_the_next_start_s
 
 
 async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
-    """It cannot see the owner's end while it is stopped; going on, it must."""
+    """It cannot see the owner's end while it is stopped. Once it is continued, it must."""
     before = HostState.take(place)
     async with owner("loops", "2") as process:
         await process.hear("ready")
@@ -94,7 +94,7 @@ async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
 async def test_a_copy_that_was_killed_is_removed_by_the_next_start(
     place, owner, tmp_path, source, target, drafts_in
 ):
-    """R03: what was there is as it was, and nothing is there in part."""
+    """R03: the old files are as they were, and nothing is there in part."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("old")
     (tmp_path / "elsewhere").mkdir()
@@ -122,8 +122,9 @@ KILLS = 10
 
 
 async def test_an_owner_that_is_killed_while_it_destroys(place, owner):
-    """R03: at moments spread over the whole of it, the first and the last among them; each time
-    the next start finds nothing that is neither there nor gone."""
+    """R03: it is killed at moments spread over the whole operation, the first and the last among
+    them. Each time the next start finds nothing that is neither there nor gone.
+    """
     before = HostState.take(place)
     async with owner("destroys", "2") as process:
         await process.hear("ready")

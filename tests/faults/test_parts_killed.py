@@ -1,4 +1,7 @@
-"""R07: one part is killed; the right error, nobody else hurt, nothing left."""
+"""R07: one part is killed.
+
+The error is the right one, no other sandbox suffers, and nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ LOOP = "print('running', flush=True)\nwhile True: pass\n"
 
 
 async def running(sandbox):
-    """A command that computes for ever, once it has said so."""
+    """Start a command that computes for ever, and wait until it says so."""
     command = await sandbox.start_code(LOOP, timeout=120)
     async with asyncio.timeout(20):
         while command.stdout_bytes != b"running\n" or command.pid is None:
@@ -27,7 +30,7 @@ async def running(sandbox):
 
 
 def host_pid(init: int, inside: int) -> int:
-    """The process that the sandbox knows by that number, as the host counts."""
+    """Return the host's pid of a process that has this pid in the sandbox."""
     for pid, _ in below(init):
         status = Path(f"/proc/{pid}/status").read_text()
         if int(status.split("NSpid:")[1].splitlines()[0].split()[-1]) == inside:
@@ -139,7 +142,7 @@ async def test_a_spawner_killed_during_a_create_is_a_definite_error(managing):
 
 
 async def test_parked_children_that_were_killed_are_replaced(managing):
-    """R28: what died in stock is never handed out."""
+    """R28: a child that died in stock is never handed out."""
     async with managing(stock=2) as manager:
         await assert_well(await manager.create())
         parent = zygote()

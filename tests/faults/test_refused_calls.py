@@ -61,7 +61,7 @@ FIRST = {"landlock_create_ruleset": 2}
 
 
 def faulty_python(directory: Path, call: str, injection: str) -> str:
-    """An interpreter that runs the spawner under strace, as a program to start."""
+    """Write an interpreter that runs the spawner under strace, as a program to start."""
     real = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
     trace = f"strace -f -qq -o {directory}/trace -e trace={call} -e inject={call}:{injection}"
     script = directory / "python"
@@ -90,7 +90,7 @@ async def test_a_spawner_that_is_refused_a_call_does_not_come_up(place, tmp_path
 
 @pytest.mark.parametrize("answer", ["error=EOPNOTSUPP", "retval=1"])
 async def test_health_does_not_claim_a_layer_that_the_kernel_does_not_give(place, tmp_path, answer):
-    """No Landlock, or one that is too old: sandboxes do without, whatever else says it is there."""
+    """Landlock is missing or too old. Sandboxes run without it, whatever else reports it."""
     layers, missing = [], []
     for python in ("", faulty_python(tmp_path, "landlock_create_ruleset", answer)):
         backend = NativeBackend(place.settings(python=python))
@@ -119,7 +119,7 @@ async def test_under_strace_alone_user_code_runs(place, managing, tmp_path):
 
 @contextlib.asynccontextmanager
 async def refusing(pid: int, call: str, number: int, trace: Path, *, children: bool = True):
-    """The n-th such call of the process, and of each of its children, is refused."""
+    """Refuse the n-th such call of the process, and of each of its children, by strace."""
     strace = await asyncio.create_subprocess_exec(
         "strace", *(["-f"] if children else []), "-p", str(pid), "-o", str(trace),
         "-e", f"trace={call}", "-e", f"inject={call}:error=EPERM:when={number}",
@@ -136,7 +136,7 @@ async def refusing(pid: int, call: str, number: int, trace: Path, *, children: b
 
 @pytest.mark.parametrize("call", IN_A_CHILD)
 async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managing, tmp_path, call):
-    """The first such call is refused, then the second, until there is none that could be."""
+    """The first such call is refused, then the second, until no further one can be."""
     assert IN_A_CHILD[call] <= {*STEPS, "start"}, "a step was renamed"
     async with managing() as manager:
         neighbour = await manager.create()
@@ -162,8 +162,10 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
 
 
 async def test_a_write_that_is_refused_ends_the_start(managing, tmp_path):
-    """To the files of its groups and limits, and to the maps of its user namespace: the first such
-    write is refused, then the second, of the spawner and of the child."""
+    """The writes go to the files of its groups and limits and to the maps of its user namespace.
+
+    The first such write is refused, then the second, of the spawner and of the child.
+    """
     async with managing() as manager:
         neighbour = await manager.create()
         for who, steps in (
@@ -190,7 +192,7 @@ async def test_a_write_that_is_refused_ends_the_start(managing, tmp_path):
 
 
 async def test_what_cannot_be_looked_at_does_not_stay_in_view(managing, tmp_path):
-    """Of /proc all that is there is hidden; whether it is there has to be known for that."""
+    """All files of /proc that exist are hidden, so it has to be known whether they exist."""
     async with managing() as manager:
         usual = mount_points(manager, await manager.create())
         assert "/proc/cmdline" in usual
@@ -214,7 +216,7 @@ def mount_points(manager: SandboxManager, sandbox: Sandbox) -> list[str]:
 
 
 async def attempt(manager: SandboxManager) -> str | None:
-    """The step that failed; None when user code ran."""
+    """Return the step that failed; None if user code ran."""
     printed: list[str] = []
     run = SandboxExecutor(manager).execute_agent
     try:

@@ -46,7 +46,7 @@ async def one_life(manager, chance: random.Random) -> None:
 
 
 async def lives(manager, seconds: float, seed: int) -> int:
-    """How many, of all who work at it until then."""
+    """Run one life of a sandbox after the other until the time is over. Returns how many."""
     ends, chance, count = time.monotonic() + seconds, random.Random(seed), 0
     while time.monotonic() < ends or not count:
         try:

@@ -1,4 +1,4 @@
-"""The guest, as a real process over a real socket: commands, kills, and odd hosts."""
+"""Tests of the guest as a real process over a real socket: commands, kills, and odd hosts."""
 
 from __future__ import annotations
 
@@ -428,7 +428,10 @@ def test_kill_keeps_what_was_said_before(guest: GuestClient) -> None:
 
 
 def take_direct_place(guest: GuestClient) -> int:
-    """So that the next command has a keeper. While orphans are hunted the place is closed."""
+    """Make the next command have a keeper.
+
+    It cannot be the direct one while orphans are being killed.
+    """
     while True:
         stream = guest.exec("sleep", "60")
         guest.wait_until(lambda: guest.answer(stream).pid)
@@ -450,8 +453,11 @@ def test_kill_of_stopped_processes_and_a_stopped_keeper(guest: GuestClient) -> N
 
 
 def test_kill_of_a_program_that_stops_its_keeper_again_and_again(guest: GuestClient) -> None:
-    """The keeper may never get to say what it started: then it is killed, and what it kept. How
-    far it comes is a race, hence the rounds."""
+    """The keeper may never get to report what it started.
+
+    Then it is killed with its whole tree. How far it gets is a race, so the test runs several
+    rounds.
+    """
     text = "kill -STOP $PPID; echo $PPID; while kill -STOP $PPID; do :; done"
     for _ in range(12):
         beside = take_direct_place(guest)
@@ -615,7 +621,8 @@ AS_FIRST_PROCESS = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
 
 
 def inside(first: int) -> list[int]:
-    """The living processes of the namespace that this one is the first of, without itself."""
+    """Count the living processes of the namespace whose first process this one is, without
+    itself."""
     namespace = os.readlink(f"/proc/{first}/ns/pid")
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -641,7 +648,8 @@ def starve(guest: int, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["descriptors", "all descriptors but one", "memory"])
 def test_a_starved_guest_confirms_no_kill_that_it_did_not_do(tmp_path: Path, how: str) -> None:
-    """It may answer when nothing of the command is left, or end, and with it its sandbox."""
+    """The guest may confirm when nothing of the command is left, or end, and its sandbox with
+    it."""
     with GuestClient(tmp_path, wrap=AS_FIRST_PROCESS) as guest:
         children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
         first = int(children.read_text())

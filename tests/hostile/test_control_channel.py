@@ -90,7 +90,7 @@ os._exit(9)
 async def test_descriptors_of_the_manager_do_not_leak(
     native: NativeBackend, tmp_path: Path
 ) -> None:
-    """Inheritable descriptors, opened while threads start programs and sandboxes are made."""
+    """Inheritable descriptors are opened while threads start programs and sandboxes are created."""
     secret = tmp_path / "secret"
     secret.write_text("secret")
     stop = threading.Event()
@@ -376,7 +376,8 @@ async def test_limits_hold_with_a_guest_that_says_nothing(lying: Lying) -> None:
 async def test_an_error_is_no_confirmation_of_a_kill(
     word: dict[str, object], destroyed: int, lying: Lying
 ) -> None:
-    """Unless it says that nothing of the command runs, as when it could not be started."""
+    """An error confirms a kill only if it says that nothing of the command runs, for instance
+    because the command could not be started."""
 
     async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
         if kind == frames.SIGNAL:
@@ -585,8 +586,11 @@ async def test_one_liar_does_not_disturb_another_sandbox(lying: Lying, sandbox: 
 
 @pytest.mark.case("M08")
 async def test_long_news_of_a_command_are_not_read(lying: Lying) -> None:
-    """They say its pid. A megabyte of lists takes the event loop, which is everybody's, half a
-    second to read, and a guest can send one after the other."""
+    """This event only holds the pid.
+
+    To read a megabyte of lists takes the event loop half a second, and a guest can send one after
+    the other.
+    """
     news = b'{"pid":1,"more":[' + b"[]," * 100_000 + b"[]]}"
 
     async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
@@ -624,7 +628,7 @@ async def test_a_listing_of_lies(lying: Lying) -> None:
 
 @pytest.mark.case("M08")
 async def test_a_file_without_end(lying: Lying, tmp_path: Path) -> None:
-    """Whatever the guest sends, the host keeps to its limits, and nothing is left on its disk."""
+    """Whatever the guest sends, the host keeps to its limits and leaves nothing on its disk."""
     entry = {"name": "x", "path": "/x", "kind": "file", "size": 1, "mode": 0o644, "modified": 1}
 
     async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
@@ -698,7 +702,7 @@ async def _one_command(script: Script) -> None:
 
 @pytest.mark.case("M08")
 async def test_a_host_that_is_gone_ends_the_sandbox(native: NativeBackend) -> None:
-    """Nonsense the other way: the guest ends, with everything in it."""
+    """When the host sends nonsense, the guest ends with everything in it."""
     sandbox_id = f"hostile-{secrets.token_hex(4)}"
     await native.create(sandbox_id, SandboxConfig(), {})
     init = native.init_pid(sandbox_id)

@@ -1,4 +1,4 @@
-"""Disk, inodes, descriptors (catalogue section D)."""
+"""Tests of disk, inodes and descriptors (catalogue section D)."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ for name in {ODD_NAMES!r}:
 
 
 def written_bytes() -> int:
-    """By this process."""
+    """Return how many bytes this process has written."""
     return int(Path("/proc/self/io").read_text().split("wchar: ")[1].split()[0])
 
 

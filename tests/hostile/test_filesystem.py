@@ -224,7 +224,7 @@ async def test_a_link_at_the_source_of_a_download(sandbox: Sandbox, tmp_path: Pa
 
 @pytest.mark.case("F05", "F06")
 def test_the_link_oracles_can_fail(tmp_path: Path) -> None:
-    """A manager that opens paths in a directory of the workload does hit the canary."""
+    """A manager that opens paths in a directory of the workload does touch the canary."""
     canary = Canary(tmp_path / "host")
     workspace = tmp_path / "workspace"
     workspace.mkdir()
@@ -261,8 +261,10 @@ print(count)
 async def _race(
     sandbox: Sandbox, host: CanaryTree, rounds: Callable[[int], Awaitable[None]], least: int = 100
 ) -> int:
-    """Let the workload exchange a directory with links while ``rounds(n)`` runs, ``least`` times
-    or more; its count."""
+    """Let the workload exchange a directory with links while ``rounds(n)`` runs.
+
+    Returns how many times it did, which is ``least`` or more.
+    """
     await report(sandbox, PLANT % {})
     ready = asyncio.Event()
     links = ["/dev/shm/out", str(host.root)]
@@ -341,7 +343,7 @@ async def test_removal_races_with_exchanged_directories(sandbox: Sandbox, tmp_pa
 
 @pytest.mark.case("F07", "F08")
 async def test_the_race_oracle_can_fail(sandbox: Sandbox, tmp_path: Path) -> None:
-    """The exchanging program, against a manager that opens by path: it is lost at once."""
+    """A manager that opens by path loses to the exchanging program at once."""
     host = CanaryTree(tmp_path / "host")
     place = tmp_path / "workspace"
     place.mkdir()
@@ -429,7 +431,7 @@ HOSTILE_TREES = {
 
 
 def _scripted(reply: Callable[[LyingChannel, int], None], kind: str = "directory") -> object:
-    """A guest that knows of one path, and answers a copy with ``reply``."""
+    """Script a guest that knows one path, and answers a copy with ``reply``."""
     entry = {
         "name": "x",
         "path": "/workspace/x",

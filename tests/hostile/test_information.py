@@ -88,7 +88,7 @@ async def test_no_environment_of_the_host(
 
 
 def _ancestors(pid: int) -> list[int]:
-    """The spawner and its launcher, up to this process."""
+    """Return the spawner and its launcher, and their ancestors up to this process."""
     found = []
     while True:
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -122,7 +122,7 @@ print(json.dumps(found))
 
 
 def _scanner(*words: str) -> str:
-    """Finds the words in the memory of its process, without containing them."""
+    """Build a program that finds the words in the memory of its process without containing them."""
     return SCAN_MEMORY % [word.encode()[::-1].hex() for word in words]
 
 
@@ -142,8 +142,10 @@ async def test_no_secret_of_the_manager_in_any_memory(
 
 @pytest.mark.case("H02", "G09")
 async def test_a_sandbox_holds_nothing_of_its_neighbours(make: Make) -> None:
-    """Every sandbox is a copy of the spawner's memory: what other sandboxes are called, and
-    the labels that say whose they are, must not be in it."""
+    """Every sandbox is a copy of the zygote's memory.
+
+    The names of other sandboxes and their labels must not be in it.
+    """
     label = f"tenant{secrets.token_hex(12)}"
     first = await make(labels={"owner": label})
     await first.run_code("print(1)")
@@ -157,7 +159,7 @@ async def test_a_sandbox_holds_nothing_of_its_neighbours(make: Make) -> None:
 async def test_orders_of_earlier_sandboxes_are_not_in_the_memory_of_later_ones(
     make: Make, native: NativeBackend
 ) -> None:
-    """Where one works, for example: that says something of whose it is."""
+    """A working directory, for example, may say to which user a sandbox belongs."""
     word = f"place{secrets.token_hex(12)}"
     for _ in range(2):
         await make(SandboxConfig(working_dir=f"/{word}"))
@@ -361,7 +363,7 @@ def _visible_inside() -> str:
 
 @pytest.mark.case("G08")
 async def test_figures_of_the_machine_are_documented(sandbox: Sandbox, weak: Weak) -> None:
-    """Each file that tells something of the machine has a name in SECURITY.md."""
+    """SECURITY.md names each file that reveals something about the machine."""
     found = await report(sandbox, FILES_OF_PROC)
     shown = {name for name, text in found.items() if text}
     assert {"uptime", "loadavg", "meminfo", "cpuinfo", "version", "stat"} <= shown
@@ -398,8 +400,10 @@ print(json.dumps(found))
 
 @pytest.mark.case("G08")
 async def test_settings_and_figures_of_the_kernel_are_documented(sandbox: Sandbox) -> None:
-    """Settings, which root may write, as the folder they are in; what can only be read tells
-    something, and so has a name of its own, or its folder has."""
+    """Settings, which root may write, are documented by their folder.
+
+    Files that can only be read are figures, and need a name of their own or their folder's.
+    """
     found = await report(sandbox, FILES_BELOW)
     shown = ("/proc/sys/fs/file-nr", "/proc/tty/drivers", "/sys/devices/system/cpu/online")
     assert set(shown) <= set(found)
@@ -451,7 +455,7 @@ async def test_no_credentials_or_sockets_to_be_found(sandbox: Sandbox, weak: Wea
 
 @pytest.mark.case("H03")
 async def test_the_root_of_the_host_is_not_shown(sandbox: Sandbox) -> None:
-    """Of the host's home and data directories only the interpreter's own may be seen."""
+    """Of the host's home and data directories only the interpreter's own may be visible."""
     own = {sys.base_prefix, sys.base_exec_prefix}
     listing = await sandbox.execute("find /root /home /srv /opt /mnt -maxdepth 4 2>/dev/null")
     for path in listing["stdout"].split():
@@ -543,7 +547,7 @@ print(json.dumps([os.urandom(8).hex(), random.random(), secrets.token_hex(8), st
 
 @pytest.mark.case("G01", "H03")
 async def test_no_path_of_this_machine_on_a_command_line(sandbox: Sandbox) -> None:
-    """/proc shows command lines to everybody: where the package lives is nobody's business."""
+    """/proc shows command lines to every user, so they must not tell where the package lives."""
     import paracle_sandbox
 
     found = await report(sandbox, LIST_PROCESSES)

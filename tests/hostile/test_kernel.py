@@ -1,4 +1,4 @@
-"""J. Kernel attack surface: the calls that must not reach the kernel's code."""
+"""J. Kernel attack surface: tests of the calls that must not reach the kernel's code."""
 
 # ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations

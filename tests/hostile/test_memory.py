@@ -1,4 +1,4 @@
-"""Memory (catalogue section B)."""
+"""Tests of memory (catalogue section B)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def assert_held(peaks: list[int]) -> None:
 
 
 async def works_or_is_gone(scene: Scene, sandbox: Sandbox) -> None:
-    """Only a kernel of its own may have ended with its programs; that is told then."""
+    """Check that the sandbox works.
+
+    Only one with a kernel of its own may have ended, and then it must say so.
+    """
     try:
         said = (await sandbox.execute("echo well"))["stdout"]
     except SandboxError:
@@ -233,14 +236,18 @@ sys.stdin.read()
 
 
 def held_by_sockets(kind: str) -> int:
-    """On the whole machine: the kernel keeps no other count of it than that of a group."""
+    """Return how much memory sockets hold on the whole machine.
+
+    The kernel's only other count is that of a group.
+    """
     with open("/proc/net/sockstat") as file:
         line = next(line for line in file if line.startswith(kind + ":"))
     return int(line.split("mem ")[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def hold_in_sockets(sandbox: Sandbox, kind: str) -> int:
-    """How much more the machine holds for sockets while a program hoards all that it can get."""
+    """Return how much more the machine holds for sockets while a program hoards as much as it can
+    get."""
     before, full = held_by_sockets(kind), asyncio.Event()
     program = SOCKET_HOGS[kind] + HOLD
     command = await sandbox.start_code(

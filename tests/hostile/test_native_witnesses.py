@@ -1,5 +1,8 @@
-"""Rows whose proof has to be seen from the host, on the native backend: the posture of every kind
-of process there is, terminals, packets and core files of the host, and descriptors at scale."""
+"""Rows whose proof has to be seen from the host, on the native backend.
+
+They are the posture of every kind of process, terminals, packets and core files of the host, and
+descriptors at scale.
+"""
 
 # ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
@@ -62,7 +65,7 @@ async def _running(sandbox: Sandbox, how: str, what: str, **options: Any) -> Asy
 
 
 class Expected:
-    """What every thread of a sandbox must be, down to the last line, as its first process is."""
+    """The confinement that every thread of a sandbox must have, the same as its first process."""
 
     def __init__(self, native: NativeBackend, init: int, groups: dict[str, str]) -> None:
         self.init = init
@@ -77,7 +80,7 @@ class Expected:
         self.terminals = os.stat(f"/proc/{init}/root/dev/pts").st_dev
 
     def check(self) -> int:
-        """How many threads there were. Others than the first may come to their end meanwhile."""
+        """Return how many threads there were. Threads other than the first may end meanwhile."""
         count = 0
         for pid in process_isolation.processes(self.init):
             try:
@@ -167,7 +170,7 @@ async def test_posture_of_every_kind_of_process(make: Make, native: NativeBacken
 
 @pytest.mark.case("I01")
 async def test_posture_of_those_that_wait_in_stock(native: NativeBackend, make: Make) -> None:
-    """A parked child has run nothing yet, and is confined all the same."""
+    """A parked child has run nothing yet and must be confined all the same."""
     sandbox = await make()
     zygote = _parent(native.init_pid(sandbox.sandbox_id))
     used = {native.init_pid(one) for one in native._owned}
@@ -189,7 +192,7 @@ def test_the_reader_of_postures_can_fail(native: NativeBackend) -> None:
 
 
 def _is_confined(pid: int) -> bool:
-    """On its way one is not yet: the filter is the last step."""
+    """A child on its way is not confined before the last step, the filter."""
     with contextlib.suppress(OSError):
         return process_isolation.read_posture(pid).seccomp == 2
     return False
@@ -216,7 +219,7 @@ def _children(parent: int) -> list[int]:
 async def test_setuid_programs_are_nobody_else_on_the_host(
     planted: bool, make: Make, native: NativeBackend
 ) -> None:
-    """While it runs, as the host's kernel has it: inside, numbers are made up."""
+    """The host's kernel is asked while the program runs, because numbers inside are mapped."""
     sandbox = await make()
     init = native.init_pid(sandbox.sandbox_id)
     if planted:
@@ -258,8 +261,10 @@ print(json.dumps(result["result"]["stdout"]))
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[tuple[int, int]]:
-    """A pseudo-terminal of the host. What is typed into it can be read at once, and no echo of it
-    is to be seen."""
+    """Open a pseudo-terminal of the host.
+
+    What is typed into it can be read at once, without an echo.
+    """
     master, slave = os.openpty()
     tty.setraw(slave)
     os.set_blocking(slave, False)
@@ -271,7 +276,7 @@ def _terminal() -> Iterator[tuple[int, int]]:
 
 
 def _on_terminal(slave: int, *arguments: str, **options: Any) -> str:
-    """Run Python with it as its controlling terminal."""
+    """Run Python with the terminal as its controlling terminal."""
     done = subprocess.run(
         ["setsid", "--ctty", sys.executable, "-c", *arguments],
         stdin=slave, stderr=slave, stdout=subprocess.PIPE, text=True, timeout=100, check=True,
@@ -320,7 +325,8 @@ def test_nothing_is_typed_into_the_terminal_of_the_manager(native: NativeBackend
 
 @pytest.mark.case("K02")
 async def test_background_programs_are_not_stopped_by_a_terminal(sandbox: Sandbox) -> None:
-    """SIGTTOU and SIGTTIN are of a terminal that they have opened themselves: no other stops them."""
+    """SIGTTOU and SIGTTIN can only come from a terminal that the programs have opened
+    themselves."""
     code = """
 import json, os, signal, time
 seen = []
@@ -345,7 +351,7 @@ print(json.dumps([os.WEXITSTATUS(status), os.WIFEXITED(status), seen]))
 
 
 class Capture:
-    """Counts the packets on any interface of this machine that carry a word."""
+    """Count the packets on any interface of this machine that contain a word."""
 
     def __init__(self, word: bytes) -> None:
         self._word = word
@@ -365,7 +371,7 @@ class Capture:
                     return
 
     def close(self) -> None:
-        """What has come until now counts."""
+        """End the capture and count the packets that have come."""
         self._ends.set()
         self._thread.join()
         self._socket.close()
@@ -398,8 +404,10 @@ async def test_no_packet_is_seen_on_the_host(sandbox: Sandbox) -> None:
 
 @pytest.mark.case("K06")
 async def test_no_core_file_is_anywhere_on_the_host(make: Make, native: NativeBackend) -> None:
-    """A pattern without a path is taken for the crashed one's own directory; with one, from its
-    own root."""
+    """A pattern without a path means the crashed process's own directory.
+
+    One with a path starts at its own root.
+    """
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
     sandbox = await make()
     init = native.init_pid(sandbox.sandbox_id)
@@ -457,7 +465,7 @@ OPENERS = 1000
 async def test_no_descriptor_of_the_manager_in_many_launches(
     make: Make, native: NativeBackend, tmp_path: Path
 ) -> None:
-    """PARACLE_CHURN is how many; 10000 is the number of the specification."""
+    """PARACLE_CHURN is the number of launches; the specification says 10000."""
     word = secrets.token_hex(8)
     secret = tmp_path / word
     secret.write_text("secret")
@@ -483,7 +491,7 @@ async def test_no_descriptor_of_the_manager_in_many_launches(
     leaked: list[str] = []
 
     async def launch() -> None:
-        """A sandbox and nine programs in it."""
+        """Start a sandbox and nine programs in it."""
         async with Sandbox(native, f"leak-{secrets.token_hex(6)}") as sandbox:
             init = native.init_pid(sandbox.sandbox_id)
             for _ in range(9):

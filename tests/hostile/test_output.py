@@ -1,4 +1,4 @@
-"""Output floods and encodings (catalogue section E)."""
+"""Tests of output floods and encodings (catalogue section E)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = needs_root
 
 
 class Peak:
-    """How far our own memory grows meanwhile, as the kernel saw it: nobody need look."""
+    """Measure by the kernel's own counter how far our memory grows meanwhile."""
 
     async def __aenter__(self):
         self._start = resident_bytes()

@@ -47,7 +47,10 @@ async def _background(sandbox: Sandbox, code: str, **options: object) -> object:
 
 
 def _check_posture(native: NativeBackend, sandbox: Sandbox) -> int:
-    """Every thread of every process is confined exactly as it should be; how many there were."""
+    """Check that every thread of every process is confined exactly as it should be.
+
+    Returns how many there were.
+    """
     init = native.init_pid(sandbox.sandbox_id)
     first = process_isolation.read_posture(init)
     base = native.settings.uid_base
@@ -135,7 +138,7 @@ async def test_posture_of_every_thread(native: NativeBackend, sandbox: Sandbox) 
 
 @pytest.mark.case("I01")
 async def test_the_posture_check_can_fail() -> None:
-    """The same reader, on this very process, sees that nothing confines it."""
+    """The same reader sees that this very process is not confined."""
     own = process_isolation.read_posture(os.getpid())
     assert own.has_capabilities and own.seccomp == 0 and not own.own_namespaces
 

@@ -1,4 +1,7 @@
-"""Processes and fork bombs (catalogue section A). Every bomb has a pids limit of its own."""
+"""Tests of processes and fork bombs (catalogue section A).
+
+Every bomb has a pids limit of its own.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ async def test_a_bomb_that_fails_is_told_its_limit():
 
 
 async def refused(scene: Scene, command: Command) -> str:
-    """What a program says that ends at the limit; that it did, where the kernel counts that."""
+    """Return the output of a program that ends at the limit.
+
+    Where the kernel counts that, the count is checked, too.
+    """
     if scene.witness.own_kernel:
         result = await command.wait()
         assert result["exit_code"] == 1
@@ -226,7 +232,7 @@ async def test_killing_everything_visible_kills_only_the_own_command():
 
 @pytest.mark.case("A06")
 def test_killing_everything_does_kill_what_is_visible():
-    """The same program where a marker can be seen: in a pid namespace that is thrown away."""
+    """The same program kills a marker that it can see, in a pid namespace that is thrown away."""
     program = "import os, subprocess\nsubprocess.Popen(['sleep', '60'])\n" + KILL_ALL
     program += "print(os.waitstatus_to_exitcode(os.wait()[1]) * -1)\n"
     apart = ["unshare", "-pf", "--kill-child"]
@@ -301,7 +307,7 @@ async def test_the_first_process_cannot_be_ended_or_stopped_from_inside(number):
 @pytest.mark.case("A09")
 @pytest.mark.clock
 async def test_a_guest_that_is_stopped_all_the_same_does_not_block_the_manager():
-    """From outside, which is the positive control: here the signal does arrive."""
+    """The signal comes from outside. This is the positive control: here it does arrive."""
     async with Scene() as scene:
         sandbox, other = await scene.sandbox(), await scene.sandbox()
         os.kill(scene.backend.init_pid(sandbox.sandbox_id), 19)

@@ -1,5 +1,8 @@
-"""Code that a template brings: it is imported by a process that is root of the host, from which
-sandboxes are forked. Native only: no other backend has templates."""
+"""Tests of code that a template brings.
+
+A process that is root of the host imports it, and sandboxes are forks of that process. This is
+native only: no other backend has templates.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K. Terminals, IPC, signals, core dumps."""
+"""K. Tests of terminals, IPC, signals and core dumps."""
 
 # ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
@@ -54,8 +54,10 @@ async def test_nothing_is_typed_into_a_terminal(pty: bool, sandbox: Sandbox) -> 
 
 @pytest.mark.case("K01")
 def test_the_terminal_probe_can_fail() -> None:
-    """On a terminal of the host, without the filter, the letter arrives (or the kernel's own
-    setting refuses it with EIO, which is not our doing)."""
+    """On a terminal of the host, without the filter, the letter arrives.
+
+    The kernel's own setting may refuse it with EIO, which is not our doing.
+    """
     import pty
 
     master, slave = pty.openpty()
@@ -75,7 +77,7 @@ def test_the_terminal_probe_can_fail() -> None:
 
 @pytest.mark.case("K01", "K02")
 async def test_a_terminal_of_the_host_is_never_theirs(make: Make, native: NativeBackend) -> None:
-    """Even a manager that was started from a terminal hands none of it on."""
+    """A manager that was started from a terminal hands none of it on."""
     sandbox = await make()
     await sandbox.execute("true")
     for pid in process_isolation.processes(native.init_pid(sandbox.sandbox_id)):
@@ -155,7 +157,7 @@ print(json.dumps([answers, [line.split()[-1] for line in shown.splitlines() if "
 
 @pytest.mark.case("K04")
 async def test_descriptors_cannot_be_passed_out_or_in(sandbox: Sandbox, tmp_path: Path) -> None:
-    """A socket file on the host, and the spawner's own sockets, are not to be reached."""
+    """Programs must not reach a socket file on the host, nor the spawner's own sockets."""
     path = tmp_path / "docker.sock"
     with oracles.listening((socket.AF_UNIX, socket.SOCK_STREAM, str(path))) as (listener,):
         path.chmod(0o777)
@@ -249,8 +251,9 @@ async def test_a_crash_leaves_no_core_file(way: str, sandbox: Sandbox, tmp_path:
 async def test_a_crash_does_not_start_the_hosts_core_handler(
     sandbox: Sandbox, native: NativeBackend
 ) -> None:
-    """A limit of 0 would not keep the kernel from piping the dump into a program of the host, as
-    systemd-coredump and apport have it: hostile bytes, read by root. A limit of 1 does."""
+    """With a limit of 0 the kernel would still pipe the dump into a program of the host, as
+    systemd-coredump and apport set it up: hostile bytes, read by root. A limit of 1 prevents it.
+    """
     ready = asyncio.Event()
     command = await sandbox.start_command(
         "sleep 60 & echo ready; sleep 60", on_stdout=lambda text: ready.set()
@@ -341,7 +344,7 @@ sys.stdin.read()
 
 @pytest.mark.case("K02", "M13")
 async def test_one_sandbox_does_not_use_up_the_terminals_of_all(make: Make) -> None:
-    """The kernel has so many for all containers of the machine, whoever asks first."""
+    """The kernel has a fixed number of terminals for all containers of the machine."""
     sandbox, neighbour = await make(), await make()
     before = _terminals()
     told: asyncio.Queue[str] = asyncio.Queue()
@@ -379,8 +382,10 @@ print(json.dumps(answers))
     "kind", ["NOFILE", "NPROC", "FSIZE", "AS", "DATA", "CPU", "STACK", "SIGPENDING"]
 )
 async def test_limits_put_on_the_guest_never_look_like_success(kind: str, make: Make) -> None:
-    """prlimit asks for the same user only, so programs may starve the guest: their own loss,
-    but the host gets a typed error or the truth, and in time."""
+    """prlimit only asks for the same user, so programs may starve the guest.
+
+    The loss is their own, but the host gets a typed error or the truth, and in time.
+    """
     sandbox, neighbour = await make(SandboxConfig(timeout_seconds=10)), await make()
     try:
         await sandbox.run_code(LIMITS % (f"resource.RLIMIT_{kind},", 0, 0), timeout=5)

@@ -1,4 +1,4 @@
-"""Processor time and evading the clock (catalogue section C)."""
+"""Tests of processor time and of evading the clock (catalogue section C)."""
 
 from __future__ import annotations
 
@@ -186,7 +186,8 @@ HINDRANCES = {"starved": STARVE, "comets": COMETS}
 @pytest.mark.parametrize("how", HINDRANCES)
 @pytest.mark.case("C01", "C05")
 async def test_a_program_that_hinders_its_own_end_ends(how):
-    """Beside another command: else all is killed at one stroke, without a look."""
+    """It runs beside another command: otherwise all processes are killed at once, without a
+    walk."""
     program = "import time\n" + HINDRANCES[how] + "print('begun', flush=True)\ntime.sleep(1000)\n"
     async with Scene() as scene:
         sandbox = await scene.sandbox(max_processes=900)
@@ -211,7 +212,7 @@ async def test_a_program_that_hinders_its_own_end_ends(how):
 
 @pytest.mark.case("C06")
 async def test_a_parent_that_waits_uninterruptibly_is_killed():
-    """vfork keeps its parent in an uninterruptible wait until the child is gone."""
+    """vfork keeps the parent in an uninterruptible wait until the child has ended."""
     program = """
 import ctypes, os
 libc = ctypes.CDLL(None)
@@ -286,7 +287,7 @@ async def test_sleeping_is_limited_too_and_only_the_owner_may_wait_for_ever():
 
 @pytest.mark.case("C11")
 async def test_a_program_that_ends_at_its_deadline_has_exactly_one_outcome():
-    """Never a lost exit status, never a hang, whichever side is first."""
+    """There is never a lost exit status and never a hang, whichever side is first."""
     rounds = int(os.environ.get("PARACLE_JITTER_ROUNDS", "120"))
     outcomes = {"ended": 0, "timed out": 0}
     async with Scene() as scene:
@@ -310,7 +311,7 @@ async def test_a_program_that_ends_at_its_deadline_has_exactly_one_outcome():
 
 
 async def test_the_heartbeat_of_a_neighbour_does_notice():
-    """The witness of every case above, in front of what it must complain about."""
+    """The witness of every case above is shown something that it must complain about."""
     async with Scene() as scene:
         with pytest.raises(AssertionError, match="p99|answered"):
             async with scene.neighbour():

@@ -101,7 +101,7 @@ Process = get_context("fork").Process
 
 
 class World:
-    """H and I, and the sockets that listen in them."""
+    """The namespaces H and I, and the sockets that listen in them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -153,9 +153,12 @@ def run(command: str, text: str | None = None) -> str:
 
 
 def _pass_over_instances(directory: Path, count: int) -> None:
-    """Instance numbers give the uids of sandboxes, and are counted in each state directory
-    anew: hold the first of ours, so as not to meet a sandbox of this machine. One lock holds all,
-    as they are one file; it is kept until this process ends."""
+    """Hold the instance numbers of our state directory that this machine may use.
+
+    The uids of sandboxes follow from the numbers, which each state directory counts anew: this test
+    must not meet a sandbox of this machine. One lock holds all of them, as they are one file; it is
+    kept until this process ends.
+    """
     directory.mkdir(parents=True, mode=0o700)
     fcntl.flock(os.open(directory / "0", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX)
     for number in range(1, count):
@@ -181,7 +184,7 @@ def within(namespace: int, action: Callable[[], Any]) -> Any:
 
 
 def apart(test: Callable[[], None]) -> None:
-    """Run `test` in a child that is a machine of its own, as far as networks go."""
+    """Run `test` in a child that is a machine of its own as far as networks are concerned."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -233,7 +236,7 @@ def namespace(backend: NativeBackend, sandbox: Sandbox) -> Iterator[int]:
 
 
 def addresses(backend: NativeBackend, sandbox: Sandbox) -> tuple[str, str]:
-    """Of the sandbox, and of the host's end of its link."""
+    """Return the addresses of the sandbox and of the host's end of its link."""
     with namespace(backend, sandbox) as fd:
         shown = within(fd, lambda: json.loads(run("ip -json route")))
     gateway = next(route["gateway"] for route in shown if route["dst"] == "default")
@@ -256,7 +259,7 @@ def both(address: str, *, on_link: bool = False) -> list[Target]:
 
 
 def answer_on(loop: asyncio.AbstractEventLoop, pair: Pair) -> None:
-    """Say to everybody who they are."""
+    """Answer every client with its own address."""
     tcp, udp = pair
 
     def on_connection() -> None:
@@ -313,7 +316,7 @@ async def eventually(condition: Callable[[], bool], seconds: float = 20) -> None
 
 
 def weaken() -> None:
-    """NAT without our rules: what a probe must notice."""
+    """Set up NAT without our rules, which a probe must notice."""
     run("nft delete table inet paracle_sandbox")
     chain = "type nat hook postrouting priority srcnat; policy accept;"
     rule = 'oifname "up0" masquerade'
@@ -359,7 +362,8 @@ def test_eight_at_once_have_a_network_each(tmp_path: Path) -> None:
 
 
 def test_forwarding_is_on_for_all_when_many_switch_it_on_at_once(tmp_path: Path) -> None:
-    """Of two that wrote it at once, the kernel sometimes heeded neither, and said it was on."""
+    """When two processes write it at once, the kernel sometimes ignores both and reports it as
+    on."""
 
     async def test(world: World) -> None:
         with ExitStack() as processes:
@@ -402,7 +406,7 @@ LOSS = """table inet loss {
 
 
 def test_a_network_that_loses_packets_is_slower_and_no_wider(tmp_path: Path) -> None:
-    """R23: with a third of all packets lost, what is reached is reached by the one way out."""
+    """R23: with a third of all packets lost, traffic still has only the one way out."""
 
     async def test(world: World) -> None:
         answer_on(asyncio.get_running_loop(), world.listen(SERVER, internet=True))
@@ -444,7 +448,7 @@ except socket.gaierror as error:
 
 
 def test_a_dead_name_server_is_asked_and_no_other(tmp_path: Path) -> None:
-    """R23: the sandbox starts, a lookup fails inside, and nobody else hears the name."""
+    """R23: the sandbox starts, a lookup fails inside, and no other server sees the name."""
 
     def name_server(address: str) -> socket.socket:
         server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -482,7 +486,10 @@ def test_a_dead_name_server_is_asked_and_no_other(tmp_path: Path) -> None:
 
 
 async def _forbidden(world: World, weakened: bool) -> None:
-    """Everything a sandbox must not reach; with our rules gone, the same probes get through."""
+    """Probe everything that a sandbox must not reach.
+
+    Without our rules, the same probes get through.
+    """
     canaries = {UPLINK: world.listen(UPLINK), ELSEWHERE: world.listen(ELSEWHERE)}
     canaries |= {address: world.listen(address, internet=True) for address in METADATA}
     loopback = world.listen("127.0.0.1")
@@ -594,7 +601,7 @@ def test_there_is_no_ipv6(tmp_path: Path) -> None:
 
 
 def test_only_its_own_source_address_passes(tmp_path: Path) -> None:
-    """A sandbox cannot make raw sockets; what if it could, or a program inside were root?"""
+    """A sandbox cannot make raw sockets. This tests the rules in case that it could."""
 
     async def test(world: World) -> None:
         canary = world.listen(SERVER, internet=True)
@@ -634,7 +641,7 @@ async def received_until(udp: socket.socket, last: str) -> set[str]:
 
 
 def send_forged(sources: list[str]) -> None:
-    """A datagram from each of the addresses, with the address in it."""
+    """Send a datagram from each of the addresses, with the address in it."""
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
         for source in sources:
             payload = source.encode()
@@ -672,7 +679,7 @@ print("sent")
 
 @pytest.mark.case("L10")
 def test_a_flood_leaves_the_hosts_table_of_connections_to_others(tmp_path: Path) -> None:
-    """UDP and SYN; a neighbour still gets out, and that one comes changes nothing."""
+    """The flood is UDP and SYN. A neighbour still gets out, and its arrival changes nothing."""
 
     def connections() -> int:
         return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
@@ -740,7 +747,7 @@ def threads_and_descriptors() -> tuple[set[str], list[str]]:
 
 @pytest.mark.parametrize("how", ["start", "sweep"])
 def test_what_a_killed_owner_left_is_gone_with_the_next(how: str, tmp_path: Path) -> None:
-    """Its cable goes by itself; the table of rules is found by whoever comes next."""
+    """The kernel removes its link. The next owner finds and removes its table of rules."""
 
     async def own(world: World, made: Any) -> None:
         await start(world.backend())
@@ -783,7 +790,7 @@ def test_detach_removes_the_link_of_a_living_namespace(tmp_path: Path) -> None:
 
 
 def install_nft(directory: Path, script: str) -> None:
-    """Put a script in the place of nft; ``{real}`` in it is the real one."""
+    """Put a script in the place of nft. ``{real}`` in it is the path of the real one."""
     real = shutil.which("nft")
     assert real is not None
     directory.mkdir()
@@ -802,7 +809,7 @@ printf '%s\\n' "$rules" | {real} -f -
 
 
 def test_processes_that_come_and_go_never_lose_the_rules(tmp_path: Path) -> None:
-    """One's sweep must not take the table from under another's new link."""
+    """The sweep of one process must not remove the table that another's new link needs."""
 
     async def come_and_go() -> None:
         with idle_process() as pid:
@@ -829,7 +836,7 @@ def test_processes_that_come_and_go_never_lose_the_rules(tmp_path: Path) -> None
 
 @contextmanager
 def idle_process() -> Iterator[int]:
-    """A process with a network namespace of its own."""
+    """Start a process with a network namespace of its own."""
     process = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
         stdin=subprocess.PIPE,
@@ -874,7 +881,7 @@ def test_refused_rules_remove_the_link_again(tmp_path: Path) -> None:
 
 
 def test_a_host_that_cannot_forward_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    """Settings that cannot be written, as in a container: the rules are in force by then."""
+    """Its settings cannot be written, as in a container. The rules are in force by then."""
 
     async def test(world: World) -> None:
         (world.directory / "off").write_text("0")

@@ -1,4 +1,5 @@
-"""An owner that runs out of descriptors: typed errors, nothing leaks, and what lives goes on."""
+"""An owner that runs out of descriptors gets typed errors, leaks nothing, and keeps its
+sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Many at once: more requests than the spawner's socket holds, more sandboxes than its stock."""
+"""Many requests at once: more than the spawner's socket holds, and more sandboxes than its
+stock."""
 
 import asyncio
 from pathlib import Path

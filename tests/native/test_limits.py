@@ -1,6 +1,7 @@
-"""Every limit of a native sandbox, measured on the host: reached, told apart, and kept to itself.
+"""Every limit of a native sandbox is measured on the host: reached, named correctly, and limited to
+it.
 
-Each limit ends in its own error with what was used and what was allowed; the same program under a
+Each limit ends in its own error, with what was used and what was allowed. The same program under a
 larger limit succeeds, so each test could fail.
 """
 
@@ -75,7 +76,7 @@ async def test_memory(size, processes, where):
 
 
 async def share_of_two_busy_processes(scene: Scene, sandbox: Sandbox) -> float:
-    """Of a core."""
+    """Return the share of a core that two busy processes get together."""
     busy = "import os\nos.fork()\nwhile True: pass\n"
     async with scene.neighbour():
         started, before = time.monotonic(), scene.cpu_seconds(sandbox)
@@ -128,7 +129,7 @@ async def seconds_to_remove_a_crowd(cpu_cores: float) -> float:
 
 
 async def test_a_crowd_dies_as_fast_with_little_of_a_processor():
-    """To die takes processor time, too: half a minute of a tenth of a processor."""
+    """Dying takes processor time, too: half a minute at a tenth of a processor."""
     with_much = await seconds_to_remove_a_crowd(2)
     assert await seconds_to_remove_a_crowd(0.1) < 3 * with_much + 8
 
@@ -208,7 +209,7 @@ async def test_a_disk_filled_without_a_word_and_one_made_free_again():
 
 
 async def test_the_workspace_is_not_memory():
-    """900 MB of files with 512 MB of memory: nobody is killed for it."""
+    """900 MB of files with 512 MB of memory kill no process."""
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=512, disk_mb=1024)
         async with scene.neighbour():
@@ -244,7 +245,7 @@ async def test_time():
 
 
 async def test_limits_of_one_sandbox_are_not_another_s():
-    """All at once, each with its own end."""
+    """All run at once, and each ends by its own limit."""
     async with Scene() as scene:
         boxes = [
             await scene.sandbox(memory_mb=128, max_processes=32, max_output_mb=1) for _ in range(4)

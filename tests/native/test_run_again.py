@@ -1,4 +1,4 @@
-"""run() again and again: one spawner for all calls of a process, which ends with it."""
+"""Repeated calls of run() share one spawner, which ends with the process."""
 
 from __future__ import annotations
 

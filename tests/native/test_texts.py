@@ -1,4 +1,4 @@
-"""The text of a program does not outlive it: nobody who looks finds it."""
+"""The text of a program does not outlive it: no later program finds it."""
 
 from __future__ import annotations
 

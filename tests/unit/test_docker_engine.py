@@ -1,4 +1,4 @@
-"""What becomes of answers that a real engine gives only now and then, or only elsewhere."""
+"""Tests of responses that a real engine gives only now and then, or only on other machines."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ V2 = {
 
 @pytest.mark.parametrize("memory", [V1, V2], ids=["v1", "v2"])
 def test_page_cache_is_no_memory_of_the_sandbox(memory: dict[str, Any]) -> None:
-    """Neither that which was read once, nor that in use; shared memory is."""
+    """Page cache counts neither after one read nor while in use. Shared memory counts."""
     usage = usage_of({"memory_stats": memory})
     assert usage.cache_bytes == 62976000
     assert usage.memory_bytes == 92786688 - 62976000 > 20 << 20

@@ -1,4 +1,5 @@
-"""Notes of copies under way: what is swept after dead processes, and what is left alone."""
+"""Tests of the notes about copies under way: what is swept after dead processes, and what is left
+alone."""
 
 from __future__ import annotations
 

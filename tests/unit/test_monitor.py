@@ -1,4 +1,4 @@
-"""SandboxMonitor: real samples, at a pace, that survive whatever callbacks do."""
+"""Tests of SandboxMonitor: it takes real samples at a pace, and survives its callbacks."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 @dataclass
 class Meter:
-    """What the sandbox is made to report."""
+    """The usage that the sandbox is made to report."""
 
     memory_mb: float = 10.0
     peak_mb: float = 0.0

@@ -1,4 +1,5 @@
-"""What a forked program finds new, though modules of the process it comes from have remembered."""
+"""A forked program finds fresh state, although modules of the process that it comes from have kept
+some."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ in_namespace(use_and_fork)
 
 
 def said(program: str, *arguments: str) -> list[str]:
-    """In a process of its own: what is reset there is in use here."""
+    """Run the code in a process of its own, because this process uses what is reset there."""
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.splitlines()

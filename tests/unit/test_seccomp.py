@@ -27,7 +27,8 @@ RETURNS = {
 
 
 class Simulator:
-    """Runs a program as the kernel would, and remembers each instruction and way taken."""
+    """Run a program as the kernel would, and record each instruction and each branch that was
+    taken."""
 
     JUMPS = {
         0x15: lambda a, k: a == k,
@@ -69,7 +70,8 @@ class Simulator:
 
 
 def words_of_interest(tree, found=None):
-    """For each argument that a rule looks at: its values, what is next to them, and beyond."""
+    """Return values to try for each argument that a rule examines: its values, their neighbours,
+    and extremes."""
     found = {} if found is None else found
     if isinstance(tree, Check):
         values = {value for case in tree.cases for value in case.values.values()}
@@ -317,7 +319,8 @@ class _Comparison(ctypes.Structure):
 
 
 def compiled_by_an_engine(profile):
-    """The profile as the container engines compile it, and the calls their library knows."""
+    """Return the profile as container engines compile it, and the calls that their library
+    knows."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:

@@ -1,4 +1,4 @@
-"""Settings: the table, where values come from, and what is refused."""
+"""Tests of the settings: the table, the sources of values, and what is refused."""
 
 import os
 import re
@@ -257,7 +257,7 @@ def test_older_keys_hold_for_every_sandbox(tmp_path: Path) -> None:
 
 
 def test_a_home_that_is_not_ours_to_look_into_has_no_file(tmp_path: Path) -> None:
-    """As for whoever became another user and kept the variable."""
+    """A process that became another user may have kept the HOME variable."""
     (tmp_path / "closed").mkdir(0)
     said = python(
         "import os",

@@ -73,7 +73,7 @@ serve(fds[0], boot["setup"], *fds[1:])
 def bundle() -> Mapping[str, str]:
     """Return the source of each of the guest's modules, by module name."""
     sources = {_ROOT: "", f"{_ROOT}.channel": ""}
-    sources[f"{_ROOT}.channel.frames"] = _source("channel", "frames.py")
+    sources[f"{_ROOT}.channel.frames"] = _read_source("channel", "frames.py")
     _add_sources(sources, f"{_ROOT}.guest", resources.files(f"{_ROOT}.guest"))
     return sources
 
@@ -94,7 +94,7 @@ def bootstrap_as_root() -> str:
     One process, the porter, stays root and waits. Its child goes on as BOOTSTRAP does, and has to
     be sent boot_message(setup, confine).
     """
-    return _source("jail.instance", "porter.py") + "\nleave_porter()\n" + BOOTSTRAP
+    return _read_source("jail.instance", "porter.py") + "\nleave_porter()\n" + BOOTSTRAP
 
 
 @cache
@@ -104,7 +104,7 @@ def _bundle_with_jail() -> Mapping[str, str]:
     for package, names in _JAIL_MODULES.items():
         sources[f"{_ROOT}.{package}"] = ""
         for name in names:
-            sources[f"{_ROOT}.{package}.{name}"] = _source(package, f"{name}.py")
+            sources[f"{_ROOT}.{package}.{name}"] = _read_source(package, f"{name}.py")
     return {**bundle(), **sources}
 
 
@@ -138,5 +138,5 @@ def boot_message(setup: Mapping[str, Any], confine: Mapping[str, Any] | None = N
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
-def _source(package: str, name: str) -> str:
+def _read_source(package: str, name: str) -> str:
     return resources.files(f"{_ROOT}.{package}").joinpath(name).read_text(encoding="utf-8")

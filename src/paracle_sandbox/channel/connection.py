@@ -150,7 +150,7 @@ class Connection:
 
         A second call does nothing.
         """
-        if self._closing is None and self._lost is not None and not self._tasks():
+        if self._closing is None and self._lost is not None and not self._running_tasks():
             await self._channel.close()  # no task uses it any more
         else:
             await asyncio.shield(self._lose(reason))
@@ -161,7 +161,7 @@ class Connection:
         The guest does not notice before `close` is called.
         """
         self._end_streams(reason)
-        for task in self._tasks():
+        for task in self._running_tasks():
             task.cancel()
 
     # The methods that a stream calls (stream.Link).
@@ -313,13 +313,13 @@ class Connection:
 
     async def _close_channel(self) -> None:
         # The tasks end first: the number of a closed descriptor may be reused while they watch it.
-        tasks = self._tasks()
+        tasks = self._running_tasks()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close()
 
-    def _tasks(self) -> list[asyncio.Task[None]]:
+    def _running_tasks(self) -> list[asyncio.Task[None]]:
         """Return the tasks that still run. Others may belong to an event loop that has ended."""
         return [task for task in (self._reader, self._writer) if task and not task.done()]
 

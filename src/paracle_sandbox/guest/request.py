@@ -34,14 +34,14 @@ class Launch(NamedTuple):
 
 def parse_exec(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
     """Parse a request to execute a command. Raises Invalid."""
-    argv = _texts(request.get("argv"), "argv")
+    argv = _check_strings(request.get("argv"), "argv")
     if not argv:
         raise Invalid("argv is empty")
-    launch = Launch([_encode(item, "argv") for item in argv], *_surroundings(request, setup))
-    return _with_terms(launch, request, setup)
+    launch = Launch([_encode(item, "argv") for item in argv], *_parse_surroundings(request, setup))
+    return _set_options(launch, request, setup)
 
 
-def _with_terms(launch: Launch, request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
+def _set_options(launch: Launch, request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
     return launch._replace(
         merged=bool(request.get("merge_stderr")),
         simple_terminals=bool(setup.get("simple_terminals")),
@@ -53,16 +53,16 @@ def parse_python(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
 
     The program is a fork of this process, unless the request asks for a fresh interpreter.
     """
-    given = _text(request.get("path"), "path")
-    argv = _texts(request.get("argv") or [], "argv")
+    given = _check_string(request.get("path"), "path")
+    argv = _check_strings(request.get("argv") or [], "argv")
     path = os.path.join(_working_dir(setup), given)
-    path0 = _text(request.get("path0") or os.path.dirname(path), "path0")
+    path0 = _check_string(request.get("path0") or os.path.dirname(path), "path0")
     python = str(setup.get("python") or "python3")
     command = [_encode(item, "argv") for item in [python, path, *argv]]
-    launch = Launch(command, *_surroundings(request, setup))
-    launch = _with_terms(launch, request, setup)
+    launch = Launch(command, *_parse_surroundings(request, setup))
+    launch = _set_options(launch, request, setup)
     if request.get("source") is not None:
-        launch = launch._replace(source=(command[1], _source(request["source"])))
+        launch = launch._replace(source=(command[1], _encode_source(request["source"])))
     if request.get("fresh"):
         return launch
     if launch.cwd == _encode(_working_dir(setup), "cwd"):
@@ -78,7 +78,7 @@ def parse_text(request: Dict[str, Any]) -> Optional[bytes]:
     Raises Invalid.
     """
     path = request.get("text")
-    return None if path is None else _encode(_text(path, "text"), "text")
+    return None if path is None else _encode(_check_string(path, "text"), "text")
 
 
 def parse_size(value: Any) -> Size:
@@ -93,17 +93,17 @@ def parse_size(value: Any) -> Size:
     return Size(value[0], value[1])
 
 
-def _surroundings(
+def _parse_surroundings(
     request: Dict[str, Any], setup: Dict[str, Any]
 ) -> Tuple[Dict[bytes, bytes], bytes, bool, Optional[Size]]:
-    cwd = os.path.join(_working_dir(setup), _text(request.get("cwd") or "", "cwd"))
+    cwd = os.path.join(_working_dir(setup), _check_string(request.get("cwd") or "", "cwd"))
     if not request.get("cwd"):
         cwd = _working_dir(setup)
     size = None if request.get("pty") is None else parse_size(request["pty"])
-    return _environment(request, setup), _encode(cwd, "cwd"), bool(request.get("stdin")), size
+    return _merge_environment(request, setup), _encode(cwd, "cwd"), bool(request.get("stdin")), size
 
 
-def _environment(request: Dict[str, Any], setup: Dict[str, Any]) -> Dict[bytes, bytes]:
+def _merge_environment(request: Dict[str, Any], setup: Dict[str, Any]) -> Dict[bytes, bytes]:
     merged: Dict[Any, Any] = {} if request.get("clear_env") else dict(setup.get("env") or {})
     given = request.get("env")
     if given is not None and not isinstance(given, dict):
@@ -113,7 +113,7 @@ def _environment(request: Dict[str, Any], setup: Dict[str, Any]) -> Dict[bytes, 
     for name, value in merged.items():
         if not name or "=" in name:
             raise Invalid("env has a name that is empty or contains '='")
-        env[_encode(name, "env")] = _encode(_text(value, "env"), "env")
+        env[_encode(name, "env")] = _encode(_check_string(value, "env"), "env")
     return env
 
 
@@ -121,7 +121,7 @@ def _working_dir(setup: Dict[str, Any]) -> str:
     return str(setup.get("working_dir") or "/")
 
 
-def _source(value: Any) -> bytes:
+def _encode_source(value: Any) -> bytes:
     if not isinstance(value, str):
         raise Invalid("source must be a string")
     try:
@@ -133,13 +133,13 @@ def _source(value: Any) -> bytes:
     return source
 
 
-def _texts(value: Any, name: str) -> List[str]:
+def _check_strings(value: Any, name: str) -> List[str]:
     if not isinstance(value, list):
         raise Invalid("%s must be a list" % name)
-    return [_text(item, name) for item in value]
+    return [_check_string(item, name) for item in value]
 
 
-def _text(value: Any, name: str) -> str:
+def _check_string(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise Invalid("%s must be a string" % name)
     return value

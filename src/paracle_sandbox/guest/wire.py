@@ -190,11 +190,11 @@ class Wire:
     def output(self, kind: int, content: Buffer) -> None:
         """Send DATA or STDERR, in as many frames as are needed."""
         for start in range(0, len(content), frames.MAX_PAYLOAD):
-            self._credited(kind, content[start : start + frames.MAX_PAYLOAD])
+            self._send_credited(kind, content[start : start + frames.MAX_PAYLOAD])
 
     def event(self, value: Dict[str, Any]) -> None:
         """Send an EVENT."""
-        self._credited(frames.EVENT, _json(value))
+        self._send_credited(frames.EVENT, _json(value))
 
     def result(self, value: Dict[str, Any]) -> None:
         """End the stream with a RESULT. Once the stream has ended, nothing more is sent."""
@@ -218,7 +218,7 @@ class Wire:
         """End the stream with the ERROR for an OSError."""
         self.error(*os_failure(error, message))
 
-    def _credited(self, kind: int, payload: Buffer) -> None:
+    def _send_credited(self, kind: int, payload: Buffer) -> None:
         if not self.finished:
             self._window -= len(payload)
             self._channel.send(kind, self.number, payload)

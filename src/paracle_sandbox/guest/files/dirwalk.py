@@ -130,7 +130,7 @@ class Walk:
         self.skipped += 1
 
     def __iter__(self) -> Iterator[Entry]:
-        yield from self._directory()
+        yield from self._visit_directory()
         while self._pending:
             if not self._pending[-1]:
                 self._pending.pop()
@@ -138,7 +138,7 @@ class Walk:
                     self._prefix.pop()
                     self.position.leave()
             elif self._enter(self._pending[-1].pop()):
-                yield from self._directory()
+                yield from self._visit_directory()
 
     def _enter(self, name: bytes) -> bool:
         try:
@@ -149,7 +149,7 @@ class Walk:
         self._prefix.append(name + b"/")
         return True
 
-    def _directory(self) -> Iterator[Entry]:
+    def _visit_directory(self) -> Iterator[Entry]:
         below: List[bytes] = []
         self._pending.append(below)
         prefix = b"".join(self._prefix)

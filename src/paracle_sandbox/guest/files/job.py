@@ -87,13 +87,13 @@ class Job:
         except TreeError as error:
             self._fail(FileError("invalid", "The tree was refused: %s" % error))
         except OSError as error:
-            self._fail(to_file_error(error, self._path()))
+            self._fail(to_file_error(error, self._error_path()))
 
     def _fail(self, error: FileError) -> None:
         self.cancel()
         self._wire.error(error.code, error.message, error.number)
 
-    def _path(self) -> str:
+    def _error_path(self) -> str:
         """Return the path that an error is about. It was located before, so this cannot fail."""
         return self._roots.locate(self._request.get("path")).text
 

@@ -29,7 +29,7 @@ class Leftovers:
         ours = [one for one in everything if one["config"].get(SESSION) == self._backend.session]
         ready = [one["name"] for one in ours if one["name"].endswith(one["config"].get(WARM, "-"))]
         left = [f"instance {one['name']}" for one in ours if one["name"] not in ready]
-        # Groups of what is no longer an instance of anybody.
+        # Groups whose instance does not exist any more.
         names = {str(one["name"]) for one in everything}
         left += [
             f"cgroup {path}"

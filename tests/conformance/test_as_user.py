@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-USER = 54321  # nobody's: nothing on a machine belongs to it
+USER = 54321  # no file on a machine belongs to this user
 SECONDS = 900
 
 
 def _as_user(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    # By way of env: setpriv itself still has root's powers when it executes what it is given.
+    # env comes in between: setpriv itself still has root's powers when it executes a program.
     setpriv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "env", "--"]
     return subprocess.run([*setpriv, *command], capture_output=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
 

@@ -48,7 +48,7 @@ async def test_sandboxes_die_with_the_part_that_holds_them(place, owner, part):
         os.kill(getattr(process, part), signal.SIGKILL)
         assert await all_dead(place, DEAD_SECONDS) <= DEAD_SECONDS
         assert is_alive(process.process.pid), "the owner goes on"
-    # What the dead spawner could not remove is swept by the next start.
+    # The next start sweeps everything that the dead spawner could not remove.
     await usable(place)
     await clean_since(before, place)
 
@@ -99,7 +99,7 @@ async def test_a_copy_that_was_killed_is_removed_by_the_next_start(
     (tmp_path / "there" / "file").write_text("old")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "there")
-    planted = tmp_path / drafts_in / ".paracle-0123456789abcdef"  # of somebody else
+    planted = tmp_path / drafts_in / ".paracle-0123456789abcdef"  # another program's file
     planted.mkdir()
     base = tmp_path / "elsewhere" if target.startswith("link") else tmp_path
     where = {"COPY_FROM": source, "COPY_TO": f"{base}/{target}"}

@@ -83,8 +83,8 @@ async def test_who_forks_from_the_first_moment_on_is_never_outside_its_cgroup(pl
             for pid, started in place.processes():
                 with contextlib.suppress(OSError):
                     groups = cgroup_of(pid)
-                    # Who has just been forked by the spawner runs no program yet: it is root's.
-                    # Who is ending has left its groups.
+                    # A child that the spawner has just forked runs no program yet, and is root's.
+                    # A process that is ending has left its groups.
                     if uid_of(pid) in place.uids and not is_ending(pid):
                         seen.add((pid, started))
                         if place.cgroup_name not in groups:
@@ -124,7 +124,7 @@ async def test_floods_do_not_end_an_owner_that_has_little_memory(place, owner, l
         pid = process.process.pid
         baseline = resident_bytes(pid)
         (little_memory / "cgroup.procs").write_text(str(pid))
-        # What it used before is charged elsewhere.
+        # The memory that it used before is charged to another group.
         (little_memory / names[0]).write_text(str(SPARE_BYTES))
         os.kill(pid, 10)  # SIGUSR1: begin
         outcomes = await process.hear("outcomes", 240)

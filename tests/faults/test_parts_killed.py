@@ -74,8 +74,8 @@ async def test_a_killed_keeper_ends_its_command_as_killed(managing):
             result = await doomed.wait()
         assert result["exit_code"] == -signal.SIGKILL
         assert not is_alive(program), "what it kept went with it"
-        # What the keeper kept cannot be told from what the first command started: that goes
-        # too, or goes on, but never counts as a success.
+        # The keeper's processes cannot be told from those of the first command. That command is
+        # killed, too, or goes on, but it never counts as a success.
         assert beside.poll() in (None, -signal.SIGKILL)
         assert unharmed.poll() is None
         await assert_well(sandbox)
@@ -118,7 +118,7 @@ async def test_a_killed_helper_ends_its_sandboxes_and_the_next_create_works(mana
             with pytest.raises(SandboxExecutionError):
                 async with asyncio.timeout(5):
                     await command.wait()
-        async with asyncio.timeout(8):  # it would give up after ten on whom it cannot see end
+        async with asyncio.timeout(8):  # it gives up after ten
             while is_alive(spawner):
                 await asyncio.sleep(0.01)
         await assert_well(await manager.create())

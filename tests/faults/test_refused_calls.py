@@ -150,7 +150,7 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
                 assert refused is None
                 break
             assert refused in IN_A_CHILD[call], trace.read_text()[-2000:]
-            # One child's failure is nobody else's.
+            # The failure of one child does not affect the others.
             assert (await neighbour.execute("echo well"))["stdout"] == "well\n"
             if call in ONLY_FIRST:
                 break

@@ -79,7 +79,7 @@ async def test_a_soak_leaves_the_machine_as_it_was(place, managing):
         gc.collect()
         for name, pid in ours.items():
             grown = resident_kb(pid) - memory[name]
-            # As in test_churn.py: some noise, and less than one kB for each life.
+            # The limit of test_churn.py: some noise, and less than one kB for each life.
             assert grown < 4096 + more, f"the {name} grew by {grown} kB in {more} lives"
         await clean_since(before, place)
         assert threading.active_count() <= threads + AT_ONCE

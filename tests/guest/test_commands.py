@@ -497,7 +497,7 @@ def test_killed_keeper_of_a_background_child(guest: GuestClient) -> None:
 
 
 def test_killed_seed_is_replaced(guest: GuestClient) -> None:
-    for _ in range(2):  # whoever runs two will run a third
+    for _ in range(2):  # if two of them ran, a third one can run
         assert script_output(guest, "print(1)") == b"1\n"
     children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
     wait_for(lambda: children.read_text().split())

@@ -182,7 +182,7 @@ def mountinfo(pid: int | str = "self") -> list[str]:
     return Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
 
 
-# What comes and goes with the tests on engines, beside these: see scripts/run_tests.sh.
+# These come and go with the tests on engines, which run beside these: see scripts/run_tests.sh.
 _ENGINES = re.escape(os.environ.get("PARACLE_TEST_CACHE") or "/paracle-sandbox-tests/")
 _LANES = re.escape(os.environ.get("PARACLE_TEST_LANES") or "/paracle-sandbox-tests/")
 _MOUNTS_OF_ENGINES = re.compile(

@@ -35,10 +35,10 @@ from hoststate import CLEAN_SECONDS, HostState, Place, clean_since, is_alive  # 
 
 MIB = 1 << 20
 BEAT_SECONDS = 0.05
-# Below this nobody notices, and a machine that runs other things too shows as much by itself.
+# Shorter delays are not noticed, and a machine that runs other programs has them anyway.
 UNNOTICED_SECONDS = 0.5
 ANSWER_SECONDS = 1.0
-# What a loaded machine may add to any deadline.
+# The time that a loaded machine may add to any deadline.
 SLACK_SECONDS = 1.5
 
 needs_root = pytest.mark.skipif(

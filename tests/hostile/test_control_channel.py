@@ -348,7 +348,7 @@ async def test_a_killed_keeper_is_no_success(sandbox: Sandbox) -> None:
         result = await sandbox.execute("[ $PPID = 1 ] && exit 7; kill -9 $PPID; sleep 30; exit 0")
         assert result["exit_code"] in (-9, 7)
     await beside.kill()
-    # And whoever has the guest for a parent cannot kill it.
+    # A process whose parent is the guest cannot kill it either.
     result = await sandbox.execute("kill -9 1; kill -9 $PPID; exit 7")
     assert result["exit_code"] in (-9, 7)
     assert (await sandbox.execute(["echo", "ok"]))["stdout"] == "ok\n"

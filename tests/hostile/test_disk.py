@@ -61,7 +61,7 @@ async def test_one_large_file_ends_at_the_limit(path):
         assert await peer.read_file("still") == "writes"
         (scene.place.state / "still").write_text("writes")
         (scene.place.state / "still").unlink()
-        # What is deleted can be used again.
+        # The space of deleted files can be used again.
         await sandbox.execute(["rm", path])
         assert (await sandbox.execute("echo well > small && cat small"))["stdout"] == "well\n"
 
@@ -175,7 +175,7 @@ async def test_deep_directories_can_be_listed_and_removed(tmp_path):
         sandbox = await scene.sandbox(cpu_cores=2)
         result = await sandbox.run_code(TOWER, ["3000"], timeout=100)
         assert result["stdout"] == "built\n", result["stderr"][-500:]
-        # As far down as a path can name; below that nothing is visited.
+        # The listing goes as deep as a path can name, and not below that.
         assert 500 < len(await sandbox.list_files("tower", recursive=True)) <= 3000
         await sandbox.copy_from("tower", tmp_path / "copy")
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"

@@ -667,7 +667,7 @@ async def test_everything_that_can_be_written(make: Make) -> None:
         "kcore", "kallsyms", "keys", "key-users", "timer_list", "sched_debug", "config.gz", "cmdline",
         "sysrq-trigger", "partitions", "diskstats", "latency_stats", "interrupts", "softirqs",
         "schedstat", "locks")}  # fmt: skip
-    # What is masked is /dev/null, which takes anything.
+    # A masked file is /dev/null, which accepts all writes.
     left = [p for p in proc if p not in masks]
     assert left == [], left
     # Told so by trying, not by asking: nothing outside grows.

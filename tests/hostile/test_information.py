@@ -134,7 +134,7 @@ async def test_no_secret_of_the_manager_in_any_memory(
     monkeypatch.setenv("SANDBOX_API_KEY", secret)
     sandbox = await make()
     assert await report(sandbox, _scanner(secret)) == []
-    # And from outside, in every process of the sandbox.
+    # The same search from outside, in every process of the sandbox.
     for pid in process_isolation.processes(native.init_pid(sandbox.sandbox_id)):
         assert not _memory_has(pid, secret.encode())
     assert _memory_has(os.getpid(), secret.encode())

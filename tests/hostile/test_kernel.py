@@ -404,7 +404,7 @@ async def test_locks_carry_no_message_to_another_sandbox(make: Make) -> None:
     assert free is True
 
 
-# Those that would make the guest unable to do what it has to.
+# These calls would make the guest unable to do its work.
 THE_GUEST = {
     "prlimit64 descriptors": (1, 7, BAD_POINTER, 0),
     "setpriority process": (0, 1, 19),

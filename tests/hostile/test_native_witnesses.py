@@ -224,7 +224,7 @@ async def test_setuid_programs_are_nobody_else_on_the_host(
     init = native.init_pid(sandbox.sandbox_id)
     if planted:
         await sandbox.execute("cp /bin/sleep /tmp/su && chmod 6755 /tmp/su")
-        # As an image would bring it: a file of the host's root, in a place of theirs.
+        # An image could bring such a file: it belongs to the host's root and is in their reach.
         os.chown(f"/proc/{init}/root/tmp/su", 0, 0)
         os.chmod(f"/proc/{init}/root/tmp/su", 0o6755)
         command = await sandbox.start_command(["/tmp/su", "100"])
@@ -311,7 +311,7 @@ def test_nothing_is_typed_into_the_terminal_of_the_manager(native: NativeBackend
         assert set(answers.values()) <= {"EPERM", "ENOTTY"}
         assert _typed(slave) == b""
         assert termios.tcgetattr(slave) == size
-        # Without a sandbox the letter arrives, unless this kernel is set to refuse it to everybody.
+        # Without a sandbox the letter arrives, unless this kernel is set to refuse it to all users.
         unconfined = json.loads(
             _on_terminal(slave, TERMINAL_IOCTLS.replace("(0x5423, number), ", ""))
         )

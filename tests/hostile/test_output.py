@@ -54,7 +54,7 @@ async def test_a_flood_ends_at_the_limit_and_costs_the_host_little(flood, is_tex
         assert error.limit == cap and error.usage > error.limit
         # The bytes or their text, with a window under way; neither both nor the flood.
         assert peak.growth < 2 * cap, f"{peak.growth >> 20} MiB"
-        # What is no text takes more as text, by Python's rules; it is made for who reads it.
+        # Bytes that are no text take more memory as text, which is only made when it is read.
         assert error.stdout or error.stderr
         assert scene.programs(sandbox) == []
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"

@@ -456,7 +456,7 @@ async def test_a_filter_of_their_own_loosens_nothing(
     native: NativeBackend, sandbox: Sandbox
 ) -> None:
     answers = await report(sandbox, LOOSER)
-    # What a kernel without filters says; programs that confine themselves then go on without.
+    # A kernel without filters answers like this; programs that confine themselves then go on.
     assert {answers.pop(f"prctl {mode}") for mode in ("filter", "strict")} <= {"EINVAL", *DENIED}
     assert not refused(answers)
     assert _check_posture(native, sandbox)

@@ -220,7 +220,7 @@ async def test_killing_everything_visible_kills_only_the_own_command():
             try:
                 elsewhere = await other.start_command(["sleep", "60"])
                 result = await sandbox.run_code(KILL_ALL)
-                # It spares the caller; whoever loses a keeper by it is told that it was killed.
+                # The call spares its caller. A command that loses its keeper reports a kill.
                 assert (result["exit_code"], result["stdout"]) in [(0, "9\n"), (-9, "")]
                 assert marker.poll() is None and elsewhere.poll() is None
                 await elsewhere.kill()

@@ -89,7 +89,7 @@ async def test_code_of_a_template_has_little_of_the_host(
     assert first["uid"] == 0, "the module was not imported ahead of need: nothing is shown here"
     assert not first["reached"] and listener.hits == 0
     assert not [number for number in DANGEROUS if first["capabilities"] >> number & 1]
-    # What is executed when Python starts is executed by programs, and nobody else.
+    # Lines that Python executes when it starts are executed by programs, and by no other process.
     assert first["lines"] == first["own"] == 1000
     assert first["path"] == second["path"] != []
     # Numbers of a generator that was used before the fork.

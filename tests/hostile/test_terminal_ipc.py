@@ -288,7 +288,7 @@ print(json.dumps(len(pids)))
 async def test_storms_of_signals_at_guest_and_keepers(sandbox: Sandbox) -> None:
     for _ in range(3):
         await sandbox.execute("true")
-    # Everything but KILL and STOP, and the two that the C library lets nobody block: no effect.
+    # All signals have no effect, except KILL, STOP, and two that the C library never blocks.
     assert await report(sandbox, SIGNALS % [9, 19, 32, 33]) >= 1
     assert (await sandbox.execute("exit 7"))["exit_code"] == 7
     # With KILL: keepers die, perhaps ours. Success is only what really came to its end.
@@ -296,7 +296,7 @@ async def test_storms_of_signals_at_guest_and_keepers(sandbox: Sandbox) -> None:
     result = await sandbox.run_code(SIGNALS % [19])
     assert result["exit_code"] == -9 or (result["exit_code"] == 0 and result["stdout"])
     assert (await beside.wait())["exit_code"] < 0
-    # The end of what lost its keeper may take the next command along; it is told as it was.
+    # The kill of a tree that lost its keeper may kill the next command, too, which is reported.
     assert (await sandbox.execute("exit 7"))["exit_code"] in (-9, 7)
     # KILL to all, which spares the caller and the guest: the truth again, and the sandbox goes on.
     result = await sandbox.execute("kill -9 -1; exit 7")

@@ -127,8 +127,8 @@ while True:
             assert not sandbox.is_running or scene.programs(sandbox) == []
 
 
-# Whatever else there is loses its descriptors and its turn on the processor, as far as that can be
-# had: above all whoever is to kill us.
+# This program takes the descriptors and the processor time of all other processes, as far as it
+# can: above all of the one that is to kill it.
 STARVE = """
 import os, resource, signal
 open("/proc/self/comm", "w").write("hinders")
@@ -151,10 +151,10 @@ for name in os.listdir("/proc"):
     if name.isdigit() and int(name) != os.getpid():
         starve(int(name))
 """
-# Processes that each fork the next, leave its group, and are gone: in little more than the time in
-# which whoever kills them reads the list of processes. In machine code, which shares its memory
-# with the next, because Python forks too slowly. (A pause; clone; exit the parent, setsid the
-# child; again.)
+# Each of these processes forks the next one, which leaves its group, and exits. That takes little
+# longer than the guest needs to read the list of processes. It is machine code, which shares its
+# memory with the next process, because Python forks too slowly. (A pause; clone; exit the parent,
+# setsid the child; again.)
 COMETS = """
 import ctypes, mmap, os
 open("/proc/self/comm", "w").write("hinders")
@@ -178,7 +178,7 @@ else:
     print("there", flush=True)
 time.sleep(1000)
 """
-# What the guest may have forked after a command, ahead of the next.
+# The number of processes that the guest may have forked after a command, ahead of the next one.
 OF_OURS = 2
 HINDRANCES = {"starved": STARVE, "comets": COMETS}
 

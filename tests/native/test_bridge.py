@@ -799,7 +799,7 @@ def install_nft(directory: Path, script: str) -> None:
     os.environ["PATH"] = f"{directory}:{os.environ['PATH']}"
 
 
-# Hesitates before it removes the table, so that whoever may come in between does.
+# This script waits before it removes the table, so that another process can come in between.
 SLOW_NFT = """
 [ "$1" = -f ] || exec {real} "$@"
 rules=$(cat)
@@ -921,7 +921,7 @@ def test_without_nft_the_error_names_the_package(tmp_path: Path) -> None:
     def test() -> None:
         program = shutil.which("nft")
         assert program is not None
-        # Hidden from execution and from `which`: a file that nobody may execute.
+        # Hidden from execution and from `which`: a file without permission to execute it.
         (tmp_path / "nothing").touch(0o644)
         kernel.bind(str(tmp_path / "nothing"), os.path.realpath(program))
         assert "apt install nftables" in _attach_error()

@@ -77,7 +77,7 @@ async def test_no_sandbox_starts_on_what_may_be_another_s(tmp_path: Path, found)
         await backend.close()
 
 
-# What somebody else put there
+# Files that another user put there
 
 ANOTHER = 65534
 needs_root = pytest.mark.skipif(
@@ -453,7 +453,7 @@ def test_a_directory_that_root_alone_writes_to_serves_others(tmp_path: Path):
         command = [sys.executable, "-c", program, shared]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.stdout == "True\n", done.stderr
-        # Nor does it matter that they cannot list another's: names in it can be guessed.
+        # That they cannot list another's directory does not help: its names can be guessed.
         os.chown(place.parent, ANOTHER - 1, ANOTHER)
         place.parent.chmod(0o711)
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -118,7 +118,7 @@ def test_without_an_index_the_standard_library_is_left(
         caplog.clear()
         assert asyncio.run(run(code)) == ("none\n" if code is wanting else "1\n")
         said.append(caplog.text)
-    # The first waited, and so heard of it; the others do not try again for a while.
+    # The first one waited and got the message; the others do not try again for a while.
     assert "Building the default template" in said[0]
     assert "requests is not there" in said[0] and "paracle template build default" in said[0]
     assert "standard library alone" in said[1], "and that is said in full once"
@@ -148,7 +148,7 @@ async def test_after_a_while_a_long_lived_process_tries_again(
     long_ago = first - 2 * 3600
     failed.write_text(json.dumps({**json.loads(failed.read_text()), "at": long_ago}))
     async with asyncio.timeout(60):
-        while begun() == 1:  # the builder has told of its failure, and may not have ended yet
+        while begun() == 1:  # the builder has reported its failure, and may not have ended yet
             await templates.for_image("paracle/sandbox:latest")
             await asyncio.sleep(0.01)
     assert begun() == 2

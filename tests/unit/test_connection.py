@@ -443,7 +443,7 @@ async def test_a_guest_does_not_hear_of_the_end_before_the_channel_is_closed(end
         await stream.finish()
     with pytest.raises(SandboxExecutionError, match="was stopped"):
         connection.open({"op": "b"})
-    await guest.result(stream.number, {})  # nobody minds what it says now
+    await guest.result(stream.number, {})  # its result does not matter any more
     with pytest.raises(BlockingIOError):
         guest._sock.recv(1)
     await connection.close("another reason")

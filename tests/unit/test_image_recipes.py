@@ -84,7 +84,7 @@ def test_the_pip_configuration_of_a_build(tmp_path: Path) -> None:
     listing = LISTING.format(cert=certificates)
     files = package_index.files(package_index.read_listing(listing))
     assert files["ca.pem"] == b"a certificate"
-    # What is local is left out, what is for another command too; the environment wins.
+    # Local options and those of other commands are left out; the environment wins.
     assert _conf(files) == {
         "timeout": "7",
         "index-url": "https://install.example/simple",

@@ -202,7 +202,7 @@ def test_only_our_own_instances_are_ours() -> None:
     instance = {"name": name, "config": keys, "status": "Running"}
     info = sandbox_info(instance, "incus")
     assert info is not None and info.labels == {"purpose": "x"} and info.state == "running"
-    # A copy that somebody made has the keys, but not the name; a machine is another backend's.
+    # A copy of an instance has the keys, but not the name; a machine is another backend's.
     assert sandbox_info({**instance, "name": "copy"}, "incus") is None
     assert owner_of({**instance, "name": "copy"}, "incus") is None
     assert sandbox_info(instance, "incus-vm") is None

@@ -185,7 +185,7 @@ async def test_callbacks_for_what_no_sample_saw(
         await until_samples(monitor, 2)
         meter.peak_mb, meter.cache_mb, meter.oom_kills = peak_mb, cache_mb, oom_kills
         await until_samples(monitor, len(monitor.get_history()) + 3)
-    # It is told once, not for ever after.
+    # It is reported once, and not with each sample.
     assert (len(warnings), len(breaches)) == (warned, exceeded)
 
 

@@ -961,7 +961,7 @@ async def test_the_guest_hears_that_processes_are_few(
     assert asked[0] is few
 
 
-# What a program inside says, and the host reads
+# Output of a program inside that the host parses
 
 
 async def test_packages_are_those_that_programs_can_import(

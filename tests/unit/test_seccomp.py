@@ -253,7 +253,7 @@ FACTS = [
     ),
     *((f"setfs{kind}id", [own], DENY) for kind in "ug" for own in (1000, MINUS_1)),
 ]
-# Of an address both words count, so these are not tried with high bits added.
+# Both words of an address count, so these are not tried with high bits added.
 ADDRESSES = [
     ("prlimit64", [1, 7, 0], ALLOW),  # it only asks
     ("prlimit64", [1, 7, 1 << 32], DENY),

@@ -210,7 +210,7 @@ def test_nobody_else_reads_the_environment() -> None:
         for file in PACKAGE.rglob("*.py")
         if re.search(r"\bos\.(environ|getenv)", file.read_text(encoding="utf-8"))
     ]
-    # What runs inside a sandbox, or stands for it in tests, has an environment of its own.
+    # Code that runs inside a sandbox, or stands for it in tests, has an environment of its own.
     inside = ("guest/", "jail/", "testing/", "tools/browser_program.py", "sandbox/packages.py")
     others = [name for name in readers if not name.startswith(inside)]
     # What starts ahead of our imports only asks whether some of the table's variables are set.

@@ -374,7 +374,7 @@ def test_no_stream_touches_anything_else(
             assert path.name == "link"
 
 
-# Races on the host: somebody who can write in the destination swaps what is there
+# Races on the host: a process that can write in the destination swaps its files
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from paracle_sandbox.testing.conformance import all_checks
 
-# A busy machine has not the processors that these ask for.
+# A busy machine does not have the processors that these checks need.
 READ_CLOCKS = frozenset({"limits.cpu_is_limited"})
 
 

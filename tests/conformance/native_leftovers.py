@@ -44,7 +44,7 @@ class Leftovers:
         launchers = [p for p in _children([os.getpid()]) if "jail.launch" in _command(p)]
         spawners = _children(launchers)
         parked = _children(_children(spawners))
-        # A parked guest may have forked one keeper ahead of need, which has nothing to keep yet.
+        # A parked guest may have forked one keeper ahead of need, which keeps no program yet.
         keepers = _children(parked)
         strays = _children(keepers)
         if len(keepers) > len(parked):

@@ -17,7 +17,7 @@ from paracle_sandbox.backends.remote.backend import RemoteBackend
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.conformance import FEATURES, Check, run_check
 
-# Name of a check: why it fails. A check that passes here by accident fails the run.
+# The checks that fail here, each with the reason. One that passes by accident fails the run.
 KNOWN_FAILURES: dict[str, str] = {}
 
 

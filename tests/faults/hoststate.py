@@ -22,9 +22,10 @@ from pathlib import Path
 from paracle_sandbox.settings import Settings
 
 CLEAN_SECONDS = 10.0
-# Descriptors that an event loop or a first import may open and keep.
+# An event loop or a first import may open so many descriptors and keep them.
 FD_TOLERANCE = 2
-# Spawners take blocks of 8192, by a number that no other on the machine has, in other lanes, too.
+# Spawners take blocks of 8192 uids, by a number that no other spawner on the machine has, not even
+# in other test lanes.
 _UIDS = 64 * 8192
 _KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -95,7 +96,7 @@ class Place:
     def cgroups(self) -> set[str]:
         """Return our cgroups of both kinds: one tree, or one for each controller."""
         name = f"paracle-sandbox/{self.cgroup_name}*"
-        # They may go while we look, which neither of these minds, and Path.glob does.
+        # Files may vanish while we look. Neither of these calls minds that, but Path.glob does.
         tops = [path for top in (name, f"*/{name}") for path in glob.glob(f"{_CGROUPS}/{top}")]
         return {directory for top in tops for directory, _, _ in os.walk(top)}
 

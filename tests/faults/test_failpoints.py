@@ -23,7 +23,7 @@ def steps() -> list[str]:
     """Return every ``step("name")`` of the jail's source, so that a new step is tested once it is
     there."""
     found = []
-    # Not those inside an engine's instance, where there is no failpoint.
+    # The steps inside an engine's instance have no failpoint.
     for path in sorted(set(JAIL.rglob("*.py")) - set((JAIL / "instance").iterdir())):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step":

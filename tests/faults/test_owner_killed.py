@@ -34,7 +34,7 @@ async def test_sandboxes_die_with_a_killed_owner(place, owner):
         process.process.kill()
         took = await all_dead(place, DEAD_SECONDS)
         assert took <= DEAD_SECONDS, f"{took:.2f} s"
-    # With no new start: its spawner cleaned up.
+    # There was no new start: its spawner cleaned up.
     await clean_since(before, place, but_records=True)
     await usable(place)
     await clean_since(before, place)

@@ -152,7 +152,7 @@ def small_state(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     mounted(place, "-t", "tmpfs", "-o", "size=1m,nr_inodes=24,mode=700", "tmpfs")
     try:
-        yield Place(tmp_path)  # its name for cgroups is that of the file system
+        yield Place(tmp_path)  # only now: it names its cgroups by the file system
     finally:
         subprocess.run(["umount", "-l", place.state], check=True)
 
@@ -219,7 +219,7 @@ async def test_a_state_directory_whose_disk_fails_is_told_and_leaves_nothing(fai
             await manager.create()
         assert (await there.execute("echo here"))["stdout"] == "here\n"
         pids = [backend.init_pid(sandbox.sandbox_id) for sandbox in (there, other)]
-        # Its record cannot be removed, which is said; it is gone itself.
+        # Its record cannot be removed, which is reported. The sandbox itself is gone.
         with pytest.raises(SandboxCleanupError, match="record"):
             await manager.destroy(other.sandbox_id)
         assert not is_alive(pids[1])

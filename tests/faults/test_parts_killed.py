@@ -100,7 +100,7 @@ async def test_killed_spares_are_replaced(managing):
         for _ in range(3):
             await assert_well(sandbox)
         for spare in children_of(manager.backend.init_pid(sandbox.sandbox_id)):
-            with contextlib.suppress(ProcessLookupError):  # the last command's, on its way out
+            with contextlib.suppress(ProcessLookupError):  # a keeper may just be ending
                 os.kill(spare, signal.SIGKILL)
         for _ in range(3):
             await assert_well(sandbox)
@@ -154,6 +154,6 @@ async def test_parked_children_that_were_killed_are_replaced(managing):
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
         while any(map(is_alive, doomed)):
-            pass  # not asleep: the spawner is to have no time to notice
+            pass  # no sleep: the spawner must not have time to notice
         for _ in range(4):
             await assert_well(await manager.create())

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(
     not shutil.which("strace"), reason="strace is missing: apt install strace"
 )
 
-# While the spawner comes up.
+# These calls happen while the spawner comes up.
 AT_START = ["mount", "mount_setattr", "pivot_root", "umount2", "unshare"]
-# In a child on its way to a sandbox: the call, and the steps that make it.
+# These happen in a child on its way to a sandbox, each with the steps that make the call.
 IN_A_CHILD = {
     "unshare": {"fork", "namespaces", "identity"},
     "setns": {"fork"},
@@ -52,11 +52,12 @@ IN_A_CHILD = {
     "close_range": {"start"},
     "clone": {"fork"},
 }  # fmt: skip
-# A child mounts less often. The bounding set alone takes forty calls, all alike; and of some, all
-# but the first are the guest's, who is confined by then.
+# A child mounts less often. Dropping the bounding set alone takes forty calls, which are all alike.
+# Of some calls only the first is the child's; the others are the guest's, which is confined by
+# then.
 MOST_CALLS = 32
 ONLY_FIRST = ("setns", "chdir", "close_range", "clone")
-# The first only asks for the version, and a refusal there means that there is no Landlock here.
+# The first call only asks for the version. If it is refused, there is no Landlock.
 FIRST = {"landlock_create_ruleset": 2}
 
 
@@ -156,7 +157,7 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
                 break
         assert "INJECTED" in (tmp_path / f"trace-{first}").read_text(), "nothing is shown"
         if call == "setns":
-            return  # the zygote's own: it makes no more sandboxes, and says so
+            return  # it is the zygote's own: it forks no more and reports that
         another = await manager.create()
         assert (await another.execute("echo well"))["stdout"] == "well\n"
 
@@ -184,7 +185,7 @@ async def test_a_write_that_is_refused_ends_the_start(managing, tmp_path):
                 before, refused, _ = trace.read_text().partition("(INJECTED)")
                 if not refused:
                     break
-                # The spawner's own, into the group that it is in, only makes the next one quick.
+                # The spawner's write into the group that it is in only makes the next one quick.
                 assert step in steps or '"0", 1)' in before.splitlines()[-1], before
                 met.add(step)
             assert met >= steps and step is None

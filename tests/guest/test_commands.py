@@ -480,7 +480,7 @@ def test_killed_keeper_is_no_success_and_leaves_no_orphan(
         direct = take_direct_place(guest)
         answer = guest.run("sh", "-c", text)
         assert answer.result == {"exit_code": -9}
-        # Nobody can tell any more whose orphans are whose.
+        # Here no process can tell any more which orphan belongs to which command.
         assert guest.wait(direct).result == {"exit_code": -9}
         assert not alive(int(answer.stdout))
         assert not alive(answer.pid)
@@ -606,7 +606,8 @@ while time.monotonic() < until:
 
 @pytest.mark.parametrize("how", ["group", "setsid"])
 def test_kill_of_a_fork_bomb(guest: GuestClient, tmp_path: Path, how: str) -> None:
-    # A guest that may not go first, and is not PID 1 as in a sandbox, is starved by hundreds.
+    # Hundreds of processes starve a guest that may not raise its priority and is not PID 1 as in a
+    # sandbox.
     most = 200 if os.geteuid() == 0 else 16
     pids = tmp_path / "pids"
     stream = script(guest, BOMB, str(pids), how, str(most))
@@ -653,7 +654,7 @@ def test_a_starved_guest_confirms_no_kill_that_it_did_not_do(tmp_path: Path, how
     with GuestClient(tmp_path, wrap=AS_FIRST_PROCESS) as guest:
         children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
         first = int(children.read_text())
-        guest.exec("sleep", "1000")  # without it, everything is killed without a look
+        guest.exec("sleep", "1000")  # without it, everything is killed without a walk
         stream = script(guest, TREE, str(tmp_path / "pids"))
         wait_for(lambda: len(pids_in(tmp_path / "pids")) == 5)
         trees = [pid for pid in inside(first) if b"hide" in cmdline(pid)]

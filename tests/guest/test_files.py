@@ -261,7 +261,7 @@ def test_write_to_a_directory_is_refused(guest: Guest) -> None:
 def test_full_disk_is_named_and_leaves_no_temporary_file(guest: Guest) -> None:
     guest.ok("write", b"old", path="file")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # EFBIG stands in for ENOSPC: both come from write(2) half way.
+    # EFBIG stands for ENOSPC: both come from write(2) half way.
     resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, limits[1]))
     try:
         guest.refused("too_large", "write", bytes(1 << 20), path="file")

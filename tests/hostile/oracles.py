@@ -27,7 +27,7 @@ class Canary:
         self.secret = f"canary-{secrets.token_hex(16)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.secret)
-        path.chmod(0o666)  # no mode bit may be what saved it
+        path.chmod(0o666)  # a mode bit must not be its protection
         self._before = fingerprint(path)
 
     def assert_intact(self) -> None:
@@ -105,7 +105,7 @@ class Listener:
                 return
 
     def close(self) -> None:
-        # Whatever is still in the queue counts as well.
+        # Data that is still in the queue counts as well.
         time.sleep(0.1)
         self._ends = True
         self._thread.join()

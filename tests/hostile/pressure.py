@@ -52,7 +52,7 @@ class Witness(Protocol):
     Its methods raise OSError if the sandbox has ended.
     """
 
-    own_kernel: bool  # theirs: it may end for want of memory, and counts no process too many
+    own_kernel: bool  # it may end for want of memory, and does not count refused processes
 
     def processes(self, sandbox: Sandbox) -> list[int]:
         """Return all processes of one sandbox, zombies included."""
@@ -75,7 +75,7 @@ class Scene:
 
     kind: Callable[[Settings], Backend] = NativeBackend
     configure: Callable[..., SandboxConfig] = SandboxConfig
-    witness_kind: Callable[[Scene], Witness]  # HostWitness, which is below
+    witness_kind: Callable[[Scene], Witness]  # set to HostWitness, which is defined below
     beside = 0
 
     def __init__(self, **settings: object) -> None:
@@ -107,7 +107,7 @@ class Scene:
 
     async def sandbox(self, **config: object) -> Sandbox:
         sandbox = await self.manager.create(type(self).configure(**config))
-        await self.backend.usage(sandbox.sandbox_id)  # a container's cgroup is known from then on
+        await self.backend.usage(sandbox.sandbox_id)  # this finds the cgroup of a container
         owned = self.backend._owned[sandbox.sandbox_id]
         groups = owned.record["cgroups"] if self.backend.name == "native" else owned.cgroups
         self._groups[sandbox.sandbox_id] = dict(groups)
@@ -121,7 +121,7 @@ class Scene:
         they had."""
         found = set(self.place.processes().values())
         for group in self._left_cgroups():
-            with contextlib.suppress(OSError):  # it is gone, as its last process is
+            with contextlib.suppress(OSError):  # it goes with its last process
                 found |= set(Path(group, "cgroup.procs").read_text().split())
         return found
 
@@ -177,7 +177,7 @@ class Scene:
             await asyncio.sleep(2.0)
         async with during:
             yield
-        # To start a program takes a kernel of its own longer, and any load as much longer.
+        # A kernel of its own takes longer to start a program, and any load makes that longer.
         during.compare(baseline, UNNOTICED_SECONDS * (2 if self.witness.own_kernel else 1))
 
 
@@ -251,7 +251,7 @@ class Heartbeat:
         self._task = asyncio.create_task(self._run())
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        if self._since is not None:  # one under way counts, or a heart that stopped would not
+        if self._since is not None:  # one under way counts, or a stopped heart would not
             self._beats.append(time.monotonic() - self._since)
         if self._asked is not None:
             self._answers.append(time.monotonic() - self._asked)
@@ -282,7 +282,7 @@ class Heartbeat:
         assert self._beats, "the neighbour's heart stood still"
         allowed = max(5 * baseline.p99, unnoticed_seconds)
         assert self.p99 < allowed, f"p99 {self.p99:.3f} s against {baseline.p99:.3f} s before"
-        # None at all: the block ended during the first beat, which was judged above.
+        # The list is empty if the block ended during the first beat, which was judged above.
         slowest = percentile(self._answers or [0.0], 0.99)
         assert slowest < ANSWER_SECONDS, f"the manager answered after {slowest:.3f} s"
 

@@ -62,7 +62,7 @@ async def test_programs_start_with_three_descriptors(sandbox: Sandbox) -> None:
         for options in ({}, {"pty": True}, {"stdin": True}):
             shell = await sandbox.start_command(["sh", "-c", SHELL_DESCRIPTORS], **options)
             seen = set((await shell.wait())["stdout"].split())
-            assert three <= seen <= three | {"10", "255"}  # a shell's own copy
+            assert three <= seen <= three | {"10", "255"}  # the shell has a copy
         chunks = [data async for _, data in sandbox.stream(["python3", "probe.py"])]
         assert set(json.loads(b"".join(chunks))) == three
 
@@ -110,7 +110,7 @@ async def test_descriptors_of_the_manager_do_not_leak(
         thread.start()
     try:
         for round_ in range(8):
-            # A backend of its own: the start of the spawner is where descriptors could pass.
+            # This is a backend of its own: descriptors could leak at the start of its spawner.
             backend = NativeBackend(native.settings)
             try:
                 for number in range(4):
@@ -368,7 +368,7 @@ async def test_limits_hold_with_a_guest_that_says_nothing(lying: Lying) -> None:
     assert time.monotonic() - started < 25
 
 
-# M06: nothing that could become code
+# M06: the host reads nothing that could become code
 
 
 @pytest.mark.case("M06")
@@ -415,11 +415,11 @@ def test_no_host_module_reads_code_from_data() -> None:
     }
     for path in package.rglob("*.py"):
         if path.is_relative_to(package / "guest"):
-            continue  # runs inside, and hears the host only
+            continue  # runs inside, and its input comes from the host only
         if path.parent.name == "sessions" and path.stem in ("driver", "notebook", "values"):
-            continue  # run inside too
+            continue  # these run inside, too
         if path == package / "channel" / "bootstrap.py":
-            continue  # compiles our own modules, for guests to load; it loads nothing itself
+            continue  # compiles our own modules for guests to load, and loads nothing
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -450,7 +450,7 @@ sys.stdout.buffer.write(data)
     assert not marker.exists()
     import pickle
 
-    pickle.loads((tmp_path / "result.pkl").read_bytes()).close()  # the probe can fail
+    pickle.loads((tmp_path / "result.pkl").read_bytes()).close()  # control: the probe can fail
     assert marker.exists()
 
 
@@ -525,7 +525,7 @@ async def test_a_lying_guest_ends_in_a_typed_error(name: str, lying: Lying) -> N
         except SandboxError:
             pass
         else:
-            assert result["exit_code"] != 0  # what it said before the nonsense
+            assert result["exit_code"] != 0  # the guest sent it before the nonsense
         with pytest.raises(SandboxError):
             await sandbox.execute(["true"], timeout=1)
 
@@ -544,7 +544,7 @@ async def test_a_guest_that_greets_wrongly(hello: bytes) -> None:
 
     backend = LyingBackend(script, hello)
     sandbox = Sandbox(backend, "liar")
-    if hello == b"\0":  # incomplete: nothing more ever comes
+    if hello == b"\0":  # incomplete: no more data ever comes
         backend.channel.say(b"")
     async with asyncio.timeout(20):
         with pytest.raises(SandboxError):

@@ -54,7 +54,7 @@ async def test_one_large_file_ends_at_the_limit(path):
                 await sandbox.run_code(FILL, [path, "2000"], timeout=120)
         assert_disk_error(caught.value)
         assert "No space left" in caught.value.stderr or "quota" in caught.value.stderr
-        # Not of the host's own disk, where others write meanwhile.
+        # The host's own disk is not measured, because other programs write there meanwhile.
         grown = used_bytes(scene.volume(sandbox)) - before
         assert DISK_MB * MIB // 2 < grown <= DISK_MB * MIB * 1.01
         await peer.write_file("still", "writes")
@@ -156,7 +156,7 @@ async def test_nothing_written_anywhere_meets_the_next_sandbox():
             assert "left-behind" not in found["stdout"]
 
 
-# Each top is made where the path is short, and the tower is hung below it.
+# Each top is created where the path is short, and the tower is moved below it.
 TOWER = """
 import os, sys
 levels, step = int(sys.argv[1]), 200

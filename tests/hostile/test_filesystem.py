@@ -135,8 +135,8 @@ async def test_host_programs_cannot_be_overwritten(
     assert str(victim) in json.loads(said)[0]
 
 
-# Links planted where the manager reads and writes. /dev/shm is a place inside that file
-# operations may not touch: what reaches it left the working directory.
+# Links are planted where the manager reads and writes. /dev/shm is inside, but file operations may
+# not touch it: a link that reaches it has left the working directory.
 PLANT = """
 import json, os
 os.makedirs("/dev/shm/out/inner", exist_ok=True)
@@ -311,7 +311,7 @@ async def test_copies_race_with_exchanged_directories(
                 answer = "refused"
             seen[str(answer)] = seen.get(str(answer), 0) + 1
 
-    # Ten thousand copies, with six in a round; engines take longer for each.
+    # This makes ten thousand copies with six in a round; engines take longer for each.
     least = 1_700 if native.name == "native" else 100
     count = await _race(sandbox, host, one_round, least)
     assert count >= 10_000
@@ -670,7 +670,7 @@ async def test_everything_that_can_be_written(make: Make) -> None:
     # A masked file is /dev/null, which accepts all writes.
     left = [p for p in proc if p not in masks]
     assert left == [], left
-    # Told so by trying, not by asking: nothing outside grows.
+    # The program finds out by trying; on the host nothing grows.
     attempt = await sandbox.execute(
         "for d in / /usr /usr/bin /usr/local /usr/local/bin /etc /dev /run /var /home /opt /srv /mnt"
         " /root /sys /.empty /.volume /.proc; do touch $d/x 2>/dev/null && echo $d; done; true"

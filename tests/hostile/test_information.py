@@ -64,14 +64,14 @@ async def test_no_environment_of_the_host(
     make: Make, native: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = f"SECRET_{secrets.token_hex(8)}"
-    for name in ("SECRET_CANARY", "PIP_BREAK_SYSTEM_PACKAGES"):  # the second is ours, too
+    for name in ("SECRET_CANARY", "PIP_BREAK_SYSTEM_PACKAGES"):  # the second one is ours, too
         monkeypatch.setenv(name, secret)
     sandbox = await make()
     found = await report(sandbox, LIST_PROCESSES)
     own = await report(sandbox, "import json, os\nprint(json.dumps(dict(os.environ)))")
     shell = (await sandbox.execute("env; export -p; cat /proc/self/environ"))["stdout"]
     assert secret not in json.dumps(found) and secret not in shell
-    # An engine adds the name that it made up, and our images how Python is to run.
+    # An engine adds the name that it made up, and our images add how Python is to run.
     added = {"HOSTNAME": "sandbox", "PYTHONDONTWRITEBYTECODE": "1"}
     if native.name in ("docker", "gvisor"):
         own = {name: value for name, value in own.items() if added.get(name) != value}
@@ -82,7 +82,7 @@ async def test_no_environment_of_the_host(
     for pid in (init, *_ancestors(init)):
         raw = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
         assert secret.encode() not in raw
-    # A process that is simply started does inherit it.
+    # Control: a process that is simply started does inherit it.
     done = subprocess.run(["env"], capture_output=True, text=True, check=True)
     assert secret in done.stdout
 
@@ -163,7 +163,7 @@ async def test_orders_of_earlier_sandboxes_are_not_in_the_memory_of_later_ones(
     word = f"place{secrets.token_hex(12)}"
     for _ in range(2):
         await make(SandboxConfig(working_dir=f"/{word}"))
-    later = await make(SandboxConfig(working_dir="/elsewhere"))  # is forked now
+    later = await make(SandboxConfig(working_dir="/elsewhere"))  # this one is forked now
     await later.execute("true")
     for pid in process_isolation.processes(native.init_pid(later.sandbox_id)):
         assert not _memory_has(pid, word.encode())
@@ -230,7 +230,7 @@ async def test_no_setting_of_the_kernel_can_be_written(sandbox: Sandbox, weak: W
     wrote, tried = await report(sandbox, WRITE_SETTINGS)
     assert wrote == [] and tried > 100
     assert oracles.host_state() == before
-    # Unconfined it writes; the value it writes is the one that was there.
+    # Unconfined it writes, and it writes the value that is there.
     control = WRITE_SETTINGS.replace('for top in ("/proc/sys", "/sys"):', "for top in ():")
     control = control.replace('"/proc/sysrq-trigger", ', "").replace(
         '"/proc/sys/vm/drop_caches",', ""
@@ -268,7 +268,7 @@ print(json.dumps(found))
 async def test_kernel_internals_are_masked(sandbox: Sandbox, weak: Weak) -> None:
     found = await report(sandbox, READ_KERNEL)
     modules = found.pop("modules", "")
-    found.pop("/proc/sys/kernel/random/uuid", None)  # made anew at each reading
+    found.pop("/proc/sys/kernel/random/uuid", None)  # the kernel creates it anew at each read
     assert {path for path, text in found.items() if text} == set()
     assert all(line.endswith("0x0000000000000000") or "(" in line for line in modules.splitlines())
     control = weak.report(READ_KERNEL)

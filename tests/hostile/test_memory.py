@@ -200,7 +200,7 @@ async def test_kernel_objects_are_bounded_or_charged(kind):
             assert error.resource_type == "memory"
         assert scene.memory_peak(sandbox) <= LIMIT_MB * MIB + SLACK
         await scene.manager.destroy(sandbox.sandbox_id)
-        # Its groups are freed in the background; a neighbour of ours on the machine may differ.
+        # The kernel frees its groups in the background. A neighbour on the machine may add some.
         await until(lambda: slab_bytes() - before < 64 * MIB, 15, "kernel memory comes back")
 
 
@@ -269,7 +269,7 @@ async def test_what_sockets_hold_is_bounded(kind):
         else:  # counted as memory, which may end the program
             with contextlib.suppress(ResourceLimitError, TimeoutError):
                 assert await hold_in_sockets(sandbox, kind) <= LIMIT_MB * MIB + SLACK
-        # The probe does find what a sandbox with room for it holds.
+        # Control: the probe does find the data in a sandbox that has room for it.
         roomy = await scene.sandbox(memory_mb=4096)
         assert await hold_in_sockets(roomy, kind) > 64 * MIB + SLACK
 

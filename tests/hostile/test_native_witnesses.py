@@ -37,7 +37,7 @@ from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.sandbox.terminal import Terminal
 from paracle_sandbox.sessions.session import PythonSession
 
-# Each kind of process that a sandbox can have, and how one comes to be.
+# These are the kinds of processes that a sandbox can have, each with a way to get one.
 READY = "print('ready', flush=True)\nimport time\ntime.sleep(100)\n"
 EXECUTED = f"import os\nos.execvp('python3', ['python3', '-c', {READY!r}])"
 THREADS = "import threading, time\nfor _ in range(50):\n    threading.Thread(target=time.sleep, args=(100,)).start()\n"
@@ -96,7 +96,7 @@ class Expected:
         threads = process_isolation.threads(pid)
         for thread in threads:
             assert process_isolation.read_posture(pid, thread) == self.posture, (pid, thread)
-            # Their own filter, and no other: programs here install none.
+            # They have our filter and no other: programs here install none.
             assert "\nSeccomp_filters:\t1\n" in _text(f"/proc/{pid}/task/{thread}/status")
         assert oracles.namespaces_of(pid) == self.namespaces
         limits = {
@@ -110,7 +110,7 @@ class Expected:
         for group in self.groups.values():
             assert str(pid) in Path(group, "cgroup.procs").read_text().split(), group
         device = int(_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[4])
-        assert device == 0 or os.major(device) == 136  # a pseudo-terminal; whose, says _strange
+        assert device == 0 or os.major(device) == 136  # a pseudo-terminal; _strange checks which
         return len(threads)
 
     def _strange_files(self, pid: int) -> list[str]:
@@ -124,7 +124,8 @@ class Expected:
             if pid == self.init and what == "/proc/1/oom_score_adj":
                 continue
             with contextlib.suppress(FileNotFoundError):
-                # A terminal of theirs: by its file system, since the host's have the same names.
+                # It is a terminal of theirs if it is on their file system: the host's have the same
+                # names.
                 if os.stat(f"/proc/{pid}/fd/{fd}").st_dev == self.terminals:
                     continue
                 found.append(f"{pid} {fd} {what}")
@@ -151,14 +152,14 @@ async def test_posture_of_every_kind_of_process(make: Make, native: NativeBacken
     async with _running(sandbox, "start_code", THREADS + READY):
         assert expected.check() >= 52
         async with _running(sandbox, "start_command", SHELL, stdin=True):
-            # The shell, three that sleep, and a keeper.
+            # These are the shell, three that sleep, and a keeper.
             assert expected.check() >= 52 + 5
     for how, what, options in (
         ("start_command", SHELL, {"pty": True}),
         ("start_code", READY, {"pty": True, "stdin": True}),
         ("start_code", EXECUTED, {}),
         ("start_code", SPAWNED, {}),
-        ("start_code", READY, {"env": {"PYTHONHASHSEED": "1"}}),  # an interpreter of its own
+        ("start_code", READY, {"env": {"PYTHONHASHSEED": "1"}}),  # it starts a Python interpreter
     ):
         async with _running(sandbox, how, what, **options):
             assert expected.check() >= 2
@@ -182,7 +183,7 @@ async def test_posture_of_those_that_wait_in_stock(native: NativeBackend, make: 
 
     assert oracles.wait_until(are_there, 20)
     for pid in parked:
-        assert Expected(native, pid, {}).check() >= 1  # with the program it expects, forked ahead
+        assert Expected(native, pid, {}).check() >= 1  # it was forked ahead
 
 
 @pytest.mark.case("I01")
@@ -389,7 +390,8 @@ async def test_no_packet_is_seen_on_the_host(sandbox: Sandbox) -> None:
     try:
         await report(sandbox, code % targets, timeout=100)
         inside.close()
-        # The same program, unconfined, on the loopback only: there its datagrams are seen.
+        # Control: the same program, unconfined and on the loopback only, sends datagrams that are
+        # seen.
         here = [("127.0.0.1", port) for _, port in targets]
         control = code[: code.index("for family, protocol")] % here
         subprocess.run([sys.executable, "-c", control], check=True, timeout=60)
@@ -420,7 +422,7 @@ async def test_no_core_file_is_anywhere_on_the_host(make: Make, native: NativeBa
     assert {name for place in places for name in _cores(place)} == before
     if "/" not in pattern and not pattern.startswith("|"):
         await sandbox.execute(["touch", f"/workspace/{pattern.split('%')[0]}"])
-        assert {name for place in places for name in _cores(place)} != before  # it can be seen
+        assert {name for place in places for name in _cores(place)} != before  # control: it is seen
 
 
 def _cores(place: Path) -> set[str]:
@@ -437,14 +439,14 @@ async def test_sessions_and_terminals_hold_nothing_else(
     init = native.init_pid(sandbox.sandbox_id)
     async with PythonSession(sandbox) as session:
         pid = int((await session.run("import os; print(os.getpid())"))["stdout"])
-        # Beside the three: the pipes that its cells and their output pass through.
+        # Beside the three standard streams there are the pipes for its cells and their output.
         held = oracles.descriptors(_host_pid(init, pid))
         assert held.keys() >= STDIO and len(held) <= 6
         assert {what.partition(":")[0] for what in held.values()} <= {"pipe", "/dev/null"}
     async with Terminal(sandbox) as terminal:
         for _ in range(2):
             shown = (await terminal.run("ls /proc/self/fd"))["stdout"].split()
-            assert shown == ["0", "1", "2", "3"]  # the last is of ls itself
+            assert shown == ["0", "1", "2", "3"]  # the last one belongs to ls itself
 
 
 def _host_pid(init: int, inside: int) -> int:
@@ -472,7 +474,7 @@ async def test_no_descriptor_of_the_manager_in_many_launches(
     kept = os.open(secret, os.O_RDONLY)
     os.set_inheritable(kept, True)
     stop = threading.Event()
-    turn = threading.Lock()  # all of them wait to start a program; one does at a time
+    turn = threading.Lock()  # all of them wait to start a program, and one at a time does
 
     def race() -> None:
         while not stop.is_set():

@@ -153,7 +153,7 @@ async def test_an_exec_bomb_gets_its_share_of_a_processor_and_ends_in_time():
 
 @pytest.mark.case("A05")
 async def test_orphans_are_reaped_while_their_ancestor_runs():
-    # Whoever reaps may be slower than who forks, but never gives up: thirty times the limit.
+    # The reaper may be slower than the forks, but never gives up: thirty times the limit.
     program = """
 import os, time
 made = 0
@@ -178,7 +178,7 @@ print("done")
             result = await sandbox.run_code(program, timeout=60)
         assert result["stdout"] == "done\n", result["stderr"]
         assert max(samples) <= LIMIT
-        # One that has come to its end is a result before the kernel has taken it apart.
+        # The result of a program comes before the kernel has freed all of it.
         await until(lambda: scene.programs(sandbox) == [], 10, "the last of them is gone")
 
 
@@ -353,7 +353,7 @@ os._exit(0)
         result = await sandbox.run_code(program, timeout=30)
         took = time.monotonic() - started
         words = result["stdout"].splitlines()[0].split()
-        if not scene.witness.own_kernel:  # which may let them: it is its own priority then
+        if not scene.witness.own_kernel:  # the kernel may allow it: it is its own priority then
             assert words[1:] == ["False", "denied", "False", "denied"]
         used = scene.cpu_seconds(sandbox) - before
         assert 0.5 < used < 0.5 * took * 1.05 + 0.1

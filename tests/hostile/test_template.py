@@ -24,7 +24,7 @@ from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 IMAGE = "paracle/sandbox:ml"
-# In place of numpy, which is imported ahead of need.
+# This replaces numpy, which is imported ahead of need.
 MODULE = """
 import ctypes, os, socket, ssl
 uid, pid = os.getuid(), os.getpid()
@@ -92,11 +92,12 @@ async def test_code_of_a_template_has_little_of_the_host(
     # Lines that Python executes when it starts are executed by programs, and by no other process.
     assert first["lines"] == first["own"] == 1000
     assert first["path"] == second["path"] != []
-    # Numbers of a generator that was used before the fork.
+    # The numbers come from a generator that was used before the fork.
     assert len({*first["random"], *second["random"]}) == 4
-    # Other generators go by the pid: no program gets to that of the process they are copies of.
+    # Other generators depend on the pid: no program gets the pid of the process that it is a fork
+    # of.
     assert first["pid"] > int(Path("/proc/sys/kernel/pid_max").read_text()) - 100
-    # The control: without all that, it does reach the listener, and may do anything.
+    # Control: without all that, it does reach the listener, and may do anything.
     control: dict[str, Any] = {}
     exec(MODULE % listener.address[1], control)  # noqa: S102
     assert control["reached"] and oracles.wait_until(lambda: listener.hits == 1)

@@ -236,7 +236,7 @@ WAYS_TO_CRASH = ("as_started", "limit_lowered", "limit_raised")
 @pytest.mark.parametrize("way", WAYS_TO_CRASH)
 async def test_a_crash_leaves_no_core_file(way: str, sandbox: Sandbox, tmp_path: Path) -> None:
     assert await report(sandbox, CRASH % way) == [11, []]
-    # Unconfined, and allowed to, the same crash leaves one, where this machine writes them at all.
+    # Control: unconfined, and allowed to, the same crash leaves one if this machine writes them.
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
     if "/" not in pattern and not pattern.startswith("|"):
         raise_limit = "import os, resource as r; h = r.getrlimit(4)[1]; r.setrlimit(4, (h, h))"
@@ -291,14 +291,14 @@ async def test_storms_of_signals_at_guest_and_keepers(sandbox: Sandbox) -> None:
     # All signals have no effect, except KILL, STOP, and two that the C library never blocks.
     assert await report(sandbox, SIGNALS % [9, 19, 32, 33]) >= 1
     assert (await sandbox.execute("exit 7"))["exit_code"] == 7
-    # With KILL: keepers die, perhaps ours. Success is only what really came to its end.
+    # With KILL keepers die, perhaps ours. Only a program that really came to its end succeeds.
     beside = await sandbox.start_command("sleep 60")
     result = await sandbox.run_code(SIGNALS % [19])
     assert result["exit_code"] == -9 or (result["exit_code"] == 0 and result["stdout"])
     assert (await beside.wait())["exit_code"] < 0
     # The kill of a tree that lost its keeper may kill the next command, too, which is reported.
     assert (await sandbox.execute("exit 7"))["exit_code"] in (-9, 7)
-    # KILL to all, which spares the caller and the guest: the truth again, and the sandbox goes on.
+    # KILL to all spares the caller and the guest: the result is true, and the sandbox goes on.
     result = await sandbox.execute("kill -9 -1; exit 7")
     assert result["exit_code"] in (-9, 7)
     assert (await sandbox.execute(["echo", "ok"]))["stdout"] == "ok\n"
@@ -353,7 +353,7 @@ async def test_one_sandbox_does_not_use_up_the_terminals_of_all(make: Make) -> N
     assert 0 < held <= 64
     assert _terminals() - before >= held, "the host does not see them: nothing is shown here"
     assert (await neighbour.execute("tty", pty=True))["exit_code"] == 0
-    # Told as what it is, and not as a full disk.
+    # It is reported as what it is, and not as a full disk.
     with pytest.raises(SandboxExecutionError, match="no terminal is left"):
         await sandbox.execute("tty", pty=True)
     await hoarder.kill()

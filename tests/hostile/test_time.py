@@ -63,7 +63,7 @@ async def test_a_daemon_does_not_hold_its_command_up_and_ends_with_the_sandbox()
         started = time.monotonic()
         result = await sandbox.run_code(DAEMON, timeout=30)
         assert result["stdout"] == "gone\n" and time.monotonic() - started < 5
-        # The program tells of its end before it has gone.
+        # The program's end is reported before it is gone.
         await until(lambda: len(scene.programs(sandbox)) == 1, 5, "the daemon is alone, and lives")
         assert scene.survivors(), "the daemon is not found: nothing is shown here"
         await scene.manager.destroy(sandbox.sandbox_id)
@@ -122,7 +122,7 @@ while True:
         sandbox = await scene.sandbox(max_processes=64)
         for _ in range(5):
             if not sandbox.is_running:
-                break  # it was destroyed because they could not be overtaken: allowed
+                break  # allowed: it was destroyed because they could not be overtaken
             await stopped_in_time(sandbox.run_code(program, timeout=0.5), 0.5)
             assert not sandbox.is_running or scene.programs(sandbox) == []
 
@@ -199,12 +199,12 @@ async def test_a_program_that_hinders_its_own_end_ends(how):
             await sandbox.run_code(program, timeout=1.0)
         assert caught.value.stdout == "begun\n"
         if "destroyed" in str(caught.value):
-            return  # that nothing is left then is seen at the end of every scene
-        # A guest that was starved may have ended since, and its sandbox with it.
+            return  # the end of every scene shows that nothing is left
+        # A starved guest may have ended since then, and its sandbox with it.
         with contextlib.suppress(OSError):
             assert [one for one in scene.programs(sandbox) if "hinders" in one] == []
             before, born = set(scene.witness.processes(sandbox)), set()
-            for _ in range(20):  # who is gone before one can look has left another behind
+            for _ in range(20):  # a process that is gone before it is seen has left another one
                 born |= set(scene.witness.processes(sandbox)) - before
                 await asyncio.sleep(0.005)
             assert len(born) <= OF_OURS, "they go on"
@@ -265,7 +265,7 @@ print(int(time.time()))
         first, second, third, now = result["stdout"].splitlines()
         assert first in ("EPERM", "ENOSYS")
         assert second.split()[0] == "True" and second.split()[1] in ("EPERM", "ENOSYS")
-        if not scene.witness.own_kernel:  # whose clock it would be
+        if not scene.witness.own_kernel:  # another kernel would have its own clock
             assert third.split()[0] == "-1" and third.split()[1] in ("EPERM", "ENOSYS")
         assert abs(int(now) - time.time()) < 30
         assert abs((time.time() - time.monotonic()) - drift) < 1
@@ -316,5 +316,5 @@ async def test_the_heartbeat_of_a_neighbour_does_notice():
         with pytest.raises(AssertionError, match="p99|answered"):
             async with scene.neighbour():
                 for _ in range(4):
-                    time.sleep(1.2)  # a manager that does nothing else meanwhile
+                    time.sleep(1.2)  # this manager does nothing else meanwhile
                     await asyncio.sleep(0)

@@ -48,13 +48,13 @@ pytestmark = pytest.mark.skipif(
     reason="bridge networks need root and nft, and these tests ip: apt install nftables iproute2",
 )
 
-UPLINK, ELSEWHERE = "203.0.113.1", "198.51.100.7"  # of the host
+UPLINK, ELSEWHERE = "203.0.113.1", "198.51.100.7"  # the host's
 SERVER = "203.0.113.10"
 METADATA = ("169.254.169.254", "169.254.0.9", "100.100.100.200", "192.0.0.192", "168.63.129.16")
 PORT = 7007
 REACHABLE_SECONDS, UNREACHABLE_SECONDS = 20.0, 1.5
 
-# Tries every target at once, and prints what each answered, or None.
+# This tries every target at once, and prints what each answered, or None.
 PROBE = """
 import json, socket, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +77,7 @@ with ThreadPoolExecutor(len(targets)) as pool:
     print(json.dumps(list(pool.map(attempt, targets))))
 """
 
-# Answers every connection and datagram, and says when it can.
+# This answers every connection and datagram, and reports when it is ready.
 LISTEN = """
 import select, socket
 tcp = socket.create_server(("0.0.0.0", 7007))
@@ -108,7 +108,7 @@ class World:
         _pass_over_instances(directory / "state" / "instances", 100 + os.getpid() % 900)
         self.internet = _new_namespace()
         path = f"/proc/{os.getpid()}/fd/{self.internet}"
-        # Off, as on a machine without containers: a new namespace takes the host's setting.
+        # It is off, as on a machine without containers: a new namespace takes the host's setting.
         Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
         run("ip link set lo up")
         run(f"ip address add {ELSEWHERE}/32 dev lo")
@@ -193,7 +193,7 @@ def apart(test: Callable[[], None]) -> None:
             kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
             kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
             kernel.mount("tmpfs", "/run", "tmpfs")
-            # A new network takes this over from the machine, where an engine may have set it.
+            # A new network inherits this from the machine, where an engine may have set it.
             Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
             test()
             code = 0
@@ -395,7 +395,7 @@ def test_without_a_network_there_is_only_loopback(tmp_path: Path) -> None:
     in_world(tmp_path, test)
 
 
-# Every third packet, in the order in which they come: loss that is the same in each run.
+# Every third packet is lost, in the order in which they come: the same loss in each run.
 LOSS = """table inet loss {
     chain through {
         type filter hook forward priority -10; policy accept;
@@ -416,7 +416,7 @@ def test_a_network_that_loses_packets_is_slower_and_no_wider(tmp_path: Path) -> 
         sandbox = await start(backend)
         try:
             ways: set[str] = set()
-            for _ in range(10):  # a datagram that is lost is no fault: another goes through
+            for _ in range(10):  # a lost datagram is no fault: another one gets through
                 targets = both(SERVER) * 6
                 answers = await probe(sandbox, targets, UNREACHABLE_SECONDS)
                 assert set(answers) <= {UPLINK, None}, answers
@@ -657,7 +657,7 @@ def send_forged(sources: list[str]) -> None:
 
 # -- floods --------------------------------------------------------------------------------
 
-# From one port, which a program has without limits, to as many as it likes.
+# They come from one port, which a program has without limits, and go to as many as it likes.
 FLOOD = """
 import socket, sys
 first = int(sys.argv[2])
@@ -695,7 +695,7 @@ def test_a_flood_leaves_the_hosts_table_of_connections_to_others(tmp_path: Path)
             held = connections() - before
             assert held <= 4096 + 64, held
             assert held > 2000, "it was no flood: this shows nothing"
-            # There is an answer for the neighbour, and none for who has too many already.
+            # The neighbour gets an answer, and a program that has too many connections gets none.
             assert await probe(other, both(SERVER), REACHABLE_SECONDS) == [UPLINK, UPLINK]
             assert connections() - before <= 4096 + 128
             third = await start(backend)
@@ -714,7 +714,7 @@ def test_a_flood_leaves_the_hosts_table_of_connections_to_others(tmp_path: Path)
 def test_nothing_is_left_after_the_last_one(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         backend = world.backend()
-        first = await start(backend)  # what is opened once, is open now
+        first = await start(backend)  # a connection that was opened stays open
         before = threads_and_descriptors()
         second = await start(backend)
         inodes = {namespace_inode(backend, sandbox) for sandbox in (first, second)}
@@ -741,7 +741,7 @@ def threads_and_descriptors() -> tuple[set[str], list[str]]:
         try:
             opened.append(os.readlink(f"/proc/self/fd/{number}").partition(":")[0])
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # this line belongs to the listing
     return named, sorted(kind for kind in opened if kind in ("net", "socket"))
 
 

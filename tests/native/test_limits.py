@@ -89,7 +89,7 @@ async def share_of_two_busy_processes(scene: Scene, sandbox: Sandbox) -> float:
 async def test_two_busy_processes_share_half_a_core():
     async with Scene() as scene:
         half, two = await scene.sandbox(cpu_cores=0.5), await scene.sandbox(cpu_cores=2)
-        # A machine that is busy with others may have less for either, but not each time.
+        # A machine with other work may have less time for either, but not on each attempt.
         for _ in range(6):
             share = await share_of_two_busy_processes(scene, half)
             assert 0 < share < 0.55
@@ -193,7 +193,7 @@ async def test_a_full_disk_is_not_to_blame_for_every_failure():
         assert (await sandbox.execute("grep zzz /etc/hostname"))["exit_code"] == 1
         await limit_reached(sandbox.execute("cp big more"), "disk", 256 * MIB)
         await sandbox.execute("rm -f big more")
-        # The kernel counts what was removed for some seconds.
+        # The kernel counts removed files for some seconds.
         result = await sandbox.execute("echo unrelated >&2; exit 1")
         assert (result["exit_code"], result["stderr"]) == (1, "unrelated\n")
         await sandbox.check_limits()

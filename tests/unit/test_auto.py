@@ -66,7 +66,7 @@ def test_the_first_that_can_be_had(
     with caplog.at_level(logging.WARNING):
         assert choose(settings, machine(**problems), "linux") == chosen
     for name, problem in problems.items():
-        # Why the chosen one cannot be had either, its own error says.
+        # The error of the selected backend says why it cannot be used either.
         assert (f"not {name}: {problem}" in caplog.text) == (name != chosen)
     assert bool(caplog.text) == bool(problems)
     assert not problems or f"using {chosen}" in caplog.text

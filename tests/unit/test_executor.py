@@ -161,7 +161,7 @@ async def test_a_path_is_a_file_and_a_string_never(
         await executor.execute_agent("\udcff")
     with pytest.raises(SandboxError, match="timeout must be positive"):
         await executor.execute_agent("", timeout=0)
-    assert not backend.configs  # found before a sandbox was made
+    assert not backend.configs  # this was found before a sandbox was created
 
 
 async def test_monitoring(executor: SandboxExecutor) -> None:
@@ -339,7 +339,7 @@ async def test_a_configuration_may_be_a_dict(
     for config in wrong:
         with pytest.raises(TypeError, match="SandboxConfig or a dict of its fields"):
             await executor.execute_agent("print(1)", config=config)
-    # Nothing of it holds a place.
+    # None of it occupies a slot.
     assert (await executor.execute_agent("print(1)"))["success"]
 
 

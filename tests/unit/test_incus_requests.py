@@ -68,13 +68,13 @@ def test_the_body_of_a_virtual_machine() -> None:
             "security.secureboot": "false",
             "security.guestapi": "false",
             "limits.memory": "768MiB",
-            # A machine has whole processors.
+            # A machine can only have whole processors.
             "limits.cpu": "3",
         },
         "devices": {"root": {"type": "disk", "path": "/", "pool": "default"}},
     }
     assert confinement(CONFIG, Place(MACHINE, "default"))["max_processes"] == 40
-    # A folder of the host's is shifted for containers only, as the documentation has it.
+    # According to the documentation, a folder of the host is shifted for containers only.
     shared = Place(MACHINE, "default", home={"source": "/somewhere"})
     disk = instance_body("paracle-x", SOURCE, shared, CONFIG)["devices"]["workspace"]
     assert disk == {"type": "disk", "path": "/.paracle", "source": "/somewhere"}
@@ -104,7 +104,7 @@ def test_the_body_of_a_container() -> None:
         "workspace": {"type": "disk", "path": "/.paracle", "source": "/somewhere", "shift": "true"},
     }
     assert all(isinstance(value, str) for value in body["config"].values())
-    # One that is kept ready becomes the same.
+    # An instance that is kept ready becomes the same.
     ready, change = instance_body("w", SOURCE, place), sandbox_change(CONFIG, place)
     assert {**ready["config"], **change["config"]} == body["config"]
     assert change["devices"] == body["devices"]
@@ -154,7 +154,7 @@ def test_remotes_are_those_of_the_client(tmp_path: Path) -> None:
         work.certificates()
     assert (work.project, remotes.get("local").project) == ("default", "")
     assert remotes.get("images").address == "https://images.example"
-    # A client that was never used knows it too.
+    # A client that was never used knows it, too.
     fresh = Remotes(Settings(incus_conf=str(tmp_path / "none")))
     assert fresh.get("images").protocol == "simplestreams"
     assert remotes.get("local").socket_path == "/some/where/unix.socket"

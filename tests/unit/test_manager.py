@@ -247,7 +247,7 @@ async def test_cancellation_waits_for_the_removal(backend: WatchedBackend) -> No
         await inside.wait()
         user.cancel()
         await asyncio.sleep(0.01)
-        user.cancel()  # impatient: still nothing may stay
+        user.cancel()  # a second time, and still nothing may stay
         await asyncio.sleep(0.01)
         assert not user.done()
         backend.destroy_gate.set()
@@ -338,7 +338,7 @@ async def test_the_older_names(backend: WatchedBackend) -> None:
         assert sandbox.config.memory_mb == 1024
         assert manager._sandboxes == {sandbox_id: sandbox}
         assert set(manager._last_used) == {sandbox_id}
-        # The manager's own commands follow one another.
+        # The commands of the manager itself follow one another.
         await sandbox.run_command("cd /tmp")
         assert await sandbox.run_command("pwd") == "/tmp\n"
         await manager._cleanup_idle_sandboxes()

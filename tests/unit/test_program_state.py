@@ -16,8 +16,8 @@ from paracle_sandbox.guest.python.interpreter_state import reset_modules
 reset_modules(), reset_modules()
 print(len(set(seeds)), {(len(seed), entropy) for seed, entropy in seeds})
 """
-# Two forks of one process, which has used OpenSSL, each of them the first process of a namespace as
-# it is itself: by the number OpenSSL cannot tell that it was forked.
+# These are two forks of one process that has used OpenSSL. Each is the first process of a
+# namespace, as that process is: OpenSSL cannot tell by the pid that it was forked.
 FORKED = """
 import ctypes, os, sys, _ssl
 from paracle_sandbox.guest.python.interpreter_state import reset_modules

@@ -541,7 +541,7 @@ async def test_the_kernels_oom_kill_is_a_memory_limit(
     error = caught.value
     assert (error.resource_type, error.limit, error.usage) == ("memory", 512 * MIB, 512 * MIB)
     assert error.stdout == "x\n"
-    # It is counted once: the next failure is a failure of its own.
+    # It is counted once: the next failure has another cause.
     assert (await sandbox.execute("exit 137"))["exit_code"] == 137
 
 

@@ -145,7 +145,7 @@ def test_directories_follow_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert settings.state_dir == f"{tmp_path}/paracle-sandbox"
     assert settings.data_dir == "/home/someone/.local/share/paracle-sandbox"
     assert load_settings({"HOME": "/"}).state_dir == f"/tmp/paracle-sandbox-{owner}"
-    # It came with `su` from another user, who owns it; or there is none.
+    # `su` from another user kept the variable, or the directory does not exist.
     for others in ("/run", "/nonexistent"):
         env["XDG_RUNTIME_DIR"] = others
         assert load_settings(env).state_dir == f"/tmp/paracle-sandbox-{owner}"
@@ -213,8 +213,8 @@ def test_nobody_else_reads_the_environment() -> None:
     # Code that runs inside a sandbox, or stands for it in tests, has an environment of its own.
     inside = ("guest/", "jail/", "testing/", "tools/browser_program.py", "sandbox/packages.py")
     others = [name for name in readers if not name.startswith(inside)]
-    # What starts ahead of our imports only asks whether some of the table's variables are set.
-    # The kind of the user's terminal is no setting.
+    # The module that starts before our imports only asks whether some of the table's variables are
+    # set. The kind of the user's terminal is no setting.
     assert sorted(others) == ["backends/ahead.py", "cli/tty.py", "setting_rows.py", "settings.py"]
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from paracle_sandbox.channel.tree import FileSink, Unpacker, pack
 from paracle_sandbox.errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
 
-# Written out, not imported: the format is a promise between host and guest.
+# This is written out, not imported: the format is a promise between host and guest.
 ENTRY = struct.Struct(">BHHQ")
 END, FILE, FOLDER, LINK = 0, 1, 2, 3
 THE_END = ENTRY.pack(END, 0, 0, 0)
@@ -57,7 +57,7 @@ def canary(tmp_path: Path) -> Iterator[Path]:
     descriptors = len(os.listdir("/proc/self/fd"))
     yield top
     assert tree_hash(top) == before
-    # (Fewer, if one of an earlier test was collected meanwhile.)
+    # (There are fewer if one of an earlier test was collected meanwhile.)
     assert len(os.listdir("/proc/self/fd")) <= descriptors, "a descriptor leaked"
 
 

@@ -1,6 +1,7 @@
-"""What the docker backend has left: containers of its session, and workspaces in its store.
+"""Find what the Docker backend has left: containers of its session, and workspaces in its store.
 
-What it keeps ready is not left, but has to be as much as it says."""
+Containers that it keeps ready are no leftovers, but there have to be as many as it reports.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native backend has left on this machine, apart from the stock it keeps for the next."""
+"""Find what the native backend has left on this machine, except the stock that it keeps."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def have_seed(guest: GuestClient) -> int:
 
 
 def have_hurried_seed(guest: GuestClient) -> int:
-    """One that was forked while a program ran that had followed another at once."""
+    """Have a seed that was forked while a program ran that had followed another one at once."""
     for _ in range(100):
         time.sleep(2 * HURRY_SECONDS)  # a longer series has another way
         began = time.monotonic()
@@ -166,7 +166,8 @@ def test_the_first_program_of_a_sandbox_made_ahead_tells(tmp_path: Path) -> None
 
 
 def test_what_a_program_held_is_free_for_the_next(guest: GuestClient) -> None:
-    """Held to the very end, which is after memory: by an object that is never let go."""
+    """An object that is never freed holds it to the very end, which comes after the memory is
+    freed."""
     holding = """
         import builtins, fcntl, socket
         builtins.lock = open("lock", "w")
@@ -319,7 +320,7 @@ def descriptors_of(guest: GuestClient) -> list[str]:
 
 
 def hold_still(pid: int) -> None:
-    """As its tracer, whom it does not leave for SIGCONT, but for SIGKILL."""
+    """Stop a process as its tracer, which does not let it go on for SIGCONT, but for SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
     for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
         if libc.ptrace(request, pid, None, None) != 0:
@@ -332,7 +333,7 @@ def hold_still(pid: int) -> None:
 def test_a_seed_that_dies_with_its_program_unread_costs_nothing(
     guest: GuestClient, seconds: float
 ) -> None:
-    """As when the program before killed all others: the kernel needs a moment for that."""
+    """It happens when the program before killed all others: the kernel needs a moment for that."""
     seed, before = have_seed(guest), descriptors_of(guest)
     hold_still(seed)
     running = guest.open(
@@ -358,7 +359,7 @@ def test_a_seed_that_dies_with_its_program_unread_costs_nothing(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_signal_for_a_program_waits_until_it_is_there(guest: GuestClient, number: int) -> None:
-    """Whoever takes its place gets it, too."""
+    """A process that takes its place gets the signal, too."""
     seed = have_seed(guest)
     hold_still(seed)
     running = start(guest, "import time; time.sleep(20); print('ran')")
@@ -400,7 +401,7 @@ def test_a_seed_that_is_killed_on_request_is_not_replaced(guest: GuestClient) ->
 
 
 def test_whoever_kills_everything_gives_the_seed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is dying then, and would take the next program with it."""
+    """The seed is dying then, and would take the next program with it."""
     events: list[object] = []
     children = Children[object]()
     monkeypatch.setattr(children, "alone", lambda _: True)

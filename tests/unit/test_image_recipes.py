@@ -1,4 +1,5 @@
-"""What an image is made of, and what of the machine's pip configuration a build may see."""
+"""Tests of what an image is made of, and what a build may see of the machine's pip
+configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the Incus backends ask for, and how they read what they are told: no server is needed."""
+"""Tests of the requests of the Incus backends, and of how they read responses.
+
+They need no server.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,8 @@ STATE_FIELDS = {"action", "force", "timeout", "stateful"}
 
 
 def test_the_body_of_a_virtual_machine() -> None:
-    """Exactly what the API documents for one, and nothing that is a container's."""
+    """It has exactly what the API documents for a machine, and nothing that belongs to a
+    container."""
     body = instance_body("paracle-x", SOURCE, Place(MACHINE, "default"), CONFIG)
     assert set(body) == INSTANCE_FIELDS
     assert body == {

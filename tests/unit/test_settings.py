@@ -24,7 +24,7 @@ def write(directory: Path, text: str) -> Path:
 
 
 def python(*lines: str) -> str:
-    """What a fresh interpreter prints."""
+    """Return what a fresh interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
         capture_output=True,

@@ -1,4 +1,5 @@
-"""What the host writes to its own disk for a sandbox, and the stream it sends in."""
+"""Tests of what the host writes to its own disk for a sandbox, and of the stream that it sends
+in."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def tree_hash(top: Path) -> str:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Iterator[Path]:
-    """A tree that nothing may touch, on pain of failing every test that uses it."""
+    """Provide a tree that no test may touch. If one does, every test that uses it fails."""
     top = tmp_path / "canary"
     (top / "sub").mkdir(parents=True)
     (top / "secret").write_text("host-only")
@@ -63,7 +64,7 @@ def canary(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def place(tmp_path: Path, canary: Path) -> Path:
-    """An otherwise empty directory to unpack in."""
+    """Provide an otherwise empty directory to unpack in."""
     folder = tmp_path / "place"
     folder.mkdir()
     return folder
@@ -379,7 +380,7 @@ def test_no_stream_touches_anything_else(
 
 @contextlib.contextmanager
 def exchanging(*pairs: tuple[Path, str]) -> Iterator[None]:
-    """Another process swaps names all the time; a pattern stands for what it finds."""
+    """Start another process that swaps names all the time. A pattern stands for what it finds."""
     renameat2 = ctypes.CDLL(None).renameat2
     parent, swapper = os.getpid(), os.fork()
     if swapper == 0:

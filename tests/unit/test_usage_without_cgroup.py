@@ -1,4 +1,4 @@
-"""The usage of a sandbox without a cgroup is read from its processes, all of it, and once."""
+"""The usage of a sandbox without a cgroup is read from its processes: all of it, and once."""
 
 from __future__ import annotations
 

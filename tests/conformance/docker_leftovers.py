@@ -1,7 +1,6 @@
-"""Find what the Docker backend has left: containers of its session, and workspaces in its store.
+"""What the docker backend has left: containers of its session, and workspaces in its store.
 
-Containers that it keeps ready are no leftovers, but there have to be as many as it reports.
-"""
+What it keeps ready is not left, but has to be as much as it says."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ class Leftovers:
         self._backend = backend
 
     async def check(self) -> None:
-        """The engine removes ended containers after a while, so look until all is in order."""
+        """The engine removes what has ended at its own leisure, so look until all is in order."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while left := await self._find():
             assert asyncio.get_running_loop().time() < deadline, left

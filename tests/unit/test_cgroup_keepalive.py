@@ -1,4 +1,4 @@
-"""Sandboxes that are created one after the other do not wait for the kernel each time."""
+"""Whoever makes sandboxes one after the other need not wait for the kernel each time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paracle_sandbox.jail.limits.cgroups import Cgroups, CgroupsUnavailable
 
 
 class Clock:
-    """The time, and how often a process entered a group of its own."""
+    """The time, and how often somebody entered a group of his own."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Tests of the settings: the table, the sources of values, and what is refused."""
+"""Settings: the table, where values come from, and what is refused."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def write(directory: Path, text: str) -> Path:
 
 
 def python(*lines: str) -> str:
-    """Return what a fresh interpreter prints."""
+    """What a fresh interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
         capture_output=True,
@@ -145,7 +145,7 @@ def test_directories_follow_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert settings.state_dir == f"{tmp_path}/paracle-sandbox"
     assert settings.data_dir == "/home/someone/.local/share/paracle-sandbox"
     assert load_settings({"HOME": "/"}).state_dir == f"/tmp/paracle-sandbox-{owner}"
-    # `su` from another user kept the variable, or the directory does not exist.
+    # It came with `su` from another user, who owns it; or there is none.
     for others in ("/run", "/nonexistent"):
         env["XDG_RUNTIME_DIR"] = others
         assert load_settings(env).state_dir == f"/tmp/paracle-sandbox-{owner}"
@@ -210,11 +210,11 @@ def test_nobody_else_reads_the_environment() -> None:
         for file in PACKAGE.rglob("*.py")
         if re.search(r"\bos\.(environ|getenv)", file.read_text(encoding="utf-8"))
     ]
-    # Code that runs inside a sandbox, or stands for it in tests, has an environment of its own.
+    # What runs inside a sandbox, or stands for it in tests, has an environment of its own.
     inside = ("guest/", "jail/", "testing/", "tools/browser_program.py", "sandbox/packages.py")
     others = [name for name in readers if not name.startswith(inside)]
-    # The module that starts before our imports only asks whether some of the table's variables are
-    # set. The kind of the user's terminal is no setting.
+    # What starts ahead of our imports only asks whether some of the table's variables are set.
+    # The kind of the user's terminal is no setting.
     assert sorted(others) == ["backends/ahead.py", "cli/tty.py", "setting_rows.py", "settings.py"]
 
 
@@ -257,7 +257,7 @@ def test_older_keys_hold_for_every_sandbox(tmp_path: Path) -> None:
 
 
 def test_a_home_that_is_not_ours_to_look_into_has_no_file(tmp_path: Path) -> None:
-    """A process that became another user may have kept the HOME variable."""
+    """As for whoever became another user and kept the variable."""
     (tmp_path / "closed").mkdir(0)
     said = python(
         "import os",

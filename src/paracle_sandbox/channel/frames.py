@@ -1,6 +1,6 @@
 """The frame format, shared by host and guest. Standard library only, Python 3.8.
 
-A frame is a fixed encode_header (type, stream, payload length) and a payload. Control payloads are
+A frame is a fixed header (type, stream, payload length) and a payload. Control payloads are
 JSON objects, data payloads are raw bytes. The host chooses every stream number; stream 0 is
 the channel itself.
 

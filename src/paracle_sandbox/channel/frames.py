@@ -236,7 +236,7 @@ class FrameReader:
             raise ProtocolError("a frame between the parts of a request")
         # Tiny parts would be read a megabyte at a time, without a turn for other streams.
         if kind == PART and len(payload) < MAX_PAYLOAD:
-            raise ProtocolError("a part of a request is shorter than a full frame")
+            raise ProtocolError("a part of a request is not full")
         self._parts_stream = stream
         self._parts += payload
         if len(self._parts) > MAX_REQUEST:

@@ -1,5 +1,4 @@
-"""Tests of what an image is made of, and what a build may see of the machine's pip
-configuration."""
+"""What an image is made of, and what of the machine's pip configuration a build may see."""
 
 from __future__ import annotations
 
@@ -85,7 +84,7 @@ def test_the_pip_configuration_of_a_build(tmp_path: Path) -> None:
     listing = LISTING.format(cert=certificates)
     files = package_index.files(package_index.read_listing(listing))
     assert files["ca.pem"] == b"a certificate"
-    # Local options and those of other commands are left out; the environment wins.
+    # What is local is left out, what is for another command too; the environment wins.
     assert _conf(files) == {
         "timeout": "7",
         "index-url": "https://install.example/simple",

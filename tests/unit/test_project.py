@@ -1,7 +1,5 @@
-"""Tests of the changes that an agent or a program made to the user's files, over FakeBackend.
-
-However many they are, and however hard to compare, no other task on the loop waits for them.
-"""
+"""What an agent or a program has made of the user's files, over FakeBackend: however much it is,
+and however hard to compare, nobody else on the loop waits for it."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 async def test_the_loop_goes_on_while_many_files_are_compared_and_written(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """The watchdog over the loop checks this."""
+    """The watchdog looks."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "kept.txt").write_text("as it was\n")
@@ -58,7 +56,7 @@ def changed(before: bytes, after: bytes) -> str:
 
 
 def test_texts_that_cannot_be_compared_in_time_are_told_by_their_sizes() -> None:
-    """The texts are a hundred lines in all orders: difflib would take hours."""
+    """A hundred lines in all orders: difflib would take hours."""
     lines = [f"{number * number % 101}\n".encode() for number in range(1, 150_000)]
     before, after = b"".join(lines), b"".join(sorted(lines))
     before, after = before[: 500 << 10], after[: 500 << 10]
@@ -66,7 +64,7 @@ def test_texts_that_cannot_be_compared_in_time_are_told_by_their_sizes() -> None
 
 
 def test_large_sources_are_compared() -> None:
-    """They are like programs: many repeated lines, and changes all over."""
+    """As programs are: many lines that come again, and changes all over."""
     lines = [f"    value = call({number})\n" if number % 5 else "\n" for number in range(15_000)]
     other = ["changed\n" if number % 50 == 1 else line for number, line in enumerate(lines)]
     expected = "".join(difflib.unified_diff(lines, other, "a/file.txt", "b/file.txt"))

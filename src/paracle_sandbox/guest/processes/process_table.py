@@ -175,7 +175,7 @@ class Children(Generic[Owner]):
                 pass
 
     def have_seed_of_series(self) -> bool:
-        """Have it forked by the nursery, if there is one; whether there is a seed."""
+        """Have the nursery fork a seed, if there is one. Returns whether there is a seed."""
         if self._seed is None and self._nursery is not None and not self._nursery.closed:
             try:
                 self._seed = self._nursery.seed()
@@ -194,14 +194,14 @@ class Children(Generic[Owner]):
         return seed
 
     def drop_seed(self) -> None:
-        """It ends now, and is forgotten when it has; the nursery too."""
+        """End the seed and the nursery. They are forgotten when they have ended."""
         if self._known_seed() and self._seed is not None:
             self._seed.end()
         if self._nursery is not None:
             self._nursery.end()
 
     def _known_seed(self) -> Optional[int]:
-        """Its number. One that has none is given up."""
+        """Return the seed's pid, or None. A seed without a pid is forgotten."""
         if self._seed is None:
             return None
         if not self._seed.pid:

@@ -1,4 +1,5 @@
-"""Programs in a series: forks of a process that does nothing else, and children of the guest."""
+"""Tests of programs in a series: they are forked by a process that does nothing else, as children
+of the guest."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def children_of(guest: GuestClient) -> set[int]:
 
 
 def have_fork_server(guest: GuestClient) -> int:
-    """Run programs, one right after the other, until one process stays where all others end."""
+    """Run programs, one right after the other, until a process stays when all others have ended."""
     for _ in range(100):
         staying = children_of(guest)
         for _ in range(5):
@@ -54,7 +55,7 @@ def have_fork_server(guest: GuestClient) -> int:
 
 
 def run_in_series(guest: GuestClient, source: str) -> Answer:
-    """Of one that was forked ahead, with a fork server there."""
+    """Run a program by a process that was forked ahead, with a fork server there."""
     for _ in range(100):
         fork_server = have_fork_server(guest)
         ready = children_of(guest) - {fork_server}
@@ -102,7 +103,8 @@ def test_programs_of_a_series_are_children_of_the_guest(guest: GuestClient) -> N
 
 
 def test_what_the_c_library_knows_of_itself_is_right(guest: GuestClient) -> None:
-    """Number of the thread and list of its locks: the library's own fork keeps both."""
+    """The library's own fork keeps the number of the thread and the list of its locks up to
+    date."""
     source = """
         import ctypes, os, threading
         libc = ctypes.CDLL(None)
@@ -148,7 +150,7 @@ def test_programs_of_a_series_share_nothing(guest: GuestClient) -> None:
 
 
 def test_each_program_of_a_series_has_its_own_surroundings(guest: GuestClient) -> None:
-    """Also where they are not those that the process was made ready for."""
+    """This also holds where they differ from those that the process was prepared for."""
     have_fork_server(guest)
     source = "import os, sys; print(os.environ.get('COLOUR'), sys.argv[1:], os.getcwd())"
     for number in range(6):
@@ -160,7 +162,7 @@ def test_each_program_of_a_series_has_its_own_surroundings(guest: GuestClient) -
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_nobody_needs_the_fork_server(guest: GuestClient, number: int) -> None:
-    """Programs may send it whatever they like."""
+    """Programs may send any signal to it."""
     for _ in range(3):
         fork_server = have_fork_server(guest)
         os.kill(fork_server, number)

@@ -58,7 +58,8 @@ def have_preforked(guest: GuestClient) -> int:
 
 
 def have_hurried_program(guest: GuestClient) -> int:
-    """One that was forked while a program ran that had followed another at once."""
+    """Have a preforked process that was forked while a program ran that had followed another one at
+    once."""
     for _ in range(100):
         time.sleep(2 * HURRY_SECONDS)  # a longer series has another way
         guest.wait(start(guest, "pass"))
@@ -123,7 +124,8 @@ def test_nor_does_whoever_asks_for_files(guest: GuestClient) -> None:
 
 
 def test_what_a_program_held_is_free_for_the_next(guest: GuestClient) -> None:
-    """Held to the very end, which is after memory: by an object that is never let go."""
+    """An object that is never freed holds it to the very end, which comes after the memory is
+    freed."""
     holding = """
         import builtins, fcntl, socket
         builtins.lock = open("lock", "w")
@@ -221,7 +223,7 @@ def descriptors_of(guest: GuestClient) -> list[str]:
 
 
 def hold_still(pid: int) -> None:
-    """As its tracer, whom it does not leave for SIGCONT, but for SIGKILL."""
+    """Stop a process as its tracer, which does not let it go on for SIGCONT, but for SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
     for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
         if libc.ptrace(request, pid, None, None) != 0:
@@ -234,7 +236,7 @@ def hold_still(pid: int) -> None:
 def test_a_preforked_program_that_dies_with_its_program_unread_costs_nothing(
     guest: GuestClient, seconds: float
 ) -> None:
-    """As when the program before killed all others: the kernel needs a moment for that."""
+    """It happens when the program before killed all others: the kernel needs a moment for that."""
     ahead, before = have_preforked(guest), descriptors_of(guest)
     hold_still(ahead)
     running = guest.open(
@@ -260,7 +262,7 @@ def test_a_preforked_program_that_dies_with_its_program_unread_costs_nothing(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace what cannot be looked into")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_signal_for_a_program_waits_until_it_is_there(guest: GuestClient, number: int) -> None:
-    """Whoever takes its place gets it, too."""
+    """A process that takes its place gets the signal, too."""
     ahead = have_preforked(guest)
     hold_still(ahead)
     running = start(guest, "import time; time.sleep(20); print('ran')")
@@ -302,7 +304,7 @@ def test_a_preforked_program_that_is_killed_on_request_is_not_replaced(guest: Gu
 
 
 def test_whoever_kills_everything_gives_the_preforked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is dying then, and would take the next program with it."""
+    """The preforked process is dying then, and would take the next program with it."""
     events: list[object] = []
     children = Children[object]()
     monkeypatch.setattr(children, "alone", lambda _: True)

@@ -1,4 +1,4 @@
-"""A spawner's process that is started before it is known what for."""
+"""Tests of a spawner's process that is started before its task is known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nothing_ahead():
 
 
 def end(launched: spawner_process.Launched) -> int:
-    """Hang up without a word; its exit status."""
+    """Hang up without a word. Returns its exit status."""
     launched.control.close()
     assert launched.process.stderr is not None
     assert launched.process.stderr.read() == b""
@@ -160,7 +160,8 @@ def test_whoever_may_want_another_backend_gets_none_ahead(name, monkeypatch):
 
 
 def test_why_it_cannot_come_up_is_told_whenever_the_owner_speaks(monkeypatch):
-    """Also to one that has said what it wants before: what is unread takes the answer with it."""
+    """This includes an owner that has sent its request before: unread data would discard the
+    response."""
 
     def refuse(_flags: int) -> None:
         raise PermissionError(1, "refused")
@@ -193,7 +194,7 @@ async def test_an_interpreter_that_cannot_be_started_is_named(python: str, tmp_p
 
 
 async def test_an_interpreter_that_takes_long_keeps_no_event_loop(tmp_path: Path) -> None:
-    """It is run to learn its version, and here it waits for what this loop does meanwhile."""
+    """The interpreter is run to learn its version, and here it waits for this very loop."""
     gate, python = tmp_path / "gate", tmp_path / "python"
     os.mkfifo(gate)
     python.write_text(f"#!/bin/sh\nread line < {gate}\necho $line >&2\nexit 1\n")

@@ -1,4 +1,4 @@
-"""What is kept in stock is as good after a pause as when it was made."""
+"""A sandbox from the stock is as good after a pause as when it was made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_python_is_ready_in_stock_and_for_a_while_after_it():
 
 
 async def test_a_sandbox_maps_no_library_that_only_the_way_to_it_needs():
-    """Each is a handful of mappings, for every process to copy and to let go of."""
+    """Each library is a handful of mappings, which every process has to copy and to free."""
     async with Scene(stock=1) as scene:
         sandbox = await scene.sandbox()
         pid = scene.backend.init_pid(sandbox.sandbox_id)
@@ -43,7 +43,7 @@ async def test_a_sandbox_maps_no_library_that_only_the_way_to_it_needs():
 
 
 async def test_large_pieces_of_memory_are_given_back_as_in_any_python():
-    """The C library has pages of their own for them, unless somebody changed its mind."""
+    """The C library maps them separately, unless its threshold was changed."""
     code = """
 import ctypes
 malloc = ctypes.CDLL(None).malloc

@@ -98,7 +98,7 @@ WAYS = [
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
-    """The configurations of the sandboxes that the fake backend has made."""
+    """Return the configurations of the sandboxes that the fake backend has created."""
     configs: Made = []
     create = FakeBackend.create
 

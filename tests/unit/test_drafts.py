@@ -1,4 +1,5 @@
-"""Notes of copies under way: what is swept after dead processes, and what is left alone."""
+"""Tests of the notes about copies under way: what is swept after dead processes, and what is left
+alone."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def test_the_state_directory_that_is_made_is_ours_alone(tmp_path: Path):
 
 def test_whom_we_cannot_look_at_is_alive(monkeypatch: pytest.MonkeyPatch):
     me = Owner.of(os.getpid())
-    # As with hidepid.
+    # This is the case with hidepid.
     monkeypatch.setattr("paracle_sandbox.backends.machine.owner.start_time", lambda _: None)
     assert me.is_alive
     assert not replace(me, pid=1 << 24).is_alive  # more than there can be
@@ -137,7 +138,7 @@ async def test_backends_sweep_when_they_are_first_used(
 ):
     note(state, dead(), draft(tmp_path))
     place = backend(str(state))
-    with pytest.raises(SandboxError):  # nobody is there; it has been swept before
+    with pytest.raises(SandboxError):  # there is no sandbox; it has been swept before
         await place.create("x", SandboxConfig(), {})
     await place.close()
     assert not (tmp_path / NAME).exists()

@@ -1,4 +1,4 @@
-"""SandboxExecutor: what comes back, what is raised, and what is left behind (nothing)."""
+"""Tests of SandboxExecutor: what it returns, what it raises, and that it leaves nothing behind."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from paracle_sandbox.testing.fake import FakeBackend
 
 
 class WatchedBackend(FakeBackend):
-    """Knows what is alive, and can be made unable."""
+    """A backend that knows what is alive and can be made to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ async def test_stdin_of_other_bytes_and_of_none(
 
 
 async def test_code_arrives_byte_by_byte(executor: SandboxExecutor, tmp_path: Path) -> None:
-    """Nothing in it can end it early, and its size does not matter."""
+    """No content of the code can end it early, and its size does not matter."""
     code = "x = '''\nEOF\n'$(id)'\\\\ \"'''\nprint(x)\n# " + "é" * 200_000
     result = await executor.execute_agent(code, monitor=False)
     assert result["result"]["stdout"] == "\nEOF\n'$(id)'\\ \"\n"
@@ -161,7 +161,7 @@ async def test_a_path_is_a_file_and_a_string_never(
         await executor.execute_agent("\udcff")
     with pytest.raises(SandboxError, match="timeout must be positive"):
         await executor.execute_agent("", timeout=0)
-    assert not backend.configs  # found before a sandbox was made
+    assert not backend.configs  # this was found before a sandbox was created
 
 
 async def test_monitoring(executor: SandboxExecutor) -> None:
@@ -264,7 +264,7 @@ async def test_a_good_run_stays_good_when_figures_or_removal_fail(
 async def test_batch_is_parallel_bounded_and_ordered(
     executor: SandboxExecutor, backend: WatchedBackend, tmp_path: Path
 ) -> None:
-    """Each waits for its neighbour, which it could not do one after the other."""
+    """Each program waits for its neighbour, which would hang if they ran one after the other."""
     code = """
 import json, os, time
 inputs = json.load(open("inputs.json"))
@@ -339,7 +339,7 @@ async def test_a_configuration_may_be_a_dict(
     for config in wrong:
         with pytest.raises(TypeError, match="SandboxConfig or a dict of its fields"):
             await executor.execute_agent("print(1)", config=config)
-    # Nothing of it holds a place.
+    # None of it occupies a slot.
     assert (await executor.execute_agent("print(1)"))["success"]
 
 

@@ -1,4 +1,5 @@
-"""What the spawner makes of news that come at the same moment, which no load can be made to hit."""
+"""Tests of how the spawner handles events that come at the same moment, which no load can
+provoke."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def spawner_on(control: socket.socket) -> Spawner:
-    """The real one, where nothing is on disk."""
+    """Provide the real spawner, without files on disk."""
     place = SimpleNamespace(
         make_groups=lambda *_: None,
         let_die=lambda slot: None,
@@ -76,7 +77,8 @@ def spawner_on(control: socket.socket) -> Spawner:
 
 
 def dead_child(last_words: bytes) -> tuple[Child, socket.socket]:
-    """One that has said something and ended, none of which was looked at yet."""
+    """Return a child that has reported and ended, while the spawner has not looked at either
+    yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     waits, go = socket.socketpair()
     pid = os.fork()
@@ -118,7 +120,7 @@ def test_an_end_that_is_told_before_the_last_words(said: bytes, step: str) -> No
 
 
 class _Zygote:
-    """Forks nobody: a child is a process of ours that waits to be killed."""
+    """A zygote that forks nothing: a child is a process of ours that waits to be killed."""
 
     def __init__(self) -> None:
         self.forked: list[tuple[Child, socket.socket]] = []
@@ -145,7 +147,10 @@ def turn(spawner: Spawner) -> None:
 
 @pytest.fixture
 def started():
-    """A spawner that has begun with the sandbox it was started for; its owner's end, its zygote."""
+    """Start a spawner with the sandbox that it was started for.
+
+    Returns it, its owner's end, and its zygote.
+    """
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     spawner, zygote = spawner_on(control), _Zygote()
     resources: Any = spawner._resources
@@ -278,7 +283,7 @@ def test_a_first_that_failed_is_made_again_when_it_is_asked_for(started) -> None
 
 
 def test_a_stock_is_filled_for_whoever_asks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as long as others would have to wait for it, unless it would be used up."""
+    """It is filled only while no request would have to wait for it, unless it would be used up."""
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with owner, control:
         spawner = spawner_on(control)
@@ -299,7 +304,7 @@ def test_a_stock_is_filled_for_whoever_asks_again_at_once(monkeypatch: pytest.Mo
 def test_a_deep_stock_is_filled_after_a_burst(
     monkeypatch: pytest.MonkeyPatch, parked: int, quiet: bool, fills: bool
 ) -> None:
-    """While it lasts, whoever asks has the processors: filling would make each of them wait."""
+    """During the burst, requests have the processors: filling would make each of them wait."""
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with owner, control:
         spawner = spawner_on(control)
@@ -316,7 +321,7 @@ def test_a_deep_stock_is_filled_after_a_burst(
 
 @pytest.mark.parametrize("again", ["asked", "by itself"])
 def test_what_could_not_be_removed_is_not_forgotten(started, monkeypatch, again: str) -> None:
-    """It is said to be left as often as somebody asks, and it is tried again until it is gone."""
+    """Each request reports it as left, and the spawner tries again until it is gone."""
     monkeypatch.setattr(spawner_module, "_BUSY_PATIENCE_SECONDS", 0.0)
     spawner, owner, zygote = started
     ((_, theirs),) = zygote.forked

@@ -1,4 +1,4 @@
-"""What the spawner hears of a zygote that dies at the worst moment."""
+"""Tests of what the spawner notices when a zygote dies at the worst moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paracle_sandbox.jail.zygote_client import Zygote
 def test_the_end_of_a_zygote_is_heard_though_its_socket_is_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it is in a child that the zygote has just forked."""
+    """The socket is still open in a child that the zygote has just forked."""
     copies: list[socket.socket] = []
     real = socket.socketpair
 

@@ -257,7 +257,7 @@ class Command:
         async for kind, payload in self._stream:
             name = names.get(kind)
             if name is None:
-                pid = self._stream.news(payload).get("pid")
+                pid = self._stream.short_event(payload).get("pid")
                 self.pid = pid if type(pid) is int else None
                 continue
             self._output.add(name, payload)

@@ -120,7 +120,7 @@ async def serving(connection: Connection, index: PackageIndex) -> AsyncIterator[
 
 async def _port(listener: Stream) -> int:
     async for kind, payload in listener:
-        port = listener.news(payload).get("port") if kind == EVENT else None
+        port = listener.short_event(payload).get("port") if kind == EVENT else None
         if not isinstance(port, int) or not 0 < port < 1 << 16:
             raise listener.refuse("a port that is none")
         return port
@@ -135,7 +135,7 @@ async def _take(
     fetches: Fetches,
 ) -> None:
     async for kind, payload in listener:
-        number = listener.news(payload).get("connection") if kind == EVENT else None
+        number = listener.short_event(payload).get("connection") if kind == EVENT else None
         if not isinstance(number, int):
             raise listener.refuse("a connection that is none")
         # A guest that lies could name connections without end; what it says is not read meanwhile.

@@ -1,14 +1,14 @@
-"""Who the children of the guest are, so that every process belongs to exactly one command.
+"""The table of the guest's children: by it, every process belongs to exactly one command.
 
-    guest ── program ── whatever it starts      the direct command: no process between
+    guest ── program ── its descendants         the direct command: no process between
           ├─ keeper ── program ── ...           every further command that runs beside it
           ├─ preforked                          a Python forked ahead of need
           └─ fork server                        forks those in a series
 
-Orphans come to their nearest subreaper. Each keeper is one, and so is the guest: what has a
-keeper above it is that command's, and everything else below the guest is the direct command's.
-There is one direct command at a time, and its place is taken until the last process it left
-behind is gone; the next command has a keeper meanwhile.
+The kernel gives orphans to their nearest subreaper. Each keeper is one, and so is the guest. So a
+process with a keeper above it belongs to that keeper's command, and every other process below the
+guest belongs to the direct command. There is one direct command at a time. It counts until the last
+process that it left behind has ended; a command that starts meanwhile has a keeper.
 """
 
 import os
@@ -22,7 +22,7 @@ Owner = TypeVar("Owner")
 
 
 def _read(path: bytes) -> bytes:
-    """Quicker than by a file object: this is done before each command."""
+    """Read a file. A file object would be slower, and this is done before each command."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = part = os.read(fd, 4096)
@@ -35,7 +35,10 @@ def _read(path: bytes) -> bytes:
 
 
 class Children(Generic[Owner]):
-    """The living ones. Keepers whose command has ended have no owner."""
+    """The children that live.
+
+    The owner of a child is its command; a keeper may outlive its owner.
+    """
 
     def __init__(self) -> None:
         self._keepers: Dict[int, Optional[Owner]] = {}
@@ -48,23 +51,27 @@ class Children(Generic[Owner]):
         self._hunts = 0
 
     def __contains__(self, pid: object) -> bool:
-        """Whether it is no orphan: a keeper, the preforked one, or the fork server."""
+        """Return whether a child is no orphan: a keeper, the preforked process, or the fork
+        server."""
         ours = self._fork_server.pid if self._fork_server is not None else None
         return pid in self._keepers or pid == ours or pid == self._known_preforked()
 
     # Commands
 
     def has_place_for_direct(self) -> bool:
+        """Return whether the next command can be the direct one, and needs no keeper."""
         return self._direct is None and not self._hunts and not self.orphans()
 
     def add_direct(self, pid: int, owner: Owner) -> None:
+        """Add the program of the direct command."""
         self._direct, self._direct_owner, self._direct_there = pid, owner, True
 
     def add_keeper(self, pid: int, owner: Owner) -> None:
+        """Add the keeper of a command."""
         self._keepers[pid] = owner
 
     def release(self, owner: Owner) -> None:
-        """Its command has ended; what it left behind stays, under its keeper or without."""
+        """Forget a command that has ended. The processes that it left behind stay in the table."""
         if self._direct_owner is owner:
             self._direct = self._direct_owner = None
         for pid, known in self._keepers.items():
@@ -72,10 +79,11 @@ class Children(Generic[Owner]):
                 self._keepers[pid] = None
 
     def orphans(self) -> Set[int]:
-        """Our children that are neither keepers nor preforked, nor the fork server."""
+        """Return our children that are neither keepers nor the preforked process nor the fork
+        server."""
         try:
             children = _read(b"/proc/self/task/%d/children" % os.getpid()).split()
-        except OSError:  # a kernel without that file: be careful, have keepers
+        except OSError:  # the kernel lacks that file: to be safe, commands get keepers
             return {0} if self._keepers or self._direct else set()
         return {int(pid) for pid in children if int(pid) not in self}
 
@@ -107,14 +115,14 @@ class Children(Generic[Owner]):
     # For killing
 
     def begin_hunt(self) -> None:
-        """From now on whatever has no keeper is killed: nobody may start without one."""
+        """Note that processes without a keeper are being killed: no command may start as one."""
         self._hunts += 1
 
     def end_hunt(self) -> None:
         self._hunts -= 1
 
     def end_keeper(self, pid: int) -> None:
-        """It has nothing left to keep: that it dies now is no accident."""
+        """Note that we kill this keeper because its tree has ended."""
         self._ended_by_us.add(pid)
 
     def was_ended_by_us(self, pid: int) -> bool:
@@ -123,13 +131,13 @@ class Children(Generic[Owner]):
         return known
 
     def alone(self, keeper: Optional[int]) -> bool:
-        """Whether nothing lives but the command of this keeper (None: the direct one)."""
+        """Return whether only the command of this keeper lives (None: the direct command)."""
         if any(pid != keeper for pid in self._keepers):
             return False
         return keeper is None or not (self._direct or self.orphans())
 
     def idle(self) -> List[int]:
-        """Keepers whose command has ended, but not what it started."""
+        """Return the keepers whose command has ended while some of its processes run."""
         return [pid for pid, owner in self._keepers.items() if owner is None]
 
     def keepers(self) -> List[int]:
@@ -154,7 +162,8 @@ class Children(Generic[Owner]):
                 pass
 
     def prefork_in_series(self) -> bool:
-        """Have it forked by the fork server, if there is one. Returns whether one is there."""
+        """Have the fork server fork a preforked process, if there is one. Returns whether there is
+        a preforked process."""
         server = self._fork_server
         if self._preforked is None and server is not None and not server.closed:
             try:
@@ -174,14 +183,16 @@ class Children(Generic[Owner]):
         return taken
 
     def drop_preforked(self) -> None:
-        """It ends now, and is forgotten when it has; the fork server too."""
+        """End the preforked process and the fork server. They are forgotten when they have
+        ended."""
         if self._known_preforked() and self._preforked is not None:
             self._preforked.end()
         if self._fork_server is not None:
             self._fork_server.end()
 
     def _known_preforked(self) -> Optional[int]:
-        """Its number. One that has none is given up."""
+        """Return the preforked process's pid, or None. A preforked process without a pid is
+        forgotten."""
         if self._preforked is None:
             return None
         if not self._preforked.pid:

@@ -17,10 +17,10 @@ from ..config import SandboxConfig
 from ..errors import SandboxError
 from ..manager import SandboxManager
 from ..platforms import is_part_of_python
-from ..service.bodies import JsonScan
 from ..service.errors import TooLarge, TooMany
-from ..service.guessing import Guessing
 from ..service.keys import require_strength
+from ..service.middleware.body_limits import JsonScan
+from ..service.middleware.wrong_keys import WrongKeys
 from .client_sandboxes import Client, Places
 from .server import ONE_CLIENT, Calls, build_server
 
@@ -138,9 +138,9 @@ async def serve_http(
     listening = _listening(host, port)
     import uvicorn
 
-    from ..service.connections import http_options
+    from ..service.connections.http_protocol import http_options
+    from ..service.connections.slow_clients import Patience, SlowClients
     from ..service.middleware.forwarded_for import ForwardedFor
-    from ..service.outflow import Outflow, Patience
 
     class Quiet(uvicorn.Server):
         """Leaves the signals to the command line, which cancels us."""
@@ -158,7 +158,7 @@ async def serve_http(
         web = Quiet(
             uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="on",
                            timeout_graceful_shutdown=1, ws="none",
-                           **http_options(Outflow(Patience(max_connections=_MAX_CONNECTIONS))))
+                           **http_options(SlowClients(Patience(max_connections=_MAX_CONNECTIONS))))
         )  # fmt: skip
         await _serve(web, on_start, host, listening)
 
@@ -217,7 +217,7 @@ class Door:
         self._app = app
         self._places = places
         self._keys = {_name_of(key): b"Bearer " + key.encode() for key in keys}
-        self._guessing = Guessing()
+        self._wrong_keys = WrongKeys()
         self._sessions: dict[str, _Session] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -312,12 +312,12 @@ class Door:
         if not header:
             return None
         sent = header.decode("latin-1")
-        self._guessing.check(address, sent)
+        self._wrong_keys.check(address, sent)
         same = [name for name, key in self._keys.items() if hmac.compare_digest(header, key)]
         if not same:
-            self._guessing.was_wrong(address, sent)
+            self._wrong_keys.was_wrong(address, sent)
             return None
-        self._guessing.was_right(address, sent)
+        self._wrong_keys.was_right(address, sent)
         return same[0]
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
+from starlette.types import ASGIApp
 
 from .. import __version__
 from ..errors import SandboxError
@@ -25,20 +26,19 @@ from .errors import (
     RETRY_SECONDS,
     ServiceFault,
     Unavailable,
-    in_one_line,
-    plainly,
+    first_fault,
     status_of,
+    strip_prefix,
 )
-from .middleware.auth import App, Gate
+from .middleware.auth import Gate
 from .middleware.forwarded_for import ForwardedFor
 from .middleware.idempotency import Idempotency
-from .middleware.request_context import Telling
+from .middleware.request_context import RequestContext
 from .routes import commands, files, leases, operations, packages, sandboxes, streams
 from .routes.dependencies import Json, note_bad_input, note_fault, told_body
 from .routes.openapi import describe
 from .schemas import ErrorAnswer
 from .service import Service
-from .straight import Straight
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(service: Service) -> App:
+def make_app(service: Service) -> ASGIApp:
     """The whole application. The service is started and closed with it."""
 
     @asynccontextmanager
@@ -102,7 +102,7 @@ def make_app(service: Service) -> App:
     for route in app.routes:  # made with the first request else, which waits for it
         route.matches({"type": "http", "method": "GET", "path": "/", "headers": []})
     gate = Gate(
-        Idempotency(Telling(Straight(app), service.losses), service.answers),
+        Idempotency(RequestContext(app, service.losses), service.answers),
         doorman=service.doorman,
         journal=service.journal,
         metrics=service.metrics,
@@ -149,7 +149,7 @@ async def _os_error(request: Request, error: Exception) -> Json:
 async def _invalid(request: Request, error: Exception) -> Json:
     assert isinstance(error, RequestValidationError)
     faults = [
-        {"where": ".".join(map(str, one["loc"])), "what": plainly(one["msg"])}
+        {"where": ".".join(map(str, one["loc"])), "what": strip_prefix(one["msg"])}
         for one in error.errors()[:20]
     ]
     first = faults[0] if faults else {"where": "body", "what": "invalid"}
@@ -186,7 +186,7 @@ def _methods_of(request: Request) -> set[str]:
 async def _invalid_value(request: Request, error: Exception) -> Json:
     """Only what a check of ours refused. Any other ValueError is our own fault, and a 500."""
     note_bad_input(request, "a value that makes no sense")
-    text = in_one_line(error) if isinstance(error, ValidationError) else str(error)
+    text = first_fault(error) if isinstance(error, ValidationError) else str(error)
     return _plain(400, text[:500], "ValueError")
 
 

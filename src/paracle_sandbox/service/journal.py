@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ..audit import security_events
 from ..audit.log import AuditLog, AuditQueue
-from .middleware.caller import who
+from .middleware.request_context import describe_sender
 
 SUSPICIOUS_FAILURES = 20
 SUSPICIOUS_EVENTS = 3
@@ -58,7 +58,7 @@ class Journal:
         self._user_of = user_of
 
     def record(self, event: str, **fields: object) -> None:
-        self._queue.record(event, **{**who(), **fields})
+        self._queue.record(event, **{**describe_sender(), **fields})
 
     def execution(self, *, user: str, ok: bool, content: str | None = None, **f: object) -> None:
         """One program that ended, however it did."""

@@ -16,14 +16,14 @@ from ..errors import SandboxError
 from ..own_directory import make_trusted_directory
 from ..sandbox.limits import MIB
 from ..settings import Settings
-from .bodies import Parser
-from .hiding import Hiding
+from .errors import PathHider
 from .journal import Journal
 from .keys import Caller, Doorman, KeyStore
 from .metrics import Metrics
 from .middleware.idempotency_store import Answers
 from .readiness import Readiness
 from .remote.leases import Leases
+from .routes.strict_json import JsonParser
 from .users.executions import Runner
 from .users.kept_files import Workspaces
 from .users.lost_sandboxes import Losses
@@ -88,8 +88,8 @@ class Service:
         self.settings = settings
         self.backend = backend
         self.metrics = Metrics()
-        self.parser = Parser()
-        self.hide = Hiding(settings)
+        self.parser = JsonParser()
+        self.hide = PathHider(settings)
         self.journal = Journal(log, with_content=settings.audit_content)
         self.executions = Executions(settings)
         self.workspaces = Workspaces(directory / "users")

@@ -15,14 +15,15 @@ import secrets
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..bodies import Budget, JsonScan, RefusedBodies, is_upload, limit_of
+from ..connections.budget import Budget
+from ..connections.transport import CountingTransport
 from ..errors import (
     RETRY_SECONDS,
     BadRequest,
@@ -33,18 +34,12 @@ from ..errors import (
     fault_body,
     is_refusal,
 )
-from ..guessing import Guessing
-from ..joining import JoiningTransport
 from ..journal import Journal
 from ..keys import Caller, Doorman
 from ..metrics import Metrics
-from ..users.addresses import routed_path
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from ..users.names import routed_path
+from .body_limits import JsonScan, RefusedBodies, is_upload, limit_of
+from .wrong_keys import WrongKeys
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +80,7 @@ class Gate:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         *,
         doorman: Doorman,
         journal: Journal,
@@ -107,7 +102,7 @@ class Gate:
         self._refused_bodies = RefusedBodies()
         self._open: Counter[str] = Counter()
         self._held = _Held(doorman)
-        self._guessing = Guessing()
+        self._wrong_keys = WrongKeys()
         self._denials = _Denials(journal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +119,7 @@ class Gate:
         state = scope.setdefault("state", {})
         state["caller"] = caller
         key_id = caller.key_id if caller else ""
-        connection: JoiningTransport | None = state.get("connection")
+        connection: CountingTransport | None = state.get("connection")
         if connection is not None:
             connection.key_id = key_id
         self._open[key_id] += 1
@@ -159,7 +154,7 @@ class Gate:
             if connection is None or not connection.unsent:
                 self._leave(key_id)
             else:
-                connection.when_sent(partial(self._leave, key_id))
+                connection.call_when_sent(partial(self._leave, key_id))
 
     async def _know_keys(self, scope: Scope) -> None:
         """Read those that were changed, unless nobody is asked for one. Raises ServiceFault."""
@@ -177,7 +172,7 @@ class Gate:
             del self._open[key_id]
 
     async def _end_revoked(
-        self, scope: Scope, send: _Answer, connection: JoiningTransport | None
+        self, scope: Scope, send: _Answer, connection: CountingTransport | None
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -186,7 +181,7 @@ class Gate:
             await refuse(scope, send, Unauthorised("The key was revoked, or has expired"))
         elif connection is not None:
             connection.abort()
-            await connection.gone()
+            await connection.wait_lost()
 
     def _admitted(self, scope: Scope) -> Caller | None:
         """Who it is; None on the public paths. Raises ServiceFault."""
@@ -196,16 +191,16 @@ class Gate:
         address, key = (scope.get("client") or ("unknown",))[0], _key_in(scope)
         caller = None
         if key is not None:
-            self._guessing.check(address, key)
+            self._wrong_keys.check(address, key)
             caller = self._doorman.find(key)
         if caller is None:
             if key is not None:
-                self._guessing.was_wrong(address, key)
+                self._wrong_keys.was_wrong(address, key)
             self._metrics.refusals.labels("denied_key").inc()
             self._denials.note(scope)
             raise Unauthorised("Invalid API key")
         assert key is not None
-        self._guessing.was_right(address, key)
+        self._wrong_keys.was_right(address, key)
         if self._open[caller.key_id] >= self._max_open:
             fault = TooMany(f"{self._max_open} requests of this key are open already", 1)
             self._note(fault, caller.key_id, "connections")
@@ -421,7 +416,7 @@ class _Denials:
         if time.monotonic() - self._since > _MINUTE:
             for address, count in self._counts.items():
                 if count > _DENIALS_LOGGED:
-                    self._journal.record("suspicious", reason="key_guessing", address=address,
+                    self._journal.record("suspicious", reason="key_wrong_keys", address=address,
                                          count=count)  # fmt: skip
             self._since = time.monotonic()
             self._counts.clear()
@@ -430,7 +425,7 @@ class _Denials:
         if self._counts[address] <= _DENIALS_LOGGED:
             self._journal.refused("denied_key", address=address, path=scope["path"][:200])
         elif self._counts[address] == _DENIALS_LOGGED + 1:
-            self._journal.record("suspicious", reason="key_guessing", address=address)
+            self._journal.record("suspicious", reason="key_wrong_keys", address=address)
 
 
 async def refuse(scope: Scope, send: _Answer, fault: ServiceFault) -> None:

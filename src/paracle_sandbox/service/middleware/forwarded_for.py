@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .auth import App, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 # More proxies than this in a row are somebody's invention.
 MAX_PROXIES = 16
@@ -25,7 +23,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class ForwardedFor:
     """Wraps the application, and sets the client's address and scheme of each request."""
 
-    def __init__(self, app: App, trusted_proxies: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, trusted_proxies: Sequence[str]) -> None:
         self._app = app
         self._trusted = [ipaddress.ip_network(one) for one in trusted_proxies]
 

@@ -15,9 +15,10 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from ..errors import BadRequest, Conflict, ServiceFault, Unprocessable
-from ..users.addresses import user_in
-from .auth import App, Message, Receive, Scope, Send
+from ..users.names import user_in
 from .idempotency_store import Answer, Answers, Asked
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class _Request:
 class Idempotency:
     """Wraps the application inside the gate, which tells the faults it raises."""
 
-    def __init__(self, app: App, kept: Answers) -> None:
+    def __init__(self, app: ASGIApp, kept: Answers) -> None:
         self._app = app
         self._kept = kept
         self._unkept = Answers(None)

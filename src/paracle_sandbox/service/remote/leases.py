@@ -26,10 +26,9 @@ from ...sandbox.limits import Counts, verdict
 from ..errors import Conflict, NotFound
 from ..journal import Journal
 from ..metrics import Metrics
-from ..recovery import made
 from ..users.names import Names
 from ..users.quotas import Executions
-from ..users.user_sandboxes import LABEL, Hosting
+from ..users.user_sandboxes import LABEL, Hosting, create_with_retry
 from .relay import Relay
 
 logger = logging.getLogger(__name__)
@@ -119,7 +118,9 @@ class Leases:
         try:
             # The client's labels are ours to keep: on the backend they could be those by which
             # something else on this machine finds its own.
-            await made(lambda: backend.create(name, config, {LABEL: self._names.installation}))
+            await create_with_retry(
+                lambda: backend.create(name, config, {LABEL: self._names.installation})
+            )
         except BaseException as error:
             self._forget(lease)
             self._hosting.failed(user_id, error)

@@ -23,16 +23,17 @@ from ..schemas import (
 from ..service import Service
 from ..users.executions import Program, Run
 from ..users.spool import HeldText
-from .dependencies import Limit, Offset, StrictRoute, TheService, TheUser, next_offset
+from .dependencies import Limit, Offset, TheService, TheUser, next_offset
 from .sandboxes import answered, iso
+from .strict_json import StrictRoute
 
 router = APIRouter(tags=["commands"], route_class=StrictRoute)
 
 
 @router.post("/sandbox/{user_id}/commands", status_code=201, response_model=CommandAnswer)
-async def start(service: TheService, user: TheUser, wish: RunRequest) -> dict[str, Any]:
+async def start(service: TheService, user: TheUser, body: RunRequest) -> dict[str, Any]:
     """Start a program and return at once; it runs until it ends, its timeout, or DELETE."""
-    return await shown(service, await service.runner.start_background(user, Program.of(wish)))
+    return await shown(service, await service.runner.start_background(user, Program.of(body)))
 
 
 @router.get("/sandbox/{user_id}/commands", response_model=CommandsAnswer)
@@ -57,14 +58,14 @@ async def look(service: TheService, user: TheUser, command_id: str) -> Response:
 
 @router.post("/sandbox/{user_id}/commands/{command_id}/stdin", response_model=DoneAnswer)
 async def feed(
-    service: TheService, user: TheUser, command_id: str, wish: InputRequest
+    service: TheService, user: TheUser, command_id: str, body: InputRequest
 ) -> dict[str, Any]:
     """Write to its standard input; it must have been started with keep_stdin."""
     run = service.runner.command(user, command_id)
     if not run.takes_input:
         raise Conflict("Its input is closed: start it with keep_stdin, and close it last")
     try:
-        data = wish.data.encode() if wish.encoding == "utf-8" else base64.b64decode(wish.data)
+        data = body.data.encode() if body.encoding == "utf-8" else base64.b64decode(body.data)
     except (binascii.Error, ValueError) as error:
         raise BadRequest(f"The data cannot be read: {error}") from None
     try:
@@ -72,7 +73,7 @@ async def feed(
             await run.command.write_stdin(data)
     except BrokenPipeError:
         raise Conflict("The command has ended") from None
-    if wish.close:
+    if body.close:
         run.takes_input = False
         await run.command.close_stdin()
     return {"output": f"Written {len(data)} bytes"}
@@ -80,14 +81,14 @@ async def feed(
 
 @router.post("/sandbox/{user_id}/commands/{command_id}/signal", response_model=DoneAnswer)
 async def send_signal(
-    service: TheService, user: TheUser, command_id: str, wish: SignalRequest
+    service: TheService, user: TheUser, command_id: str, body: SignalRequest
 ) -> dict[str, Any]:
     """Send a signal to its process group."""
     command = service.runner.command(user, command_id).command
     if command.poll() is not None:
         raise Conflict("The command has ended")
-    await command.send_signal(wish.signal)
-    return {"output": f"Signal {wish.signal} sent"}
+    await command.send_signal(body.signal)
+    return {"output": f"Signal {body.signal} sent"}
 
 
 @router.delete("/sandbox/{user_id}/commands/{command_id}", response_model=CommandAnswer)

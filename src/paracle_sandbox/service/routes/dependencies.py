@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Header, Query, Request, WebSocket
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 
@@ -23,14 +22,13 @@ from ..errors import (
     is_refusal,
     status_of,
 )
-from ..escaping import unescaped
 from ..keys import Caller
 from ..service import Service
-from ..users.addresses import user_in
+from ..users.names import user_in
+from .escaped_paths import unescape
 
 T = TypeVar("T")
 
-MAX_DEPTH = 32
 MAX_PAGE = 1000
 MAX_OFFSET = 1 << 40
 _MAX_TOLD = 200
@@ -171,7 +169,7 @@ async def _file_path(
         bool, Query(description="Whether the path is escaped, as in a list of files")
     ] = False,
 ) -> str:
-    return unescaped(path) if escaped else path
+    return unescape(path) if escaped else path
 
 
 FilePath = Annotated[str, Depends(_file_path)]
@@ -238,57 +236,3 @@ async def deny_socket(socket: WebSocket, fault: ServiceFault | SandboxError) -> 
     status = fault.status if isinstance(fault, ServiceFault) else status_of(fault)
     body = json.dumps(told_body(socket, fault))
     await socket.send_denial_response(Response(body, status, media_type="application/json"))
-
-
-class StrictRoute(APIRoute):
-    """Reads JSON that means one thing only: no name twice, no NaN, no bottomless nesting."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def strict(request: Request) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
-
-        return strict
-
-
-class _StrictRequest(Request):
-    async def json(self) -> Any:
-        return await service_of(self).parser.read(await self.body(), parse_json)
-
-
-def parse_json(body: bytes | str) -> Any:
-    """A JSON text whose size was checked before (``bodies``)."""
-    try:
-        if isinstance(body, bytes):
-            body = body.decode("utf-8-sig")  # no other encoding: its quotes are not where we look
-        value = json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except RecursionError:
-        raise BadRequest("The JSON is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise BadRequest("The JSON is not UTF-8") from None
-    except json.JSONDecodeError:
-        raise
-    except ValueError as error:
-        raise BadRequest(f"The JSON cannot be read: {error}") from None
-    if _deeper(value, MAX_DEPTH):
-        raise BadRequest("The JSON is nested too deeply")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name appears twice")
-    return found
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _deeper(value: Any, room: int) -> bool:
-    if isinstance(value, dict | list):
-        items = value.values() if isinstance(value, dict) else value
-        return room == 0 or any(_deeper(item, room - 1) for item in items)
-    return False

@@ -21,7 +21,6 @@ from starlette.responses import Response, StreamingResponse
 from ...results import FileInfo
 from ...sandbox.limits import MIB
 from ..errors import BadRequest, NotFound, OutOfRange, TooLarge
-from ..escaping import escaped, is_odd, shown, unescaped
 from ..schemas import (
     DirectoryRequest,
     DoneAnswer,
@@ -33,7 +32,6 @@ from ..schemas import (
     UnzipRequest,
     WriteRequest,
 )
-from ..unpacking import UNPACK
 from ..users.executions import Program
 from ..users.spool import HeldText
 from ..users.user_sandboxes import Home
@@ -41,13 +39,15 @@ from .dependencies import (
     FilePath,
     Limit,
     Offset,
-    StrictRoute,
     TheService,
     TheUser,
     next_offset,
     while_connected,
 )
+from .escaped_paths import escape, is_odd, show, unescape
 from .sandboxes import answered
+from .strict_json import StrictRoute
+from .unzip_program import UNPACK
 
 router = APIRouter(tags=["files"], route_class=StrictRoute)
 
@@ -66,30 +66,30 @@ async def read_file(service: TheService, user: TheUser, path: FilePath) -> Respo
     async def read(home: Home) -> bytes:
         info = await _file(home, path)
         if info["size"] > MAX_INLINE:
-            raise TooLarge(f"{shown(path)} is larger than {MAX_INLINE} bytes: use files/raw")
+            raise TooLarge(f"{show(path)} is larger than {MAX_INLINE} bytes: use files/raw")
         return await home.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
 
     content = await service.hosting.read(user, read)
-    service.journal.record("read_file", user=user, path=shown(path), size=len(content))
+    service.journal.record("read_file", user=user, path=show(path), size=len(content))
     try:
         text, encoding = content.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(content).decode(), "base64"
     held = HeldText.of(text)
     return answered(
-        {"path": shown(path), "content": held, "encoding": encoding, "size": len(content)}
+        {"path": show(path), "content": held, "encoding": encoding, "size": len(content)}
     )
 
 
 @router.post("/sandbox/{user_id}/file", response_model=DoneAnswer)
-async def write_file(service: TheService, user: TheUser, wish: WriteRequest) -> dict[str, Any]:
+async def write_file(service: TheService, user: TheUser, body: WriteRequest) -> dict[str, Any]:
     """Write a file, with the directories it needs: whole, or not at all."""
-    content = _decoded(wish)
+    content = _decoded(body)
     async with service.hosting.using(user) as home:
-        await home.sandbox.write_file(wish.path, content)
+        await home.sandbox.write_file(body.path, content)
         await service.hosting.keep(home)
-    service.journal.record("write_file", user=user, path=wish.path, size=len(content))
-    return {"output": f"Written {len(content)} bytes to {wish.path}"}
+    service.journal.record("write_file", user=user, path=body.path, size=len(content))
+    return {"output": f"Written {len(content)} bytes to {body.path}"}
 
 
 @router.delete("/sandbox/{user_id}/file", response_model=DoneAnswer)
@@ -100,8 +100,8 @@ async def remove_file(
     async with service.hosting.using(user) as home:
         await home.sandbox.remove(path, recursive)
         await service.hosting.keep(home)
-    service.journal.record("remove_file", user=user, path=shown(path))
-    return {"output": f"Removed {shown(path)}"}
+    service.journal.record("remove_file", user=user, path=show(path))
+    return {"output": f"Removed {show(path)}"}
 
 
 @router.get("/sandbox/{user_id}/files", response_model=FilesAnswer)
@@ -116,14 +116,14 @@ async def list_files(
 ) -> dict[str, Any]:
     """What is in a directory, sorted by path, page by page. A path with bytes that are not UTF-8
     is escaped, and says so; to name it in a request, send it as it is with escaped=true."""
-    path = unescaped(path) if escaped_ else path
+    path = unescape(path) if escaped_ else path
     entries = await service.hosting.read(
         user, lambda home: home.sandbox.list_files(path, recursive)
     )
-    service.journal.record("list_files", user=user, path=shown(path))
+    service.journal.record("list_files", user=user, path=show(path))
     page = await _page(entries, offset, limit)
     return {
-        "path": shown(path),
+        "path": show(path),
         "files": [_entry(entry) for entry in page],
         "total": len(entries),
         "next_offset": next_offset(offset, limit, len(entries)),
@@ -134,7 +134,7 @@ async def list_files(
 async def stat(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
     """What a path is, with links followed; 404 when nothing is there."""
     info = await service.hosting.read(user, lambda home: home.sandbox.stat(path))
-    service.journal.record("list_files", user=user, path=shown(path))
+    service.journal.record("list_files", user=user, path=show(path))
     return _entry(info)
 
 
@@ -142,20 +142,20 @@ async def stat(service: TheService, user: TheUser, path: FilePath) -> dict[str, 
 async def exists(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
     """Whether there is such a file or directory."""
     there = await service.hosting.read(user, lambda home: home.sandbox.exists(path))
-    service.journal.record("list_files", user=user, path=shown(path))
-    return {"path": shown(path), "exists": there}
+    service.journal.record("list_files", user=user, path=show(path))
+    return {"path": show(path), "exists": there}
 
 
 @router.post("/sandbox/{user_id}/mkdir", response_model=DoneAnswer)
 async def make_directory(
-    service: TheService, user: TheUser, wish: DirectoryRequest
+    service: TheService, user: TheUser, body: DirectoryRequest
 ) -> dict[str, Any]:
     """Make a directory; with parents the missing ones above it, and it may exist."""
     async with service.hosting.using(user) as home:
-        await home.sandbox.mkdir(wish.path, wish.parents)
+        await home.sandbox.mkdir(body.path, body.parents)
         await service.hosting.keep(home)
-    service.journal.record("write_file", user=user, path=wish.path, size=0)
-    return {"output": f"Made {wish.path}"}
+    service.journal.record("write_file", user=user, path=body.path, size=0)
+    return {"output": f"Made {body.path}"}
 
 
 @router.put(
@@ -170,8 +170,8 @@ async def upload(
     async with service.hosting.using(user) as home:
         size = await home.sandbox.write_stream(path, request.stream())
         await service.hosting.keep(home)
-    service.journal.record("write_file", user=user, path=shown(path), size=size)
-    return {"output": f"Written {size} bytes to {shown(path)}"}
+    service.journal.record("write_file", user=user, path=show(path), size=size)
+    return {"output": f"Written {size} bytes to {show(path)}"}
 
 
 @router.get(
@@ -198,7 +198,7 @@ async def download(
         await stack.aclose()
         raise
     start, length = part or (0, info["size"])
-    service.journal.record("read_file", user=user, path=shown(path), size=length)
+    service.journal.record("read_file", user=user, path=show(path), size=length)
     headers = _headers(path, length)
     if part is not None:
         headers["content-range"] = f"bytes {start}-{start + length - 1}/{info['size']}"
@@ -236,10 +236,10 @@ async def _pieces(
 
 @router.post("/sandbox/{user_id}/unzip", response_model=ExecutionAnswer)
 async def unzip(
-    request: Request, service: TheService, user: TheUser, wish: UnzipRequest
+    request: Request, service: TheService, user: TheUser, body: UnzipRequest
 ) -> Response:
     """Unpack a zip, tar or gzip archive of the sandbox, inside it."""
-    program = Program("python", UNPACK, 300, args=(wish.path, wish.destination or ""))
+    program = Program("python", UNPACK, 300, args=(body.path, body.destination or ""))
     return answered(await while_connected(request, service.runner.run(user, program)))
 
 
@@ -266,15 +266,15 @@ async def _page(entries: list[FileInfo], offset: int, limit: int) -> list[FileIn
 async def _file(home: Home, path: str) -> FileInfo:
     info = await home.sandbox.stat(path)
     if info["kind"] != "file":
-        raise NotFound(f"{shown(path)} is not a file")
+        raise NotFound(f"{show(path)} is not a file")
     return info
 
 
-def _decoded(wish: WriteRequest) -> bytes:
-    if wish.encoding == "utf-8":
-        return wish.content.encode("utf-8", "surrogatepass")
+def _decoded(body: WriteRequest) -> bytes:
+    if body.encoding == "utf-8":
+        return body.content.encode("utf-8", "surrogatepass")
     try:
-        return base64.b64decode(wish.content, validate=True)
+        return base64.b64decode(body.content, validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadRequest(f"The content is not base64: {error}") from None
 
@@ -282,7 +282,7 @@ def _decoded(wish: WriteRequest) -> bytes:
 def _entry(info: FileInfo) -> dict[str, Any]:
     entry = {**info, "is_dir": info["kind"] == "directory"}
     if is_odd(info["path"]):
-        entry.update(path=escaped(info["path"]), name=escaped(info["name"]), escaped=True)
+        entry.update(path=escape(info["path"]), name=escape(info["name"]), escaped=True)
     return entry
 
 

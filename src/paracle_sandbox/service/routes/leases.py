@@ -11,19 +11,19 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from ...channel.resumable import OutOfStep
 from ...config import InvalidConfigError, SandboxConfig
 from ...errors import SandboxError
-from ..errors import BadRequest, ServiceFault, Unprocessable, in_one_line
+from ..errors import BadRequest, ServiceFault, Unprocessable, first_fault
 from ..remote.leases import Lease
 from ..remote.relay import Relay
 from ..schemas import LeaseRequest
 from ..users.config_policy import checked_config
 from .dependencies import (
     ActingUser,
-    StrictRoute,
     TheService,
     acting_user_of,
     deny_socket,
     service_of,
 )
+from .strict_json import StrictRoute
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["remote"], route_class=StrictRoute)
 
@@ -31,13 +31,13 @@ CLOSE_OUT_OF_STEP = 4409
 
 
 @router.post("", status_code=201)
-async def create(service: TheService, user: ActingUser, wish: LeaseRequest) -> dict[str, Any]:
+async def create(service: TheService, user: ActingUser, body: LeaseRequest) -> dict[str, Any]:
     """Make a sandbox under an id of the client's choice."""
     try:
-        config = checked_config(service.settings, SandboxConfig.model_validate(wish.config))
+        config = checked_config(service.settings, SandboxConfig.model_validate(body.config))
     except InvalidConfigError as error:
-        raise Unprocessable(f"Not a configuration: {in_one_line(error)}") from None
-    return described(await service.leases.create(user, wish.sandbox_id, config, wish.labels))
+        raise Unprocessable(f"Not a configuration: {first_fault(error)}") from None
+    return described(await service.leases.create(user, body.sandbox_id, config, body.labels))
 
 
 @router.get("")

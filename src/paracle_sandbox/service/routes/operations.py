@@ -13,7 +13,8 @@ from ..errors import NotFound
 from ..keys import Key
 from ..metrics import CONTENT_TYPE
 from ..schemas import HealthAnswer, KeyRequest
-from .dependencies import StrictRoute, TheAdmin, TheService, caller_of
+from .dependencies import TheAdmin, TheService, caller_of
+from .strict_json import StrictRoute
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
@@ -76,14 +77,14 @@ async def list_keys(service: TheService, admin: TheAdmin) -> dict[str, Any]:
 
 
 @router.post("/keys", status_code=201)
-async def make_key(service: TheService, admin: TheAdmin, wish: KeyRequest) -> dict[str, Any]:
+async def make_key(service: TheService, admin: TheAdmin, body: KeyRequest) -> dict[str, Any]:
     """A new key, shown this once. Needs an admin key."""
-    expires = None if wish.expires_in is None else time.time() + wish.expires_in
+    expires = None if body.expires_in is None else time.time() + body.expires_in
     keys = service.keys
     text = await keys.in_thread(
-        keys.make, wish.users, admin=wish.admin, expires=expires, note=wish.note
+        keys.make, body.users, admin=body.admin, expires=expires, note=body.note
     )
-    service.journal.record("key_made", by=admin.key_id, key=text.split("_")[1], admin=wish.admin)
+    service.journal.record("key_made", by=admin.key_id, key=text.split("_")[1], admin=body.admin)
     return {"key": text, "key_id": text.split("_")[1]}
 
 

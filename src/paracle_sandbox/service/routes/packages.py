@@ -13,27 +13,28 @@ from ..errors import BadRequest, Forbidden
 from ..schemas import ExecutionAnswer, InstallRequest
 from ..service import Service
 from ..users.executions import stopped_answer
-from .dependencies import StrictRoute, TheService, TheUser, noted, while_connected
+from .dependencies import TheService, TheUser, noted, while_connected
+from .strict_json import StrictRoute
 
 router = APIRouter(tags=["packages"], route_class=StrictRoute)
 
 
 @router.post("/sandbox/{user_id}/pip/install", response_model=ExecutionAnswer)
 async def install(
-    request: Request, service: TheService, user: TheUser, wish: InstallRequest
+    request: Request, service: TheService, user: TheUser, body: InstallRequest
 ) -> dict[str, Any]:
     """Install packages inside, also where the sandbox has no network. Only names with versions,
     extras and markers are taken: no files, addresses or options."""
     if not service.settings.packages:
         raise Forbidden("Packages are switched off by the operator (SANDBOX_PACKAGES)")
-    wanted = [*wish.packages, *several(wish.package or "")]
+    wanted = [*body.packages, *several(body.package or "")]
     if not wanted:
         raise BadRequest("Name a package, or several in packages")
     try:
         wanted = [checked_requirement(one) for one in wanted]
     except ValueError as error:
         raise noted(request, "package", BadRequest(str(error)), packages=wanted) from None
-    return await while_connected(request, _install(service, user, wanted, wish.timeout))
+    return await while_connected(request, _install(service, user, wanted, body.timeout))
 
 
 @router.get("/sandbox/{user_id}/pip/list")

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from ...config import InvalidConfigError, SandboxConfig
 from ...errors import SandboxError
 from ...setting_rows import parse_memory_mb
-from ..errors import NotFound, Unprocessable, in_one_line
+from ..errors import NotFound, Unprocessable, first_fault
 from ..schemas import (
     CreateRequest,
     DestroyAnswer,
@@ -31,13 +31,13 @@ from ..users.user_sandboxes import Home, Hosting
 from .dependencies import (
     Limit,
     Offset,
-    StrictRoute,
     TheService,
     TheUser,
     caller_of,
     next_offset,
     while_connected,
 )
+from .strict_json import StrictRoute
 
 router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
@@ -47,29 +47,29 @@ _ASKED_AS = {"memory_mb": "memory_limit in MB", "cpu_cores": "cpu_limit", "base_
 
 @router.post("/sandbox/{user_id}/create", response_model=SandboxAnswer)
 async def create(
-    service: TheService, user: TheUser, wish: CreateRequest | None = None
+    service: TheService, user: TheUser, body: CreateRequest | None = None
 ) -> dict[str, Any]:
     """The user's sandbox: made if there is none yet, else as it is."""
-    config = wished(service.hosting, wish)
+    config = wished(service.hosting, body)
     async with service.hosting.using(user, config) as home:
         return await described(home)
 
 
 @router.post("/sandbox/{user_id}/execute", response_model=ExecutionAnswer)
 async def execute(
-    request: Request, service: TheService, user: TheUser, wish: ExecuteRequest
+    request: Request, service: TheService, user: TheUser, body: ExecuteRequest
 ) -> Response:
     """Run Python code. A program that fails, or is stopped, is an answer with success false."""
-    program = Program("python", wish.code, wish.timeout)
+    program = Program("python", body.code, body.timeout)
     return answered(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.post("/sandbox/{user_id}/shell", response_model=ExecutionAnswer)
 async def shell(
-    request: Request, service: TheService, user: TheUser, wish: ShellRequest
+    request: Request, service: TheService, user: TheUser, body: ShellRequest
 ) -> Response:
     """Run a shell command."""
-    program = Program("shell", wish.command, wish.timeout)
+    program = Program("shell", body.command, body.timeout)
     return answered(await while_connected(request, service.runner.run(user, program)))
 
 
@@ -158,22 +158,22 @@ async def _pieces(answer: dict[str, Any]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def wished(hosting: Hosting, wish: CreateRequest | None) -> SandboxConfig | None:
+def wished(hosting: Hosting, body: CreateRequest | None) -> SandboxConfig | None:
     """The configuration a user asks for: never more than the service gives by itself."""
-    if wish is None:
+    if body is None:
         return None
     base = hosting.default_config()
     changes: dict[str, Any] = {}
     try:
-        if wish.memory_limit is not None:
-            changes["memory_mb"] = min(parse_memory_mb(wish.memory_limit), base.memory_mb)
-        if wish.cpu_limit is not None:
-            changes["cpu_cores"] = min(wish.cpu_limit, base.cpu_cores)
-        if wish.image is not None:
-            changes["base_image"] = wish.image
+        if body.memory_limit is not None:
+            changes["memory_mb"] = min(parse_memory_mb(body.memory_limit), base.memory_mb)
+        if body.cpu_limit is not None:
+            changes["cpu_cores"] = min(body.cpu_limit, base.cpu_cores)
+        if body.image is not None:
+            changes["base_image"] = body.image
         config = SandboxConfig(**{**base.model_dump(), **changes})
     except InvalidConfigError as error:
-        raise Unprocessable(in_one_line(error, _ASKED_AS)) from None
+        raise Unprocessable(first_fault(error, _ASKED_AS)) from None
     except (ValueError, OverflowError) as error:
         raise Unprocessable(f"memory_limit: {error}") from None
     return checked_config(hosting.settings, config)

@@ -18,23 +18,22 @@ from starlette.responses import Response, StreamingResponse
 from ...errors import SandboxError, StoppedError
 from ...invalid import InvalidValueError
 from ...sandbox.command import Command
-from ..bodies import check_json
-from ..errors import INTERNAL, BadRequest, Conflict, ServiceFault, TooLarge, fault_body, in_one_line
+from ..errors import INTERNAL, BadRequest, Conflict, ServiceFault, TooLarge, fault_body, first_fault
+from ..middleware.body_limits import check_json
 from ..schemas import RunRequest
 from ..service import Service
 from ..users.executions import Program, Run, stopped_answer
 from .dependencies import (
-    StrictRoute,
     TheService,
     TheUser,
     deny_socket,
     note_bad_input,
     note_fault,
-    parse_json,
     service_of,
     told_body,
     user_of,
 )
+from .strict_json import StrictRoute, parse_json
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["streams"], route_class=StrictRoute)
@@ -51,11 +50,11 @@ Event = dict[str, Any]
 
 
 @router.post("/sandbox/{user_id}/stream", response_class=Response, responses=_EVENTS)
-async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Response:
+async def stream(service: TheService, user: TheUser, body: RunRequest) -> Response:
     """Run a program and follow it: events ``start``, ``stdout``, ``stderr`` and at the end
     ``result`` or ``error``. Who goes away ends it."""
     stack = AsyncExitStack()
-    run = await stack.enter_async_context(service.runner.followed(user, Program.of(wish)))
+    run = await stack.enter_async_context(service.runner.followed(user, Program.of(body)))
     return sse(_closing(stack, events(service, run)))
 
 
@@ -177,7 +176,7 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
         await _said(socket, {"event": "error", "success": False, **told_body(socket, fault)})
     except (ValidationError, InvalidValueError, json.JSONDecodeError) as error:
         note_bad_input(socket, "a message that makes no sense")
-        text = in_one_line(error) if isinstance(error, ValidationError) else str(error)
+        text = first_fault(error) if isinstance(error, ValidationError) else str(error)
         await _said(socket, {"event": "error", "success": False, "error": text[:500]})
     except Exception as error:
         # A fault of ours is nobody's bad input: the client hears that, and the log hears what.
@@ -198,8 +197,8 @@ async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
             first = await socket.receive_text()
     except TimeoutError:
         raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
-    wish = RunRequest.model_validate(_object(first))
-    async with service.runner.followed(user, Program.of(wish)) as run:
+    body = RunRequest.model_validate(_object(first))
+    async with service.runner.followed(user, Program.of(body)) as run:
         await _both_ways(_listen(socket, run), _tell(service, socket, run))
 
 

@@ -19,11 +19,9 @@ from ...sandbox.command import Command
 from ...sandbox.command_options import CommandOptions
 from ...sandbox.limits import MIB
 from ...sandbox.sandbox import Sandbox
-from ..errors import NotFound, TooMany
-from ..hiding import Hiding
+from ..errors import NotFound, PathHider, TooMany, classify
 from ..journal import Journal
 from ..metrics import Metrics
-from ..recovery import classify
 from ..schemas import RunRequest
 from .kept_files import Listed
 from .lost_sandboxes import Loss
@@ -132,7 +130,7 @@ class Runner:
         journal: Journal,
         metrics: Metrics,
         spools: Path,
-        hide: Hiding,
+        hide: PathHider,
     ) -> None:
         self._hide = hide
         self._spools = spools
@@ -366,7 +364,7 @@ def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
 
 
 def stopped_answer(
-    error: StoppedError, *, hide: Hiding, recreated: bool, files_kept: bool
+    error: StoppedError, *, hide: PathHider, recreated: bool, files_kept: bool
 ) -> dict[str, Any]:
     """A program that was stopped, as an answer."""
     told = error_result(error)

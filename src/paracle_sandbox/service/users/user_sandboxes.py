@@ -26,6 +26,7 @@ from ...config import SandboxConfig
 from ...errors import (
     BackendUnavailableError,
     SandboxConflictError,
+    SandboxCreationError,
     SandboxError,
     SandboxExecutionError,
     SandboxLimitError,
@@ -34,11 +35,10 @@ from ...ids import new_sandbox_id
 from ...sandbox.sandbox import Sandbox
 from ...settings import Settings
 from ...slots import Slots
-from ..errors import RETRY_SECONDS, NotKept, Unavailable
+from ..errors import RETRY_SECONDS, NotKept, Unavailable, classify, is_refused
 from ..journal import Journal
 from ..metrics import Metrics
-from ..middleware.caller import notice
-from ..recovery import classify, made
+from ..middleware.request_context import report_loss
 from .kept_files import Listed, Workspace, Workspaces, save_quietly
 from .lost_sandboxes import Loss, Losses
 from .names import Names
@@ -52,6 +52,8 @@ _LOOK_SECONDS = 5.0
 # Of a save that no removal waits for. Its program is over, and whoever asked waits for it.
 _SAVE_SECONDS = 300.0
 LABEL = "paracle.service"
+CREATE_ATTEMPTS = 3
+_RETRY_PAUSE_SECONDS = 0.1
 
 
 @dataclass
@@ -155,7 +157,7 @@ class Hosting:
     def find(self, user_id: str) -> Home | None:
         home = self._homes.get(user_id)
         if home is not None:
-            notice(home.loss)
+            report_loss(home.loss)
         return home
 
     def has(self, user_id: str) -> bool:
@@ -176,7 +178,7 @@ class Hosting:
     async def using(self, user_id: str, config: SandboxConfig | None = None) -> AsyncIterator[Home]:
         """The user's sandbox, made if need be; it does not count as idle inside the block."""
         home = await self.open(user_id, config)
-        notice(home.loss)
+        report_loss(home.loss)
         home.users_now += 1
         home.visits += 1
         home.touch()
@@ -234,7 +236,7 @@ class Hosting:
         wanted = config or self.default_config()
         self.take_room(user_id, wanted)
         try:
-            sandbox = await made(lambda: self._started(user_id, wanted))
+            sandbox = await create_with_retry(lambda: self._started(user_id, wanted))
             workspace = self._workspaces.get(self._names.workspace(user_id))
             try:
                 self.refuse_when_closed()
@@ -349,7 +351,7 @@ class Hosting:
             async with self._alone(user_id):
                 impatient.cancel()
                 home = self._homes.get(user_id)
-                notice(self.losses.untold(self.sandbox_id(user_id)))
+                report_loss(self.losses.untold(self.sandbox_id(user_id)))
                 return None if home is None else await self._remove(home, reason, keep_files)
         finally:
             impatient.cancel()
@@ -514,3 +516,22 @@ class Hosting:
             if isinstance(ended, BaseException):  # one user's is no reason to leave the others'
                 logger.error("A sandbox was not removed as it should be: %r", ended)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def create_with_retry(create: Callable[[], Awaitable[T]]) -> T:
+    """Make a sandbox, and try again when it failed for a reason that may pass."""
+    for attempt in range(1, CREATE_ATTEMPTS):
+        try:
+            return await create()
+        except SandboxCreationError as error:
+            if not _may_pass(error):
+                raise
+            logger.warning("Attempt %d to make a sandbox failed, trying again: %s", attempt, error)
+            await asyncio.sleep(_RETRY_PAUSE_SECONDS * attempt)
+    return await create()
+
+
+def _may_pass(error: SandboxCreationError) -> bool:
+    """Whether another attempt may succeed: not without the image, but after a guest that died."""
+    permanent = isinstance(error, BackendUnavailableError | SandboxConflictError)
+    return not permanent and not is_refused(error)

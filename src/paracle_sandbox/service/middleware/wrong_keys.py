@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import time
 
-from .errors import TooMany
+from ..errors import TooMany
 
 MAX_WRONG = 60
 _MAX_ADDRESSES = 10_000
@@ -17,7 +17,7 @@ _MAX_RIGHT = 10_000
 _MINUTE = 60.0
 
 
-class Guessing:
+class WrongKeys:
     """What was tried in this minute, by address. Keys are remembered as hash() of Python, which is
     secret and of this process alone."""
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .bodies import Budget
+from .budget import Budget
 
 if TYPE_CHECKING:
-    from .joining import JoiningTransport
+    from .transport import CountingTransport
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Stalled:
     calls: list[Callable[[], None]] = field(default_factory=list)
 
 
-class Outflow:
+class SlowClients:
     """All connections of a server that have something unsent. ``on_cut`` is called for each that
     is cut off."""
 
@@ -54,14 +54,14 @@ class Outflow:
         self.unread = Budget(patience.unread_bytes_per_key, patience.unread_bytes)
         self._on_cut = on_cut
         self._unsent = Budget(patience.unsent_bytes_per_key, patience.unsent_bytes)
-        self._watched: dict[JoiningTransport, _Stalled] = {}
+        self._watched: dict[CountingTransport, _Stalled] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def total(self) -> int:
         return self._unsent.total
 
-    def watch(self, transport: JoiningTransport, call: Callable[[], None] | None = None) -> None:
+    def watch(self, transport: CountingTransport, call: Callable[[], None] | None = None) -> None:
         """It has something unsent. ``call`` is called when it has nothing more, or is cut off."""
         now = asyncio.get_running_loop().time()
         stalled = self._watched.get(transport)
@@ -73,33 +73,33 @@ class Outflow:
             self._look_later()
         self._account(transport)
 
-    def forget(self, transport: JoiningTransport) -> None:
+    def forget(self, transport: CountingTransport) -> None:
         stalled = self._watched.pop(transport, None)
         self._unsent.set(transport, transport.key_id, 0)
         self.unread.set(transport, transport.key_id, 0)
         for call in stalled.calls if stalled is not None else ():
             call()
 
-    def cut(self, transport: JoiningTransport) -> None:
+    def cut(self, transport: CountingTransport) -> None:
         """Nothing more goes to this client."""
         self._on_cut()
         transport.abort()
         self.forget(transport)
 
-    def oldest(self) -> JoiningTransport | None:
+    def oldest(self) -> CountingTransport | None:
         """Whose client has not read for longest."""
         found = self._watched
         return min(found, key=lambda one: found[one].since) if found else None
 
-    def receive(self, transport: JoiningTransport, amount: int) -> None:
+    def receive(self, transport: CountingTransport, amount: int) -> None:
         """So much of what this client has sent is kept now."""
         self._keep_within(self.unread, transport, lambda: amount)
 
-    def _account(self, transport: JoiningTransport) -> None:
+    def _account(self, transport: CountingTransport) -> None:
         self._keep_within(self._unsent, transport, lambda: transport.unsent)
 
     def _keep_within(
-        self, budget: Budget, transport: JoiningTransport, amount: Callable[[], int]
+        self, budget: Budget, transport: CountingTransport, amount: Callable[[], int]
     ) -> None:
         """Set what a connection has of a budget, and cut off the largest until that is kept: of
         this key if it has more than its share, else of the key that has most."""

@@ -201,7 +201,7 @@ async def test_what_did_nothing_is_not_kept(place: Place) -> None:
 async def test_a_full_disk_makes_no_request_fail(place: Place) -> None:
     """The answer of one that ran is given, though its beginning could not be kept."""
     database = place.service.answers._db
-    inside = Path(place.backend.directory_of(place.service.hosting.sandbox_id("ann")))
+    inside = Path(place.backend.directory_of(place.service.sandboxes.sandbox_id("ann")))
     database.execute("PRAGMA query_only = ON")  # as a full disk does: it reads, and writes nothing
     body = {"command": "touch up; while [ ! -e go ]; do sleep 0.01; done; echo ran"}
     running = asyncio.create_task(_post(place, "/sandbox/ann/shell", body, "full"))

@@ -80,7 +80,7 @@ def test_every_line_of_a_request_says_whose_it_was(tmp_path: Path) -> None:
 
 
 async def test_figures_are_the_programs_own_or_named_as_the_sandboxs(place: Place) -> None:
-    name = place.service.hosting.sandbox_id("ann")
+    name = place.service.sandboxes.sandbox_id("ann")
 
     async def resources() -> list[dict[str, float]]:
         lines = await place.audit_lines()

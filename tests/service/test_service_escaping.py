@@ -79,7 +79,7 @@ def test_what_is_no_escape_is_refused(text: str) -> None:
 async def test_kept_files_may_have_odd_names(place: Place) -> None:
     """Oracle: the directory on the host."""
     await place.shell("python3 -c \"open(b'odd\\xff', 'w').write('x')\"")
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     assert home is not None
     top = os.fsencode(home.workspace.directory)
     kept = [name for _, _, names in os.walk(top) for name in names]

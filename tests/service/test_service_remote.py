@@ -396,7 +396,7 @@ async def test_a_sandbox_that_nobody_holds_is_removed(tmp_path: Path) -> None:
     backend = FakeBackend()
     service = Service(Settings(service_dir=str(tmp_path)), backend)
     leases = Leases(
-        service.hosting, service.executions, service.names, service.journal, service.metrics, 0.2
+        service.sandboxes, service.executions, service.names, service.journal, service.metrics, 0.2
     )
     leases.start()
     await leases.create("ann", "one", SandboxConfig(), {})

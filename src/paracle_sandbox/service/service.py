@@ -29,7 +29,7 @@ from .users.kept_files import Workspaces
 from .users.lost_sandboxes import Losses
 from .users.names import Names
 from .users.quotas import Executions
-from .users.user_sandboxes import Hosting
+from .users.user_sandboxes import UserSandboxes
 
 AUDIT_FILE = "audit.jsonl"
 
@@ -93,26 +93,28 @@ class Service:
         self.journal = Journal(log, with_content=settings.audit_content)
         self.executions = Executions(settings)
         self.workspaces = Workspaces(directory / "users")
-        self.hosting = Hosting(
+        self.sandboxes = UserSandboxes(
             backend, settings, self.names, self.workspaces, self.losses, self.journal, self.metrics
         )
         self.runner = Runner(
-            self.hosting,
+            self.sandboxes,
             self.executions,
             self.journal,
             self.metrics,
             spools=directory,
             hide=self.hide,
         )
-        self.leases = Leases(self.hosting, self.executions, self.names, self.journal, self.metrics)
+        self.leases = Leases(
+            self.sandboxes, self.executions, self.names, self.journal, self.metrics
+        )
         self.journal.know_users(self._user_of)
-        self.readiness = Readiness(backend, self.hosting.take_over, prove=self.hosting.make_one)
+        self.readiness = Readiness(backend, self.sandboxes.take_over, prove=self.sandboxes.make_one)
 
     async def start(self) -> None:
         """Take over from a predecessor, and be ready when a sandbox can be made: now or later."""
         self.journal.record("service_start", backend=self.backend.name)
         self.backend.begin_preparing(self.settings.service_image)
-        self.hosting.start(self.readiness.doubt)
+        self.sandboxes.start(self.readiness.doubt)
         await self.readiness.start()
         self.leases.start()
 
@@ -121,7 +123,7 @@ class Service:
         on nothing new is made. May be called again."""
         await self.readiness.close()
         await self.leases.close()
-        await self.hosting.close()
+        await self.sandboxes.close()
         await self.runner.close()
 
     async def close(self) -> None:
@@ -143,14 +145,14 @@ class Service:
 
     @property
     def live(self) -> int:
-        return self.hosting.slots.taken
+        return self.sandboxes.slots_taken
 
     def live_of(self, caller: Caller) -> int:
         """How many sandboxes there are of the users that a key acts for."""
         if caller.admin:
             return self.live
-        homes = sum(self.hosting.has(user) for user in caller.users)
-        return homes + sum(self.leases.count(user) for user in caller.users)
+        owned = sum(self.sandboxes.has(user) for user in caller.users)
+        return owned + sum(self.leases.count(user) for user in caller.users)
 
     def _user_of(self, sandbox_id: str) -> str | None:
-        return self.hosting.user_of(sandbox_id) or self.leases.user_of(sandbox_id)
+        return self.sandboxes.user_of(sandbox_id) or self.leases.user_of(sandbox_id)

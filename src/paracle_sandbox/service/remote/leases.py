@@ -28,7 +28,7 @@ from ..journal import Journal
 from ..metrics import Metrics
 from ..users.names import Names
 from ..users.quotas import Executions
-from ..users.user_sandboxes import LABEL, Hosting, create_with_retry
+from ..users.user_sandboxes import LABEL, UserSandboxes, create_with_retry
 from .relay import Relay
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Leases:
 
     def __init__(
         self,
-        hosting: Hosting,
+        sandboxes: UserSandboxes,
         executions: Executions,
         names: Names,
         journal: Journal,
@@ -75,7 +75,7 @@ class Leases:
         resume_seconds: float = RESUME_SECONDS,
     ) -> None:
         self._resume_seconds = resume_seconds
-        self._hosting = hosting
+        self._sandboxes = sandboxes
         self._executions = executions
         self._names = names
         self._journal = journal
@@ -110,11 +110,11 @@ class Leases:
         """Raises Conflict, TooMany, Unavailable, SandboxCreationError."""
         if (user_id, sandbox_id) in self._leases:
             raise Conflict(f"Sandbox {sandbox_id} exists already")
-        self._hosting.take_room(user_id, config)
+        self._sandboxes.take_room(user_id, config)
         name = self._names.own_sandbox(user_id, sandbox_id)
         lease = Lease(user_id, sandbox_id, name, config, dict(labels))
         self._leases[user_id, sandbox_id] = lease
-        backend = self._hosting.backend
+        backend = self._sandboxes.backend
         try:
             # The client's labels are ours to keep: on the backend they could be those by which
             # something else on this machine finds its own.
@@ -123,12 +123,12 @@ class Leases:
             )
         except BaseException as error:
             self._forget(lease)
-            self._hosting.failed(user_id, error)
+            self._sandboxes.report_failure(user_id, error)
             raise
         lease.ready = True
-        if self._hosting.is_closed:
+        if self._sandboxes.is_closed:
             await self.remove(user_id, sandbox_id, "shutdown")
-            self._hosting.refuse_when_closed()
+            self._sandboxes.refuse_when_closed()
         lease.unheld_since = time.monotonic()
         self._metrics.creations.labels("ok").inc()
         self._journal.record("create", user=user_id, sandbox_id=name, outcome="ok")
@@ -137,7 +137,7 @@ class Leases:
     async def relay(self, lease: Lease) -> Relay:
         """The connection to its guest, made when it is first asked for."""
         if lease.relay is None:
-            channel = await self._hosting.backend.connect(lease.name)
+            channel = await self._sandboxes.backend.connect(lease.name)
             if lease.relay is not None or not lease.ready:  # meanwhile: by another, or removed
                 await channel.close()
                 return (await self.relay(lease)) if lease.ready else self._gone(lease)
@@ -152,7 +152,7 @@ class Leases:
         raise NotFound(f"Sandbox {lease.sandbox_id} not found")
 
     async def usage(self, lease: Lease) -> Usage:
-        usage = await self._hosting.backend.usage(lease.name)
+        usage = await self._sandboxes.backend.usage(lease.name)
         breach = verdict(usage, lease.seen, lease.config, failed=True)
         before, lease.seen = lease.seen, lease.seen.raised_to(usage)
         # A count tells of one breach each; a full disk stays full, and is told once.
@@ -184,7 +184,7 @@ class Leases:
         try:
             if lease.relay is not None:
                 await lease.relay.close()
-            await self._hosting.backend.destroy(lease.name)
+            await self._sandboxes.backend.destroy(lease.name)
         except BaseException:
             lease.ready = True
             raise
@@ -195,7 +195,7 @@ class Leases:
 
     def _forget(self, lease: Lease) -> None:
         if self._leases.pop((lease.user_id, lease.sandbox_id), None) is not None:
-            self._hosting.leave_room(lease.user_id, lease.config)
+            self._sandboxes.leave_room(lease.user_id, lease.config)
 
     async def _watch(self) -> None:
         while True:

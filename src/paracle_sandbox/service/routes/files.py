@@ -34,7 +34,7 @@ from ..schemas import (
 )
 from ..users.executions import Program
 from ..users.spool import HeldText
-from ..users.user_sandboxes import Home
+from ..users.user_sandboxes import UserSandbox
 from .dependencies import (
     FilePath,
     Limit,
@@ -63,13 +63,13 @@ _RANGE = re.compile(r"(\d{0,18})-(\d{0,18})\Z")
 async def read_file(service: TheService, user: TheUser, path: FilePath) -> Response:
     """A file as text, or as base64 when it is none."""
 
-    async def read(home: Home) -> bytes:
-        info = await _file(home, path)
+    async def read(owned: UserSandbox) -> bytes:
+        info = await _file(owned, path)
         if info["size"] > MAX_INLINE:
             raise TooLarge(f"{show(path)} is larger than {MAX_INLINE} bytes: use files/raw")
-        return await home.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
+        return await owned.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
 
-    content = await service.hosting.read(user, read)
+    content = await service.sandboxes.read(user, read)
     service.journal.record("read_file", user=user, path=show(path), size=len(content))
     try:
         text, encoding = content.decode("utf-8"), "utf-8"
@@ -85,9 +85,9 @@ async def read_file(service: TheService, user: TheUser, path: FilePath) -> Respo
 async def write_file(service: TheService, user: TheUser, body: WriteRequest) -> dict[str, Any]:
     """Write a file, with the directories it needs: whole, or not at all."""
     content = _decoded(body)
-    async with service.hosting.using(user) as home:
-        await home.sandbox.write_file(body.path, content)
-        await service.hosting.keep(home)
+    async with service.sandboxes.using(user) as owned:
+        await owned.sandbox.write_file(body.path, content)
+        await service.sandboxes.keep(owned)
     service.journal.record("write_file", user=user, path=body.path, size=len(content))
     return {"output": f"Written {len(content)} bytes to {body.path}"}
 
@@ -97,9 +97,9 @@ async def remove_file(
     service: TheService, user: TheUser, path: FilePath, recursive: bool = False
 ) -> dict[str, Any]:
     """Remove a file or an empty directory; any directory with recursive."""
-    async with service.hosting.using(user) as home:
-        await home.sandbox.remove(path, recursive)
-        await service.hosting.keep(home)
+    async with service.sandboxes.using(user) as owned:
+        await owned.sandbox.remove(path, recursive)
+        await service.sandboxes.keep(owned)
     service.journal.record("remove_file", user=user, path=show(path))
     return {"output": f"Removed {show(path)}"}
 
@@ -117,8 +117,8 @@ async def list_files(
     """What is in a directory, sorted by path, page by page. A path with bytes that are not UTF-8
     is escaped, and says so; to name it in a request, send it as it is with escaped=true."""
     path = unescape(path) if escaped_ else path
-    entries = await service.hosting.read(
-        user, lambda home: home.sandbox.list_files(path, recursive)
+    entries = await service.sandboxes.read(
+        user, lambda owned: owned.sandbox.list_files(path, recursive)
     )
     service.journal.record("list_files", user=user, path=show(path))
     page = await _page(entries, offset, limit)
@@ -133,7 +133,7 @@ async def list_files(
 @router.get("/sandbox/{user_id}/stat", response_model=FileEntry)
 async def stat(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
     """What a path is, with links followed; 404 when nothing is there."""
-    info = await service.hosting.read(user, lambda home: home.sandbox.stat(path))
+    info = await service.sandboxes.read(user, lambda owned: owned.sandbox.stat(path))
     service.journal.record("list_files", user=user, path=show(path))
     return _entry(info)
 
@@ -141,7 +141,7 @@ async def stat(service: TheService, user: TheUser, path: FilePath) -> dict[str, 
 @router.get("/sandbox/{user_id}/exists", response_model=ExistsAnswer)
 async def exists(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
     """Whether there is such a file or directory."""
-    there = await service.hosting.read(user, lambda home: home.sandbox.exists(path))
+    there = await service.sandboxes.read(user, lambda owned: owned.sandbox.exists(path))
     service.journal.record("list_files", user=user, path=show(path))
     return {"path": show(path), "exists": there}
 
@@ -151,9 +151,9 @@ async def make_directory(
     service: TheService, user: TheUser, body: DirectoryRequest
 ) -> dict[str, Any]:
     """Make a directory; with parents the missing ones above it, and it may exist."""
-    async with service.hosting.using(user) as home:
-        await home.sandbox.mkdir(body.path, body.parents)
-        await service.hosting.keep(home)
+    async with service.sandboxes.using(user) as owned:
+        await owned.sandbox.mkdir(body.path, body.parents)
+        await service.sandboxes.keep(owned)
     service.journal.record("write_file", user=user, path=body.path, size=0)
     return {"output": f"Made {body.path}"}
 
@@ -167,9 +167,9 @@ async def upload(
     request: Request, service: TheService, user: TheUser, path: FilePath
 ) -> dict[str, Any]:
     """Write the body to a file, of any size the disk has room for."""
-    async with service.hosting.using(user) as home:
-        size = await home.sandbox.write_stream(path, request.stream())
-        await service.hosting.keep(home)
+    async with service.sandboxes.using(user) as owned:
+        size = await owned.sandbox.write_stream(path, request.stream())
+        await service.sandboxes.keep(owned)
     service.journal.record("write_file", user=user, path=show(path), size=size)
     return {"output": f"Written {size} bytes to {show(path)}"}
 
@@ -190,9 +190,9 @@ async def download(
 ) -> Response:
     """The exact bytes of a file, or the part that a Range header asks for."""
     stack = AsyncExitStack()
-    home = await stack.enter_async_context(service.hosting.using(user))
+    owned = await stack.enter_async_context(service.sandboxes.using(user))
     try:
-        info = await _file(home, path)
+        info = await _file(owned, path)
         part = _part(range_, info["size"])
     except BaseException:
         await stack.aclose()
@@ -203,7 +203,7 @@ async def download(
     if part is not None:
         headers["content-range"] = f"bytes {start}-{start + length - 1}/{info['size']}"
     return StreamingResponse(
-        _pieces(stack, home, path, start, length),
+        _pieces(stack, owned, path, start, length),
         206 if part is not None else 200,
         headers,
         "application/octet-stream",
@@ -213,7 +213,7 @@ async def download(
 @router.head("/sandbox/{user_id}/files/raw", include_in_schema=False)
 async def look(service: TheService, user: TheUser, path: FilePath) -> Response:
     """What a download would be, without it."""
-    info = await service.hosting.read(user, lambda home: _file(home, path))
+    info = await service.sandboxes.read(user, lambda owned: _file(owned, path))
     headers = _headers(path, info["size"])
     return Response(headers=headers, media_type="application/octet-stream")
 
@@ -227,10 +227,10 @@ def _headers(path: str, length: int) -> dict[str, str]:
 
 
 async def _pieces(
-    stack: AsyncExitStack, home: Home, path: str, start: int, length: int
+    stack: AsyncExitStack, owned: UserSandbox, path: str, start: int, length: int
 ) -> AsyncIterator[bytes]:
     async with stack:
-        async for piece in home.sandbox.read_stream(path, offset=start, length=length):
+        async for piece in owned.sandbox.read_stream(path, offset=start, length=length):
             yield piece
 
 
@@ -263,8 +263,8 @@ async def _page(entries: list[FileInfo], offset: int, limit: int) -> list[FileIn
     return page
 
 
-async def _file(home: Home, path: str) -> FileInfo:
-    info = await home.sandbox.stat(path)
+async def _file(owned: UserSandbox, path: str) -> FileInfo:
+    info = await owned.sandbox.stat(path)
     if info["kind"] != "file":
         raise NotFound(f"{show(path)} is not a file")
     return info

@@ -40,8 +40,8 @@ async def install(
 @router.get("/sandbox/{user_id}/pip/list")
 async def installed(service: TheService, user: TheUser) -> dict[str, Any]:
     """The packages that programs of the sandbox can import."""
-    async with service.hosting.using(user) as home:
-        return {"packages": await home.sandbox.installed_packages()}
+    async with service.sandboxes.using(user) as owned:
+        return {"packages": await owned.sandbox.installed_packages()}
 
 
 async def _install(
@@ -49,23 +49,23 @@ async def _install(
 ) -> dict[str, Any]:
     started = time.monotonic()
     with service.executions.one(user):
-        async with service.hosting.using(user) as home:
+        async with service.sandboxes.using(user) as owned:
             index = service.settings.package_index
             try:
-                result = await home.sandbox.install(*wanted, timeout=timeout, index_url=index)
+                result = await owned.sandbox.install(*wanted, timeout=timeout, index_url=index)
             except StoppedError as error:
                 answer = stopped_answer(
-                    error, hide=service.hide, recreated=home.recreated, files_kept=False
+                    error, hide=service.hide, recreated=owned.recreated, files_kept=False
                 )
             else:
                 ok = result["exit_code"] == 0
                 answer = {
                     "success": ok, "output": result["stdout"], "exit_code": result["exit_code"],
                     "error": None if ok else result["stderr"], "result": result,
-                    "sandbox_id": home.sandbox.sandbox_id, "recreated": home.recreated,
+                    "sandbox_id": owned.sandbox.sandbox_id, "recreated": owned.recreated,
                 }  # fmt: skip
-            answer["files_kept"] = await service.hosting.save(home)
-            home.execution_count += 1
+            answer["files_kept"] = await service.sandboxes.save(owned)
+            owned.execution_count += 1
     service.journal.record(
         "install", user=user, packages=wanted, outcome="ok" if answer["success"] else "failed"
     )

@@ -27,7 +27,7 @@ from ..service import Service
 from ..users.config_policy import checked_config
 from ..users.executions import Program
 from ..users.spool import is_large, json_pieces
-from ..users.user_sandboxes import Home, Hosting
+from ..users.user_sandboxes import UserSandbox, UserSandboxes
 from .dependencies import (
     Limit,
     Offset,
@@ -50,9 +50,9 @@ async def create(
     service: TheService, user: TheUser, body: CreateRequest | None = None
 ) -> dict[str, Any]:
     """The user's sandbox: made if there is none yet, else as it is."""
-    config = wished(service.hosting, body)
-    async with service.hosting.using(user, config) as home:
-        return await described(home)
+    config = wished(service.sandboxes, body)
+    async with service.sandboxes.using(user, config) as owned:
+        return await described(owned)
 
 
 @router.post("/sandbox/{user_id}/execute", response_model=ExecutionAnswer)
@@ -82,8 +82,8 @@ async def status(service: TheService, user: TheUser) -> dict[str, Any]:
 @router.get("/sandbox/{user_id}/usage")
 async def usage(service: TheService, user: TheUser) -> dict[str, Any]:
     """What the user's sandbox uses, what its kept files take, and the quotas."""
-    home = service.hosting.find(user)
-    stats = dict(await home.sandbox.get_stats()) if home is not None else None
+    owned = service.sandboxes.find(user)
+    stats = dict(await owned.sandbox.get_stats()) if owned is not None else None
     settings = service.settings
     return {
         "user_id": user,
@@ -112,10 +112,10 @@ async def stop(service: TheService, user: TheUser) -> dict[str, Any]:
 @router.post("/sandbox/{user_id}/restart", response_model=SandboxAnswer)
 async def restart(service: TheService, user: TheUser) -> dict[str, Any]:
     """A fresh sandbox with the kept files; processes and /tmp are gone."""
-    home = service.hosting.find(user)
-    config = home.sandbox.config if home is not None else None
+    owned = service.sandboxes.find(user)
+    config = owned.sandbox.config if owned is not None else None
     await _remove(service, user, "restart")
-    async with service.hosting.using(user, config) as fresh:
+    async with service.sandboxes.using(user, config) as fresh:
         return await described(fresh)
 
 
@@ -137,12 +137,12 @@ async def list_sandboxes(
 ) -> dict[str, Any]:
     """The live sandboxes of the users this key acts for, page by page."""
     caller = caller_of(request)
-    homes = [home for home in service.hosting.all() if caller.may_act_for(home.user_id)]
-    shown = await asyncio.gather(*map(described, homes[offset : offset + limit]))
+    visible = [one for one in service.sandboxes.all() if caller.may_act_for(one.user_id)]
+    shown = await asyncio.gather(*map(described, visible[offset : offset + limit]))
     return {
         "sandboxes": shown,
-        "total": len(homes),
-        "next_offset": next_offset(offset, limit, len(homes)),
+        "total": len(visible),
+        "next_offset": next_offset(offset, limit, len(visible)),
     }
 
 
@@ -158,11 +158,11 @@ async def _pieces(answer: dict[str, Any]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def wished(hosting: Hosting, body: CreateRequest | None) -> SandboxConfig | None:
+def wished(sandboxes: UserSandboxes, body: CreateRequest | None) -> SandboxConfig | None:
     """The configuration a user asks for: never more than the service gives by itself."""
     if body is None:
         return None
-    base = hosting.default_config()
+    base = sandboxes.default_config()
     changes: dict[str, Any] = {}
     try:
         if body.memory_limit is not None:
@@ -176,25 +176,25 @@ def wished(hosting: Hosting, body: CreateRequest | None) -> SandboxConfig | None
         raise Unprocessable(first_fault(error, _ASKED_AS)) from None
     except (ValueError, OverflowError) as error:
         raise Unprocessable(f"memory_limit: {error}") from None
-    return checked_config(hosting.settings, config)
+    return checked_config(sandboxes.settings, config)
 
 
-async def described(home: Home) -> dict[str, Any]:
+async def described(owned: UserSandbox) -> dict[str, Any]:
     try:
-        stats: dict[str, Any] = dict(await home.sandbox.get_stats())
+        stats: dict[str, Any] = dict(await owned.sandbox.get_stats())
     except SandboxError:
         stats = {}
     return {
-        "user_id": home.user_id,
-        "sandbox_id": home.sandbox.sandbox_id,
-        "container_id": home.sandbox.sandbox_id,
-        "status": "running" if home.sandbox.is_running else "lost",
-        "created_at": iso(home.created_at),
-        "last_used": iso(home.last_used),
-        "execution_count": home.execution_count,
+        "user_id": owned.user_id,
+        "sandbox_id": owned.sandbox.sandbox_id,
+        "container_id": owned.sandbox.sandbox_id,
+        "status": "running" if owned.sandbox.is_running else "lost",
+        "created_at": iso(owned.created_at),
+        "last_used": iso(owned.last_used),
+        "execution_count": owned.execution_count,
         "memory_usage_mb": stats.get("memory_mb", 0.0),
         "cpu_percent": stats.get("cpu_percent", 0.0),
-        "recreated": home.recreated,
+        "recreated": owned.recreated,
     }
 
 
@@ -202,14 +202,14 @@ def iso(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
 
 
-def _found(service: Service, user: str) -> Home:
-    home = service.hosting.find(user)
-    if home is None:
+def _found(service: Service, user: str) -> UserSandbox:
+    owned = service.sandboxes.find(user)
+    if owned is None:
         raise NotFound("Sandbox not found")
-    return home
+    return owned
 
 
 async def _remove(
     service: Service, user: str, reason: str, *, keep_files: bool = True
 ) -> bool | None:
-    return await service.hosting.remove(user, reason, keep_files=keep_files)
+    return await service.sandboxes.remove(user, reason, keep_files=keep_files)

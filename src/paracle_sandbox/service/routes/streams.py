@@ -86,7 +86,7 @@ async def terminal(socket: WebSocket) -> None:
 async def events(service: Service, run: Run) -> AsyncGenerator[Event, None]:
     """What happens to a program, from its beginning to its end."""
     yield {
-        "event": "start", "command_id": run.command_id, "sandbox_id": run.home.sandbox.id,
+        "event": "start", "command_id": run.command_id, "sandbox_id": run.owned.sandbox.id,
         "recreated": run.recreated,
     }  # fmt: skip
     if run.loss is not None:

@@ -27,7 +27,7 @@ from .kept_files import Listed
 from .lost_sandboxes import Loss
 from .quotas import Executions
 from .spool import Spool
-from .user_sandboxes import Home, Hosting
+from .user_sandboxes import UserSandbox, UserSandboxes
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Program:
 class Run:
     """A program under way, or ended."""
 
-    home: Home
+    owned: UserSandbox
     command: Command
     saves: int
     takes_input: bool = False
@@ -87,7 +87,7 @@ class Run:
     @property
     def was_alone(self) -> bool:
         """Nobody else used the sandbox since it began."""
-        return self.alone_at == self.home.visits
+        return self.alone_at == self.owned.visits
 
     @property
     def recreated(self) -> bool:
@@ -125,7 +125,7 @@ class Runner:
 
     def __init__(
         self,
-        hosting: Hosting,
+        sandboxes: UserSandboxes,
         executions: Executions,
         journal: Journal,
         metrics: Metrics,
@@ -134,28 +134,28 @@ class Runner:
     ) -> None:
         self._hide = hide
         self._spools = spools
-        self._hosting = hosting
+        self._sandboxes = sandboxes
         self._executions = executions
         self._journal = journal
         self._metrics = metrics
         self._background: dict[str, dict[str, Run]] = {}
         self._watchers: set[asyncio.Task[Any]] = set()
-        hosting.when_removed(self.forget)
+        sandboxes.when_removed(self.forget)
 
     async def run(self, user_id: str, program: Program) -> dict[str, Any]:
         """Run it to its end. A program that was stopped is an answer too, with its error. A large
         output is a SpooledText in it."""
         started = time.monotonic()
         run: Run | None = None
-        spool = Spool(self._spools, MAX_OUTPUT, self._hosting.sandbox_id(user_id))
+        spool = Spool(self._spools, MAX_OUTPUT, self._sandboxes.sandbox_id(user_id))
         try:
             options: dict[str, Any] = {"max_output": 0, "on_output_bytes": spool.take}
             async with self.started(user_id, program, listed=True, **options) as run:
                 result = await run.command.wait()
                 answer = _answer(result["exit_code"], spool, run)
                 # Side by side: one waits for the spawner, the other has its listing by now.
-                saving = self._begin_save(run.home, Listed(run.command, run.saves))
-                answer["stats"] = await _stats(run.home.sandbox)
+                saving = self._begin_save(run.owned, Listed(run.command, run.saves))
+                answer["stats"] = await _stats(run.owned.sandbox)
                 run.files_kept = answer["files_kept"] = await asyncio.shield(saving)
         except StoppedError as error:
             answer = stopped_answer(
@@ -171,7 +171,7 @@ class Runner:
             spool.close()
             raise
         kept = run is None or run.files_kept
-        trouble = None if run is None or kept else run.home.workspace.trouble
+        trouble = None if run is None or kept else run.owned.workspace.trouble
         answer["files_error"] = self._hide(trouble) if trouble else trouble
         answer["execution_time"] = time.monotonic() - started
         return answer
@@ -196,19 +196,19 @@ class Runner:
         ``listed``: what it changed is listed as soon as it has ended."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._executions.one(user_id))
-            home = await stack.enter_async_context(self._hosting.using(user_id))
-            home.execution_count += 1
-            loss = home.loss if home.recreated else None  # another answer may tell meanwhile
+            owned = await stack.enter_async_context(self._sandboxes.using(user_id))
+            owned.execution_count += 1
+            loss = owned.loss if owned.recreated else None  # another answer may tell meanwhile
             begun = time.monotonic()
             run: Run | None = None
             failure: BaseException | None = None
             try:
-                before, alone_at = home.sandbox.last_usage, home.alone_at
-                saves = home.workspace.saves
+                before, alone_at = owned.sandbox.last_usage, owned.alone_at
+                saves = owned.workspace.saves
                 if listed:
-                    more["then_listed"] = home.workspace.token
-                command = await program.start(home.sandbox, **more)
-                run = Run(home, command, saves, loss=loss, before=before, alone_at=alone_at)
+                    more["then_listed"] = owned.workspace.token
+                command = await program.start(owned.sandbox, **more)
+                run = Run(owned, command, saves, loss=loss, before=before, alone_at=alone_at)
                 run.takes_input = program.options.get("stdin") is True
                 if follow:
                     run.chunks = _followed(run.command)
@@ -218,28 +218,28 @@ class Runner:
                 failure = error
                 raise
             finally:
-                self._told(home, program, run, failure, time.monotonic() - begun)
-                await (self._save(home) if run is None else self.keep(run))
+                self._told(owned, program, run, failure, time.monotonic() - begun)
+                await (self._save(owned) if run is None else self.keep(run))
 
     async def keep(self, run: Run) -> bool:
         """Save what a program that has ended left, unless that was done; whether all is kept."""
         if run.files_kept is None:
-            run.files_kept = await self._save(run.home)
+            run.files_kept = await self._save(run.owned)
         return run.files_kept
 
-    async def _save(self, home: Home) -> bool:
+    async def _save(self, owned: UserSandbox) -> bool:
         """Keep the files, though whoever waits for that may be cancelled again and again."""
-        return await asyncio.shield(self._begin_save(home))
+        return await asyncio.shield(self._begin_save(owned))
 
-    def _begin_save(self, home: Home, after: Listed | None = None) -> asyncio.Task[bool]:
-        saving = asyncio.create_task(self._hosting.save(home, after))
+    def _begin_save(self, owned: UserSandbox, after: Listed | None = None) -> asyncio.Task[bool]:
+        saving = asyncio.create_task(self._sandboxes.save(owned, after))
         self._watchers.add(saving)
         saving.add_done_callback(self._watchers.discard)
         return saving
 
     def _told(
         self,
-        home: Home,
+        owned: UserSandbox,
         program: Program,
         run: Run | None,
         failure: BaseException | None,
@@ -250,18 +250,18 @@ class Runner:
         self._metrics.executions.labels(program.kind, outcome).inc()
         self._metrics.durations.labels(program.kind).observe(seconds)
         self._journal.execution(
-            user=home.user_id,
+            user=owned.user_id,
             ok=outcome == "ok",
             content=program.text,
             kind=program.kind,
             cause=outcome,
-            sandbox_id=home.sandbox.sandbox_id,
+            sandbox_id=owned.sandbox.sandbox_id,
             exit_code=code,
             seconds=round(seconds, 6),
             resources=_resources(run),
         )
         if isinstance(failure, SandboxError) and outcome in ("limit", "sandbox_lost"):
-            self._journal.security_event(outcome, home.sandbox.id, {"error": failure.message})
+            self._journal.security_event(outcome, owned.sandbox.id, {"error": failure.message})
 
     # In the background
 
@@ -311,11 +311,11 @@ class Runner:
         return len(self._background)
 
     def commands(self, user_id: str) -> list[Run]:
-        self._hosting.find(user_id)  # so that the answer tells of a loss
+        self._sandboxes.find(user_id)  # so that the answer tells of a loss
         return list(self._background.get(user_id, {}).values())
 
     def command(self, user_id: str, command_id: str) -> Run:
-        self._hosting.find(user_id)
+        self._sandboxes.find(user_id)
         try:
             return self._background[user_id][command_id]
         except KeyError:
@@ -355,7 +355,7 @@ def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
             "timed_out": False,
             "truncated": spool.truncated,
         },
-        "sandbox_id": run.home.sandbox.sandbox_id,
+        "sandbox_id": run.owned.sandbox.sandbox_id,
         "error_type": None,
         "kind": None,
         "state_lost": False,
@@ -396,7 +396,7 @@ async def _stats(sandbox: Sandbox) -> dict[str, Any] | None:
 def _resources(run: Run | None) -> dict[str, Any] | None:
     """For the log, what somebody has seen by now. The kernel counts for the sandbox; only a program
     that had it for itself can be told from those before."""
-    after = run.home.sandbox.last_usage if run is not None else None
+    after = run.owned.sandbox.last_usage if run is not None else None
     if run is None or after is None or after is run.before:
         return None
     figures = {

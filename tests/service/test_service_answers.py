@@ -15,14 +15,19 @@ from service_place import Place
 
 from paracle_sandbox.service.keys import Caller
 from paracle_sandbox.service.middleware.idempotency import Idempotency
-from paracle_sandbox.service.middleware.idempotency_store import IN_FILE, IN_MEMORY, Answers, Asked
+from paracle_sandbox.service.middleware.idempotency_store import (
+    IN_FILE,
+    IN_MEMORY,
+    Answers,
+    RequestIdentity,
+)
 
 CALLER = Caller("key", frozenset({"somebody-else"}))
 DAY = 86_400.0
 
 
-def asked(key: str, owner: str = "ann") -> Asked:
-    return Asked(key.encode(), owner.encode(), b"hash")
+def asked(key: str, owner: str = "ann") -> RequestIdentity:
+    return RequestIdentity(key.encode(), owner.encode(), b"hash")
 
 
 def run(kept: Answers, key: str, owner: str = "ann", body: bytes = b"answer") -> None:

@@ -143,9 +143,9 @@ async def test_the_output_of_ended_commands_goes_with_their_sandbox(tmp_path: Pa
     async with started(tmp_path, service_idle_timeout=0.3) as place:
         body = {"command": "head -c 1000000 /dev/zero"}
         await place.client.post("/sandbox/ann/commands", json=body)
-        assert place.service.runner.users_with_commands == 1
+        assert place.service.background.user_count == 1
         await until(lambda: destroyed(place, "ann"))
-        await until(lambda: place.service.runner.users_with_commands == 0)
+        await until(lambda: place.service.background.user_count == 0)
 
 
 def with_marker(marker: str) -> list[int]:

@@ -67,7 +67,7 @@ class ServiceFault(Exception):
         super().__init__(message)
         self.retry_after = retry_after
         self.headers: dict[str, str] = {}
-        self.noted = False  # whether a line of the log tells of it already
+        self.noted = False  # whether the log has a line for it already
 
 
 class BadRequest(ServiceFault):
@@ -96,13 +96,13 @@ class Conflict(ServiceFault):
 
 
 class TooLarge(ServiceFault):
-    """More than the service takes."""
+    """It is more than the service takes."""
 
     status = 413
 
 
 class OutOfRange(ServiceFault):
-    """Nothing of the file lies there; the answer says how large it is."""
+    """Nothing of the file lies in that range; the answer says how large it is."""
 
     status = 416
 
@@ -112,20 +112,20 @@ class OutOfRange(ServiceFault):
 
 
 class Unprocessable(ServiceFault):
-    """A value that cannot be had."""
+    """One of its values cannot be had."""
 
     status = 422
 
 
 class TooMany(ServiceFault):
-    """A quota of the user."""
+    """A quota of the user is used up."""
 
     status = 429
     kind = "quota"
 
 
 class Unavailable(ServiceFault):
-    """Not now."""
+    """The service cannot do it now."""
 
     status = 503
     kind = "busy"

@@ -26,7 +26,7 @@ _SEND_BYTES = 512 << 10
 
 
 def allow_many_descriptors() -> None:
-    """A connection is one, a sandbox a few; many systems begin with a thousand."""
+    """Raise the limit of open files, which often is 1024: each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4 * MAX_CONNECTIONS
     ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -35,7 +35,7 @@ def allow_many_descriptors() -> None:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Raises SandboxError with what to do when the port is taken."""
+    """Make the listening socket. Raises SandboxError with what to do when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=1024)
@@ -52,7 +52,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class GracefulServer(uvicorn.Server):
-    """Ends what runs before it waits for the answers, so that every client gets one."""
+    """Ends programs before it waits for their answers, so that every client gets one."""
 
     def __init__(self, config: uvicorn.Config, service: Service, slow_clients: SlowClients) -> None:
         super().__init__(config)
@@ -69,7 +69,7 @@ class GracefulServer(uvicorn.Server):
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Of the event loop to run it in: uvloop's where that is installed, else Python's own."""
+    """Return uvloop's event loop where that is installed, or None for Python's own."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Everything a service consists of, assembled in one place."""
+"""The parts of a service, assembled in one place, and their beginning and end."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from .middleware.idempotency_store import Answers
 from .readiness import Readiness
 from .remote.leases import Leases
 from .routes.strict_json import JsonParser
+from .users.background import BackgroundCommands
 from .users.executions import Runner
 from .users.kept_files import Workspaces
 from .users.lost_sandboxes import Losses
@@ -34,8 +35,8 @@ from .users.user_sandboxes import UserSandboxes
 AUDIT_FILE = "audit.jsonl"
 
 
-def _claimed(directory: Path) -> IO[bytes]:
-    """The directory is this process's until the file is closed, however that happens."""
+def _claim(directory: Path) -> IO[bytes]:
+    """Lock the directory for this process until the returned file is closed, at its end."""
     make_trusted_directory(str(directory), "SANDBOX_DATA_DIR")
     lock = (directory / "lock").open("ab")
     try:
@@ -49,8 +50,8 @@ def _claimed(directory: Path) -> IO[bytes]:
 
 
 @contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    """What is wrong with the files of a service, as an error that says what to do."""
+def _explaining_errors(directory: Path) -> Iterator[None]:
+    """Turn errors of the service's files into a SandboxError that says what to do."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -68,13 +69,13 @@ def _told(directory: Path) -> Iterator[None]:
 
 
 class Service:
-    """The parts, and their beginning and end. The backend stays the caller's."""
+    """All parts of a service. The backend stays the caller's."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         settings = settings.for_service(backend.name)
         directory = Path(settings.service_dir)
-        with _told(directory), ExitStack() as undo:
-            self._lock = undo.enter_context(_claimed(directory))
+        with _explaining_errors(directory), ExitStack() as undo:
+            self._lock = undo.enter_context(_claim(directory))
             self.keys = KeyStore(directory)
             undo.callback(self.keys.close)
             self.answers = Answers(directory)
@@ -104,6 +105,7 @@ class Service:
             spools=directory,
             hide=self.hide,
         )
+        self.background = BackgroundCommands(self.runner, self.sandboxes)
         self.leases = Leases(
             self.sandboxes, self.executions, self.names, self.journal, self.metrics
         )
@@ -111,7 +113,7 @@ class Service:
         self.readiness = Readiness(backend, self.sandboxes.take_over, prove=self.sandboxes.make_one)
 
     async def start(self) -> None:
-        """Take over from a predecessor, and be ready when a sandbox can be made: now or later."""
+        """Take over from a predecessor. The service is ready once a sandbox can be made."""
         self.journal.record("service_start", backend=self.backend.name)
         self.backend.begin_preparing(self.settings.service_image)
         self.sandboxes.start(self.readiness.doubt)
@@ -119,11 +121,12 @@ class Service:
         self.leases.start()
 
     async def wind_down(self) -> None:
-        """Keep every user's files, remove every sandbox; what runs ends with an error. From now
-        on nothing new is made. May be called again."""
+        """Save every user's files and remove every sandbox; programs end with an error. Nothing is
+        made from now on. May be called again."""
         await self.readiness.close()
         await self.leases.close()
         await self.sandboxes.close()
+        await self.background.close()
         await self.runner.close()
 
     async def close(self) -> None:
@@ -148,7 +151,7 @@ class Service:
         return self.sandboxes.slots_taken
 
     def live_of(self, caller: Caller) -> int:
-        """How many sandboxes there are of the users that a key acts for."""
+        """Return how many sandboxes the users have that a key acts for."""
         if caller.admin:
             return self.live
         owned = sum(self.sandboxes.has(user) for user in caller.users)

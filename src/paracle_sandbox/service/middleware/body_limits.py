@@ -17,7 +17,7 @@ from ..errors import TooLarge, TooMany
 
 MAX_BODY = 8 << 20
 MAX_SMALL_BODY = 256 << 10
-# The routes whose bodies have code, input or files in them, by the last step of their address.
+# The routes whose bodies have code, input or files, by the last step of their address.
 _LARGE = frozenset(("execute", "shell", "stream", "commands", "stdin", "file"))
 
 MAX_STRINGS = 8192

@@ -1,11 +1,10 @@
-"""Sandboxes that remote clients hold: made and removed by request, spoken to over a WebSocket.
+"""Sandboxes of remote clients: made and removed by request, used over a WebSocket.
 
-The client runs the library, with its own Sandbox and Connection; the service makes the place
-and passes bytes between the WebSocket and the guest. It looks at what the client asks the guest
-(never the reverse), to count executions against the user's quota and to log them, and the limits
-that they ran into, whether the client asks for its figures or not. When the
-WebSocket breaks, the lease waits a while for the client to come back and resume where it was;
-then the sandbox is removed.
+The client runs the library, with its own Sandbox and Connection; the service makes the sandbox and
+passes bytes between the WebSocket and the guest. It reads the client's requests to the guest, to
+count executions against the user's quota and to log them with the limits that they reached. When
+the WebSocket breaks, the lease waits for the client to come back and resume where it was; then the
+sandbox is removed.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Lease:
     breached: str | None = None
 
     def is_abandoned(self, seconds: float) -> bool:
-        """Whether nobody has held its channel for so long."""
+        """Whether no client has held its channel for so long."""
         if self.relay is not None and self.relay.is_held:
             return False
         since = self.relay.unheld_since if self.relay is not None else self.unheld_since
@@ -63,7 +62,7 @@ class Lease:
 
 
 class Leases:
-    """By user and the id that the user's client chose."""
+    """The leases, by user and the id that the client chose."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class Leases:
         return lease
 
     def count(self, user_id: str | None = None) -> int:
-        """How many there are, of one user or of all."""
+        """Count the leases of one user, or of all."""
         return sum(user_id in (None, user) for user, _ in self._leases)
 
     def all(self, user_id: str) -> list[Lease]:
@@ -116,8 +115,8 @@ class Leases:
         self._leases[user_id, sandbox_id] = lease
         backend = self._sandboxes.backend
         try:
-            # The client's labels are ours to keep: on the backend they could be those by which
-            # something else on this machine finds its own.
+            # The client's labels stay here: on the backend they could be the labels by which
+            # another program on this machine finds its own sandboxes.
             await create_with_retry(
                 lambda: backend.create(name, config, {LABEL: self._names.installation})
             )
@@ -135,7 +134,7 @@ class Leases:
         return lease
 
     async def relay(self, lease: Lease) -> Relay:
-        """The connection to its guest, made when it is first asked for."""
+        """Return the relay to its guest, made at the first request."""
         if lease.relay is None:
             channel = await self._sandboxes.backend.connect(lease.name)
             if lease.relay is not None or not lease.ready:  # meanwhile: by another, or removed
@@ -155,18 +154,18 @@ class Leases:
         usage = await self._sandboxes.backend.usage(lease.name)
         breach = verdict(usage, lease.seen, lease.config, failed=True)
         before, lease.seen = lease.seen, lease.seen.raised_to(usage)
-        # A count tells of one breach each; a full disk stays full, and is told once.
+        # Each count is one breach. A full disk stays full, and is logged once.
         if breach is not None and (lease.seen != before or breach.resource_type != lease.breached):
             self._journal.security_event("limit", lease.name, {"error": breach.message})
         lease.breached = breach.resource_type if breach is not None else None
         return usage
 
     def _look_soon(self, lease: Lease) -> None:
-        """A program in it failed."""
+        """Read its figures soon, because a program in it failed."""
         self._begin(self._look(lease))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task of its own, which close() ends."""
+        """Run work in a task of its own, which close() ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -176,7 +175,8 @@ class Leases:
             await self.usage(lease)
 
     async def remove(self, user_id: str, sandbox_id: str, reason: str = "request") -> bool:
-        """Whether there was one. Raises SandboxCleanupError; it can then be tried again."""
+        """Remove a lease. Returns whether there was one. Raises SandboxCleanupError; it can then be
+        tried again."""
         lease = self._leases.get((user_id, sandbox_id))
         if lease is None or not lease.ready:
             return False

@@ -1,4 +1,4 @@
-"""What every route needs of a request: the service, the caller, the user it is about."""
+"""What routes take from a request: the service, the caller, the user; and how they log refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def caller_of(connection: HTTPConnection) -> Caller:
 
 
 def user_of(connection: HTTPConnection) -> str:
-    """The user in the address. For anybody else's, the answer is that of one that is not there."""
+    """Return the user in the address. A user of another key is answered like a missing one."""
     user_id = user_in(connection.path_params["user_id"])
     if not caller_of(connection).may_act_for(user_id):
         _note(connection, "other_user", user=user_id)
@@ -53,8 +53,8 @@ def user_of(connection: HTTPConnection) -> str:
 
 
 def acting_user_of(connection: HTTPConnection) -> str:
-    """The user a remote client acts for: the header's (encoded as in an address), or the only one
-    of its key."""
+    """Return the user a remote client acts for: the one in the header (encoded as in an address),
+    or the only one of its key."""
     caller = caller_of(connection)
     named = connection.headers.get("x-sandbox-user")
     if named is None:
@@ -71,7 +71,7 @@ def acting_user_of(connection: HTTPConnection) -> str:
 
 
 def _known(connection: HTTPConnection, user_id: str) -> str:
-    """Remember whom a request is about, for the log."""
+    """Remember the user of a request, for the log."""
     connection.scope["state"]["user"] = user_id
     return user_id
 
@@ -83,33 +83,33 @@ def admin_of(connection: HTTPConnection) -> Caller:
     return caller
 
 
-# Refusals: each is counted, and one line of the log.
+# Each refusal is counted, and has one line in the log.
 
 
 def note_fault(connection: HTTPConnection, fault: ServiceFault | SandboxError) -> None:
-    """For every failure that is told; what is no refusal, or is noted already, is left alone."""
+    """Count and log a failure, if it is a refusal and not noted already."""
     if is_refusal(fault) and not getattr(fault, "noted", False):
         body = fault_body(fault)
         note_bad_input(connection, body["error"], body["kind"])
 
 
 def note_bad_input(connection: HTTPConnection, what: str, reason: str = "bad_input") -> None:
-    """``what`` is in our words, with nothing in it that may be code or a secret."""
+    """Count and log a bad request. ``what`` is our text, without code or secrets of the client."""
     _note(connection, reason, what=what[:_MAX_TOLD], **_named(connection))
 
 
 def noted(
     connection: HTTPConnection, reason: str, fault: ServiceFault, **fields: object
 ) -> ServiceFault:
-    """The fault to raise, whose line is written here: it knows more than the fault."""
+    """Count and log a refusal with more fields than the fault has. Returns the fault."""
     _note(connection, reason, **_named(connection), **fields)
     fault.noted = True
     return fault
 
 
 def _named(connection: HTTPConnection) -> dict[str, str]:
-    """The user, or the text that is none of the caller's. Only a user is suspected of something
-    later on: a flood of texts would fill the memory."""
+    """Return the user for the log, or the text that names none of the caller's. Only users are
+    counted for suspicion: a flood of other texts would fill the memory."""
     if "user" in connection.scope["state"]:
         return {"user": connection.scope["state"]["user"]}
     text = connection.path_params.get("user_id") or connection.headers.get("x-sandbox-user")
@@ -129,7 +129,7 @@ def _note(connection: HTTPConnection, reason: str, **fields: Any) -> None:
     service.journal.refused(reason, key=caller.key_id if caller else None, **fields)
 
 
-# FastAPI asks for a Request or a WebSocket by its own type; what is not async costs it a thread.
+# FastAPI tells a Request from a WebSocket by type, and runs what is not async in a thread.
 async def _service(request: Request) -> Service:
     return service_of(request)
 
@@ -140,7 +140,7 @@ async def _user(user_id: str, request: Request) -> str:
 
 async def _acting_user(
     request: Request,
-    # Read below; named here for the description.
+    # It is read in acting_user_of(), and declared here for the description.
     user: Annotated[
         str | None,
         Header(
@@ -182,9 +182,8 @@ def next_offset(offset: int, limit: int, total: int) -> int | None:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do it, unless the client goes away: then it is cancelled, what it had started ends, and
-    ClientDisconnect is raised. Whether the client is there is asked from a moment on: most work
-    is done by then."""
+    """Do the work, and cancel it when the client goes away, with everything it started. Raises
+    ClientDisconnect then. The client is watched after a moment, by which most work is done."""
     loop, doer = asyncio.get_running_loop(), asyncio.current_task()
     assert doer is not None
     watches: list[asyncio.Task[bool]] = []
@@ -213,8 +212,8 @@ async def _cancel_when_gone(receive: Callable[[], Awaitable[Any]], doer: asyncio
     return True
 
 
-def told_body(connection: HTTPConnection, error: ServiceFault | SandboxError) -> dict[str, Any]:
-    """The JSON of a failure, without what only the operator is to know."""
+def error_body(connection: HTTPConnection, error: ServiceFault | SandboxError) -> dict[str, Any]:
+    """Return the JSON of a failure, without paths that are for the operator."""
     body = fault_body(error)
     caller: Caller | None = connection.scope["state"].get("caller")
     if caller is None or not caller.admin:
@@ -223,7 +222,7 @@ def told_body(connection: HTTPConnection, error: ServiceFault | SandboxError) ->
 
 
 class Json(JSONResponse):
-    """Carries any text: what is no Unicode stands as JSON has it, escaped."""
+    """JSON with any text: lone surrogates are escaped."""
 
     def render(self, content: Any) -> bytes:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -231,8 +230,8 @@ class Json(JSONResponse):
 
 
 async def deny_socket(socket: WebSocket, fault: ServiceFault | SandboxError) -> None:
-    """Refuse a WebSocket with the answer that a request would get."""
+    """Refuse a WebSocket with the answer that an HTTP request would get."""
     note_fault(socket, fault)
     status = fault.status if isinstance(fault, ServiceFault) else status_of(fault)
-    body = json.dumps(told_body(socket, fault))
+    body = json.dumps(error_body(socket, fault))
     await socket.send_denial_response(Response(body, status, media_type="application/json"))

@@ -1,4 +1,4 @@
-"""Files of users: small ones as JSON, large ones raw."""
+"""Routes for users' files: small ones as JSON, large ones raw."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from .dependencies import (
     while_connected,
 )
 from .escaped_paths import escape, is_odd, show, unescape
-from .sandboxes import answered
+from .sandboxes import to_response
 from .strict_json import StrictRoute
 from .unzip_program import UNPACK
 
 router = APIRouter(tags=["files"], route_class=StrictRoute)
 
-# What fits into a JSON answer; the rest is for /files/raw.
+# Larger files do not fit into a JSON answer; they are for /files/raw.
 MAX_INLINE = 4 * MIB
 _SORTED_AT_ONCE = 5_000
 _BY_PATH = itemgetter("path")
@@ -76,7 +76,7 @@ async def read_file(service: TheService, user: TheUser, path: FilePath) -> Respo
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(content).decode(), "base64"
     held = HeldText.of(text)
-    return answered(
+    return to_response(
         {"path": show(path), "content": held, "encoding": encoding, "size": len(content)}
     )
 
@@ -84,7 +84,7 @@ async def read_file(service: TheService, user: TheUser, path: FilePath) -> Respo
 @router.post("/sandbox/{user_id}/file", response_model=DoneAnswer)
 async def write_file(service: TheService, user: TheUser, body: WriteRequest) -> dict[str, Any]:
     """Write a file, with the directories it needs: whole, or not at all."""
-    content = _decoded(body)
+    content = _decode(body)
     async with service.sandboxes.using(user) as owned:
         await owned.sandbox.write_file(body.path, content)
         await service.sandboxes.keep(owned)
@@ -240,13 +240,13 @@ async def unzip(
 ) -> Response:
     """Unpack a zip, tar or gzip archive of the sandbox, inside it."""
     program = Program("python", UNPACK, 300, args=(body.path, body.destination or ""))
-    return answered(await while_connected(request, service.runner.run(user, program)))
+    return to_response(await while_connected(request, service.runner.run(user, program)))
 
 
 async def _page(entries: list[FileInfo], offset: int, limit: int) -> list[FileInfo]:
-    """Some of the entries in the order of their paths. There may be a hundred thousand, whose
-    sorting would keep the event loop; a thread would not help, because it sorts with the
-    interpreter's lock. They are sorted in parts and merged; others have their turn in between."""
+    """Return one page of the entries, by path. There may be a hundred thousand, and sorting them at
+    once would hold the event loop, also from a thread, because it holds the interpreter's lock.
+    So they are sorted in parts and merged, and other tasks run in between."""
     parts = []
     for start in range(0, len(entries), _SORTED_AT_ONCE):
         parts.append(sorted(entries[start : start + _SORTED_AT_ONCE], key=_BY_PATH))
@@ -270,7 +270,7 @@ async def _file(owned: UserSandbox, path: str) -> FileInfo:
     return info
 
 
-def _decoded(body: WriteRequest) -> bytes:
+def _decode(body: WriteRequest) -> bytes:
     if body.encoding == "utf-8":
         return body.content.encode("utf-8", "surrogatepass")
     try:
@@ -287,13 +287,13 @@ def _entry(info: FileInfo) -> dict[str, Any]:
 
 
 def _file_name(path: str) -> str:
-    """Quoted, so that no name can add a header or hide its ending."""
+    """Quote the name, so that it cannot add a header or hide its ending."""
     return quote(posixpath.basename(path)[:200], safe="", errors="replace")
 
 
 def _part(text: str | None, size: int) -> tuple[int, int] | None:
-    """Offset and length of one range; None for all, also where the unit is none that we know.
-    Raises OutOfRange."""
+    """Return offset and length of one range; None for all, also where the unit is unknown. Raises
+    OutOfRange."""
     unit, _, asked = (text or "").partition("=")
     if unit.strip().lower() != "bytes":
         return None

@@ -1,4 +1,4 @@
-"""For the remote backend of the library: places and channels, without anything inside."""
+"""Routes for the library's remote backend: sandboxes, and the channel to their guests."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ async def create(service: TheService, user: ActingUser, body: LeaseRequest) -> d
         config = checked_config(service.settings, SandboxConfig.model_validate(body.config))
     except InvalidConfigError as error:
         raise Unprocessable(f"Not a configuration: {first_fault(error)}") from None
-    return described(await service.leases.create(user, body.sandbox_id, config, body.labels))
+    return describe(await service.leases.create(user, body.sandbox_id, config, body.labels))
 
 
 @router.get("")
 async def list_leases(service: TheService, user: ActingUser) -> dict[str, Any]:
     """Those of this user."""
-    return {"sandboxes": [described(lease) for lease in service.leases.all(user)]}
+    return {"sandboxes": [describe(lease) for lease in service.leases.all(user)]}
 
 
 @router.get("/{sandbox_id}/usage")
@@ -85,7 +85,7 @@ async def _talk(socket: WebSocket, relay: Relay, received: int) -> None:
         with suppress(RuntimeError, WebSocketDisconnect):
             await socket.close(CLOSE_OUT_OF_STEP)
     except (WebSocketDisconnect, KeyError, RuntimeError):
-        pass  # it is gone, or sent text
+        pass  # the client is gone, or sent text
     finally:
         relay.detach(holder)
 
@@ -97,7 +97,7 @@ def _received(socket: WebSocket) -> int:
     return int(text)
 
 
-def described(lease: Lease) -> dict[str, Any]:
+def describe(lease: Lease) -> dict[str, Any]:
     shown = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
     return {
         "sandbox_id": lease.sandbox_id,

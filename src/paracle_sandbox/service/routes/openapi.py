@@ -1,7 +1,6 @@
-"""What the OpenAPI description says beyond its routes: keys, and requests that may be sent twice.
+"""Completes the OpenAPI description with API keys and the Idempotency-Key.
 
-The gate and the idempotency check both before any route sees a request, so that no route names
-them.
+Middlewares check both before any route sees a request, so that no route declares them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _IDEMPOTENCY_KEY = {
 
 
 def describe(app: FastAPI) -> None:
-    """Complete what the application tells of itself, when it is first asked."""
+    """Have the application complete its description when it is first requested."""
     make = app.openapi
 
     def described() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""For operators: health, readiness, figures, keys."""
+"""Routes for operators: health, readiness, figures, keys."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def metrics(service: TheService, admin: TheAdmin) -> Response:
 @router.get("/keys")
 async def list_keys(service: TheService, admin: TheAdmin) -> dict[str, Any]:
     """The API keys, without their secrets. Needs an admin key."""
-    return {"keys": [_shown(key) for key in await service.keys.in_thread(service.keys.all)]}
+    return {"keys": [_describe(key) for key in await service.keys.in_thread(service.keys.all)]}
 
 
 @router.post("/keys", status_code=201)
@@ -97,7 +97,7 @@ async def revoke_key(service: TheService, admin: TheAdmin, key_id: str) -> dict[
     return {"status": "revoked", "key_id": key_id}
 
 
-def _shown(key: Key) -> dict[str, Any]:
+def _describe(key: Key) -> dict[str, Any]:
     return {
         "key_id": key.key_id,
         "users": list(key.users),

@@ -1,4 +1,4 @@
-"""Packages of a user's sandbox."""
+"""Routes for the packages of a user's sandbox."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def install(
     extras and markers are taken: no files, addresses or options."""
     if not service.settings.packages:
         raise Forbidden("Packages are switched off by the operator (SANDBOX_PACKAGES)")
-    wanted = [*body.packages, *several(body.package or "")]
+    wanted = [*body.packages, *split_requirements(body.package or "")]
     if not wanted:
         raise BadRequest("Name a package, or several in packages")
     try:
@@ -73,9 +73,9 @@ async def _install(
     return answer
 
 
-def several(text: str) -> list[str]:
-    """One requirement a line; a space or comma between them counts as well, because that is how
-    people name several. What is a requirement as it stands is never taken apart."""
+def split_requirements(text: str) -> list[str]:
+    """Split a text into requirements: at lines, and at spaces or commas, because people write them
+    so. A line that is a requirement as it stands is not split."""
     found: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
         ways = ([line], _words(line), _words(line.replace(",", " ")))
@@ -84,7 +84,7 @@ def several(text: str) -> list[str]:
 
 
 def _words(line: str) -> list[str]:
-    """Nobody who writes "numpy and pandas" wants a package of the name in the middle."""
+    """Split at spaces, and drop "and": "numpy and pandas" names two packages."""
     return [word for word in line.split() if word.lower() != "and"]
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes of users: make, run in, look at, remove."""
+"""Routes for users' sandboxes: make, run in, look at, remove."""
 
 from __future__ import annotations
 
@@ -41,8 +41,12 @@ from .strict_json import StrictRoute
 
 router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
-# What a caller knows the fields of a configuration by.
-_ASKED_AS = {"memory_mb": "memory_limit in MB", "cpu_cores": "cpu_limit", "base_image": "image"}
+# The names that a request has for fields of a configuration.
+_NAMES_IN_REQUEST = {
+    "memory_mb": "memory_limit in MB",
+    "cpu_cores": "cpu_limit",
+    "base_image": "image",
+}
 
 
 @router.post("/sandbox/{user_id}/create", response_model=SandboxAnswer)
@@ -50,9 +54,9 @@ async def create(
     service: TheService, user: TheUser, body: CreateRequest | None = None
 ) -> dict[str, Any]:
     """The user's sandbox: made if there is none yet, else as it is."""
-    config = wished(service.sandboxes, body)
+    config = resolve_config(service.sandboxes, body)
     async with service.sandboxes.using(user, config) as owned:
-        return await described(owned)
+        return await describe(owned)
 
 
 @router.post("/sandbox/{user_id}/execute", response_model=ExecutionAnswer)
@@ -61,7 +65,7 @@ async def execute(
 ) -> Response:
     """Run Python code. A program that fails, or is stopped, is an answer with success false."""
     program = Program("python", body.code, body.timeout)
-    return answered(await while_connected(request, service.runner.run(user, program)))
+    return to_response(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.post("/sandbox/{user_id}/shell", response_model=ExecutionAnswer)
@@ -70,13 +74,13 @@ async def shell(
 ) -> Response:
     """Run a shell command."""
     program = Program("shell", body.command, body.timeout)
-    return answered(await while_connected(request, service.runner.run(user, program)))
+    return to_response(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.get("/sandbox/{user_id}/status", response_model=SandboxAnswer)
 async def status(service: TheService, user: TheUser) -> dict[str, Any]:
     """What the user's sandbox does now; 404 when there is none."""
-    return await described(_found(service, user))
+    return await describe(_require(service, user))
 
 
 @router.get("/sandbox/{user_id}/usage")
@@ -116,7 +120,7 @@ async def restart(service: TheService, user: TheUser) -> dict[str, Any]:
     config = owned.sandbox.config if owned is not None else None
     await _remove(service, user, "restart")
     async with service.sandboxes.using(user, config) as fresh:
-        return await described(fresh)
+        return await describe(fresh)
 
 
 @router.delete("/sandbox/{user_id}/destroy", response_model=DestroyAnswer)
@@ -138,7 +142,7 @@ async def list_sandboxes(
     """The live sandboxes of the users this key acts for, page by page."""
     caller = caller_of(request)
     visible = [one for one in service.sandboxes.all() if caller.may_act_for(one.user_id)]
-    shown = await asyncio.gather(*map(described, visible[offset : offset + limit]))
+    shown = await asyncio.gather(*map(describe, visible[offset : offset + limit]))
     return {
         "sandboxes": shown,
         "total": len(visible),
@@ -146,8 +150,8 @@ async def list_sandboxes(
     }
 
 
-def answered(answer: dict[str, Any]) -> Response:
-    """How a program ended, as an answer; a large output is sent piece by piece."""
+def to_response(answer: dict[str, Any]) -> Response:
+    """Return the response for an answer; a large output is sent piece by piece."""
     if is_large(answer):
         return StreamingResponse(_pieces(answer), media_type="application/json")
     return JSONResponse(answer)
@@ -158,8 +162,8 @@ async def _pieces(answer: dict[str, Any]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def wished(sandboxes: UserSandboxes, body: CreateRequest | None) -> SandboxConfig | None:
-    """The configuration a user asks for: never more than the service gives by itself."""
+def resolve_config(sandboxes: UserSandboxes, body: CreateRequest | None) -> SandboxConfig | None:
+    """Return the configuration that a request names: never more than the service's default."""
     if body is None:
         return None
     base = sandboxes.default_config()
@@ -173,13 +177,13 @@ def wished(sandboxes: UserSandboxes, body: CreateRequest | None) -> SandboxConfi
             changes["base_image"] = body.image
         config = SandboxConfig(**{**base.model_dump(), **changes})
     except InvalidConfigError as error:
-        raise Unprocessable(first_fault(error, _ASKED_AS)) from None
+        raise Unprocessable(first_fault(error, _NAMES_IN_REQUEST)) from None
     except (ValueError, OverflowError) as error:
         raise Unprocessable(f"memory_limit: {error}") from None
     return checked_config(sandboxes.settings, config)
 
 
-async def described(owned: UserSandbox) -> dict[str, Any]:
+async def describe(owned: UserSandbox) -> dict[str, Any]:
     try:
         stats: dict[str, Any] = dict(await owned.sandbox.get_stats())
     except SandboxError:
@@ -202,7 +206,7 @@ def iso(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
 
 
-def _found(service: Service, user: str) -> UserSandbox:
+def _require(service: Service, user: str) -> UserSandbox:
     owned = service.sandboxes.find(user)
     if owned is None:
         raise NotFound("Sandbox not found")

@@ -1,4 +1,4 @@
-"""Programs watched while they run: server-sent events, WebSockets, terminals."""
+"""Routes that follow a program while it runs: server-sent events, WebSockets, terminals."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .dependencies import (
     TheService,
     TheUser,
     deny_socket,
+    error_body,
     note_bad_input,
     note_fault,
     service_of,
-    told_body,
     user_of,
 )
 from .strict_json import StrictRoute, parse_json
@@ -63,34 +63,34 @@ async def stream(service: TheService, user: TheUser, body: RunRequest) -> Respon
 )
 async def follow(service: TheService, user: TheUser, command_id: str) -> Response:
     """Follow a background command from its beginning. Who goes away leaves it running."""
-    return sse(events(service, service.runner.command(user, command_id)))
+    return sse(events(service, service.background.get(user, command_id)))
 
 
 @router.websocket("/sandbox/{user_id}/ws")
 async def run_over_websocket(socket: WebSocket) -> None:
     """First a message with a program, as for /stream; then its events. Meanwhile messages
     {"stdin": text}, {"stdin_base64": text}, {"close_stdin": true}, {"signal": 15} reach it."""
-    await _served(socket, _run_program)
+    await _serve(socket, _run_program)
 
 
 @router.websocket("/sandbox/{user_id}/terminal")
 async def terminal(socket: WebSocket) -> None:
     """A shell on a terminal: binary messages are what is typed and shown; {"resize": [rows,
     columns]} changes its size; at the end comes {"exit_code": 0}."""
-    await _served(socket, _run_terminal)
+    await _serve(socket, _run_terminal)
 
 
 # Events
 
 
 async def events(service: Service, run: Run) -> AsyncGenerator[Event, None]:
-    """What happens to a program, from its beginning to its end."""
+    """Yield the events of a program, from its beginning to its end."""
     yield {
         "event": "start", "command_id": run.command_id, "sandbox_id": run.owned.sandbox.id,
         "recreated": run.recreated,
     }  # fmt: skip
     if run.loss is not None:
-        service.losses.tell(run.loss)  # whoever asks for the next event has sent this one
+        service.losses.tell(run.loss)  # the next event is asked for once this one is sent
     decoders = {
         name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
     }
@@ -131,7 +131,7 @@ async def _closing(
 
 
 def sse(source: AsyncGenerator[Event, None]) -> Response:
-    """Events as they come, and a comment now and then: proxies close what is silent for long."""
+    """Send events as they come, and comments in between: proxies close a silent connection."""
 
     async def lines() -> AsyncIterator[bytes]:
         following = asyncio.ensure_future(anext(source, None))
@@ -159,8 +159,8 @@ def sse(source: AsyncGenerator[Event, None]) -> Response:
 Conversation = Callable[[Service, str, WebSocket], Awaitable[None]]
 
 
-async def _served(socket: WebSocket, talk: Conversation) -> None:
-    """Check who it is, talk, and tell a failure as a last message."""
+async def _serve(socket: WebSocket, talk: Conversation) -> None:
+    """Check the user, have the conversation, and send a failure as the last message."""
     service = service_of(socket)
     try:
         user = user_of(socket)
@@ -173,20 +173,20 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
             await talk(service, user, socket)
     except (ServiceFault, SandboxError) as fault:
         note_fault(socket, fault)
-        await _said(socket, {"event": "error", "success": False, **told_body(socket, fault)})
+        await _send_last(socket, {"event": "error", "success": False, **error_body(socket, fault)})
     except (ValidationError, InvalidValueError, json.JSONDecodeError) as error:
         note_bad_input(socket, "a message that makes no sense")
         text = first_fault(error) if isinstance(error, ValidationError) else str(error)
-        await _said(socket, {"event": "error", "success": False, "error": text[:500]})
+        await _send_last(socket, {"event": "error", "success": False, "error": text[:500]})
     except Exception as error:
-        # A fault of ours is nobody's bad input: the client hears that, and the log hears what.
+        # It is our own fault: the client learns that, and the log has the details.
         logger.error("WebSocket %r broke", socket.url.path, exc_info=error)
-        await _said(socket, {"event": "error", "success": False, "error": INTERNAL})
+        await _send_last(socket, {"event": "error", "success": False, "error": INTERNAL})
     with suppress(RuntimeError, WebSocketDisconnect):
         await socket.close()
 
 
-async def _said(socket: WebSocket, event: Event) -> None:
+async def _send_last(socket: WebSocket, event: Event) -> None:
     with suppress(RuntimeError, WebSocketDisconnect):
         await socket.send_text(json.dumps(event))
 
@@ -264,7 +264,7 @@ async def _control(command: Command, message: dict[str, Any]) -> None:
 
 
 async def _both_ways(listen: Awaitable[None], tell: Awaitable[None]) -> None:
-    """Until all is told, or the client is gone."""
+    """Listen and tell until all is told or the client is gone."""
     tasks = [asyncio.ensure_future(listen), asyncio.ensure_future(tell)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

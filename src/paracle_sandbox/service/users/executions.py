@@ -1,4 +1,4 @@
-"""Running programs for users: quota, sandbox, program, kept files, log, in this order."""
+"""Programs of users: takes a quota, then the sandbox, runs the program, keeps the files, logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...sandbox.command import Command
 from ...sandbox.command_options import CommandOptions
 from ...sandbox.limits import MIB
 from ...sandbox.sandbox import Sandbox
-from ..errors import NotFound, PathHider, TooMany, classify
+from ..errors import PathHider, classify
 from ..journal import Journal
 from ..metrics import Metrics
 from ..schemas import RunRequest
@@ -31,18 +31,15 @@ from .user_sandboxes import UserSandbox, UserSandboxes
 
 logger = logging.getLogger(__name__)
 
-# What is kept of a program's output in the memory of the service; streams have no such limit.
+# How much of a program's output an answer has; streams have no such limit.
 MAX_OUTPUT = 2 << 20
-MAX_COMMANDS = 100
-# Of commands in the background that have ended, for each user.
-MAX_KEPT_OUTPUT = 16 << 20
 
 Chunk = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run, and how."""
+    """A program that a request wants to run, and how."""
 
     kind: str
     text: str
@@ -79,14 +76,14 @@ class Run:
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
     loss: Loss | None = None
-    files_kept: bool | None = None  # until they were saved, nobody knows
+    files_kept: bool | None = None  # None until they were saved
     before: Usage | None = None
     alone_at: int | None = None
     chunks: AsyncGenerator[Chunk, None] | None = None
 
     @property
     def was_alone(self) -> bool:
-        """Nobody else used the sandbox since it began."""
+        """Whether no other request used the sandbox since it began."""
         return self.alone_at == self.owned.visits
 
     @property
@@ -98,13 +95,13 @@ class Run:
         return len(self.command.stdout_bytes) + len(self.command.stderr_bytes)
 
     def output(self) -> AsyncIterator[Chunk]:
-        """What it prints: for who followed it from the start, else as far as it was kept."""
+        """Iterate over its output: all if it was followed from its start, else what is kept."""
         return self.command.output() if self.chunks is None else self.chunks
 
 
 def _followed(command: Command) -> AsyncGenerator[Chunk, None]:
-    """Its output from the first byte. To be called as soon as it is started: the follower has to
-    be there before the first output is, because nothing is kept for later ones."""
+    """Iterate over its output from the first byte. Call this as soon as it is started: output that
+    comes before its consumer is not kept."""
     source = command.output()
     first = asyncio.ensure_future(anext(source, None))
 
@@ -138,13 +135,11 @@ class Runner:
         self._executions = executions
         self._journal = journal
         self._metrics = metrics
-        self._background: dict[str, dict[str, Run]] = {}
-        self._watchers: set[asyncio.Task[Any]] = set()
-        sandboxes.when_removed(self.forget)
+        self._saves: set[asyncio.Task[Any]] = set()
 
     async def run(self, user_id: str, program: Program) -> dict[str, Any]:
-        """Run it to its end. A program that was stopped is an answer too, with its error. A large
-        output is a SpooledText in it."""
+        """Run it to its end. The answer of a program that was stopped has its error. A large output
+        is a SpooledText in it."""
         started = time.monotonic()
         run: Run | None = None
         spool = Spool(self._spools, MAX_OUTPUT, self._sandboxes.sandbox_id(user_id))
@@ -153,7 +148,7 @@ class Runner:
             async with self.started(user_id, program, listed=True, **options) as run:
                 result = await run.command.wait()
                 answer = _answer(result["exit_code"], spool, run)
-                # Side by side: one waits for the spawner, the other has its listing by now.
+                # These two overlap: one waits for the spawner, the other has its listing by now.
                 saving = self._begin_save(run.owned, Listed(run.command, run.saves))
                 answer["stats"] = await _stats(run.owned.sandbox)
                 run.files_kept = answer["files_kept"] = await asyncio.shield(saving)
@@ -178,7 +173,7 @@ class Runner:
 
     @asynccontextmanager
     async def followed(self, user_id: str, program: Program) -> AsyncIterator[Run]:
-        """Like started(), for who reads all of its output as it comes: none of it is kept."""
+        """Like started(), with all output read as it comes: none of it is kept."""
         async with self.started(user_id, program, follow=True, max_output=0) as run:
             yield run
 
@@ -192,8 +187,8 @@ class Runner:
         listed: bool = False,
         **more: Any,
     ) -> AsyncIterator[Run]:
-        """A running program; leaving the block ends it, keeps the files and writes the log.
-        ``listed``: what it changed is listed as soon as it has ended."""
+        """A running program; leaving the block ends it, keeps the files and writes the log. With
+        ``listed``, the guest lists what it changed as soon as it has ended."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._executions.one(user_id))
             owned = await stack.enter_async_context(self._sandboxes.using(user_id))
@@ -218,26 +213,26 @@ class Runner:
                 failure = error
                 raise
             finally:
-                self._told(owned, program, run, failure, time.monotonic() - begun)
+                self._log(owned, program, run, failure, time.monotonic() - begun)
                 await (self._save(owned) if run is None else self.keep(run))
 
     async def keep(self, run: Run) -> bool:
-        """Save what a program that has ended left, unless that was done; whether all is kept."""
+        """Save what an ended program left, unless that was done. Returns whether all is kept."""
         if run.files_kept is None:
             run.files_kept = await self._save(run.owned)
         return run.files_kept
 
     async def _save(self, owned: UserSandbox) -> bool:
-        """Keep the files, though whoever waits for that may be cancelled again and again."""
+        """Save the files to the end, also when the caller is cancelled meanwhile."""
         return await asyncio.shield(self._begin_save(owned))
 
     def _begin_save(self, owned: UserSandbox, after: Listed | None = None) -> asyncio.Task[bool]:
         saving = asyncio.create_task(self._sandboxes.save(owned, after))
-        self._watchers.add(saving)
-        saving.add_done_callback(self._watchers.discard)
+        self._saves.add(saving)
+        saving.add_done_callback(self._saves.discard)
         return saving
 
-    def _told(
+    def _log(
         self,
         owned: UserSandbox,
         program: Program,
@@ -263,81 +258,10 @@ class Runner:
         if isinstance(failure, SandboxError) and outcome in ("limit", "sandbox_lost"):
             self._journal.security_event(outcome, owned.sandbox.id, {"error": failure.message})
 
-    # In the background
-
-    async def start_background(self, user_id: str, program: Program) -> Run:
-        """Start it and return; it stays in the list until it is removed."""
-        known = self._background.get(user_id, {})
-        self._forget_old(known)
-        if len(known) >= MAX_COMMANDS:
-            raise TooMany(f"{MAX_COMMANDS} background commands run; remove one first", 1)
-        begun: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
-        watcher = asyncio.create_task(self._watch(user_id, program, begun))
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
-        run = await begun
-        self._background.setdefault(user_id, {})[run.command_id] = run
-        return run
-
-    async def _watch(self, user_id: str, program: Program, begun: asyncio.Future[Run]) -> None:
-        # A consumer, so that output beyond what is kept is dropped instead of ending it.
-        quiet: dict[str, Any] = {
-            "max_output": MAX_OUTPUT,
-            "on_output_bytes": lambda name, data: None,
-        }
-        try:
-            async with self.started(user_id, program, **quiet) as run:
-                begun.set_result(run)
-                await run.command.wait()
-        except Exception as error:
-            if not begun.done():
-                begun.set_exception(error)
-            elif not isinstance(error, SandboxError):
-                logger.exception("A background command broke")
-
-    def _forget_old(self, known: dict[str, Run]) -> None:
-        """The oldest that have ended, when they are many or their output is much."""
-        ended = [run for run in known.values() if run.command.poll() is not None]
-        kept = sum(run.kept_bytes for run in ended)
-        for run in ended:
-            if len(known) < MAX_COMMANDS and kept <= MAX_KEPT_OUTPUT:
-                return
-            kept -= run.kept_bytes
-            del known[run.command_id]
-
-    @property
-    def users_with_commands(self) -> int:
-        """Of how many users commands are remembered."""
-        return len(self._background)
-
-    def commands(self, user_id: str) -> list[Run]:
-        self._sandboxes.find(user_id)  # so that the answer tells of a loss
-        return list(self._background.get(user_id, {}).values())
-
-    def command(self, user_id: str, command_id: str) -> Run:
-        self._sandboxes.find(user_id)
-        try:
-            return self._background[user_id][command_id]
-        except KeyError:
-            raise NotFound("There is no such command") from None
-
-    async def remove_command(self, user_id: str, command_id: str) -> Run:
-        run = self.command(user_id, command_id)
-        await run.command.kill()
-        known = self._background.get(user_id, {})
-        known.pop(command_id, None)
-        if not known:
-            self._background.pop(user_id, None)
-        return run
-
-    def forget(self, user_id: str) -> None:
-        """The sandbox is gone, and what ran in it."""
-        self._background.pop(user_id, None)
-
     async def close(self) -> None:
-        for watcher in list(self._watchers):
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for saving in list(self._saves):
+            saving.cancel()
+        await asyncio.gather(*self._saves, return_exceptions=True)
 
 
 def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
@@ -366,9 +290,8 @@ def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
 def stopped_answer(
     error: StoppedError, *, hide: PathHider, recreated: bool, files_kept: bool
 ) -> dict[str, Any]:
-    """A program that was stopped, as an answer."""
-    told = error_result(error)
-    partial = told["result"]
+    """Return the answer for a program that was stopped."""
+    partial = error_result(error)["result"]
     failure = classify(error)
     return {
         "success": False,
@@ -394,8 +317,8 @@ async def _stats(sandbox: Sandbox) -> dict[str, Any] | None:
 
 
 def _resources(run: Run | None) -> dict[str, Any] | None:
-    """For the log, what somebody has seen by now. The kernel counts for the sandbox; only a program
-    that had it for itself can be told from those before."""
+    """Return figures for the log, if they were read since it began. The kernel counts for the whole
+    sandbox, so a program has its own figures only if it was alone in it."""
     after = run.owned.sandbox.last_usage if run is not None else None
     if run is None or after is None or after is run.before:
         return None

@@ -266,21 +266,21 @@ class Door:
         self._sandboxes.stay(session.name)
         session.listened |= scope["method"] == "GET"
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
+        async def send_watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 deleted = scope["method"] == "DELETE" and message["status"] < 300
                 session.ended |= deleted or message["status"] == 404
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_watched)
         finally:
             await self._left(session)
 
     def _watching(self, send: Send, key: str) -> Send:
         """Wrap ``send`` to note the session that the answer to this request opens."""
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
+        async def send_watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and message["status"] < 300:
                 opened = dict(message.get("headers", [])).get(_SESSION, b"").decode("latin-1")
                 if opened:
@@ -288,7 +288,7 @@ class Door:
                     self._sessions[opened] = _Session(opened, key)
             await send(message)
 
-        return watched
+        return send_watched
 
     def _forget_old_sessions(self) -> None:
         """Forget sessions that the SDK has ended because they were quiet for long."""

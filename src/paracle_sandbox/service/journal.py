@@ -60,19 +60,21 @@ class Journal:
     def record(self, event: str, **fields: object) -> None:
         self._queue.record(event, **{**describe_sender(), **fields})
 
-    def execution(self, *, user: str, ok: bool, content: str | None = None, **f: object) -> None:
+    def record_execution(
+        self, *, user: str, ok: bool, content: str | None = None, **f: object
+    ) -> None:
         """Record a program that ended, however it did."""
         fields = {"user": user, "outcome": "ok" if ok else "failed", **f}
         if self.with_content and content is not None:
             fields["content"] = content
         self.record("execution", **fields)
         if not ok:
-            self._suspicion.failed(user)
+            self._suspicion.count_failure(user)
 
-    def refused(self, reason: str, *, user: str | None = None, **fields: object) -> None:
+    def record_refusal(self, reason: str, *, user: str | None = None, **fields: object) -> None:
         self.record("refused", reason=reason, user=user, **fields)
         if user is not None:
-            self._suspicion.failed(user)
+            self._suspicion.count_failure(user)
 
     def security_event(self, event: str, sandbox_id: str | None, details: object) -> None:
         user = self._user_of(sandbox_id) if sandbox_id else None
@@ -80,7 +82,7 @@ class Journal:
         write = self._queue.record if event == "protocol" else self.record
         write("security", kind=event, user=user, sandbox_id=sandbox_id, details=details)
         if user is not None:
-            self._suspicion.tried(user)
+            self._suspicion.count_event(user)
 
 
 class _Handler(logging.Handler):
@@ -106,10 +108,10 @@ class _Suspicion:
         self._failures: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
 
-    def failed(self, user: str) -> None:
+    def count_failure(self, user: str) -> None:
         self._count(self._failures, user, SUSPICIOUS_FAILURES, "repeated_failures")
 
-    def tried(self, user: str) -> None:
+    def count_event(self, user: str) -> None:
         self._count(self._events, user, SUSPICIOUS_EVENTS, "repeated_security_events")
 
     def _count(self, counts: Counter[str], user: str, threshold: int, reason: str) -> None:

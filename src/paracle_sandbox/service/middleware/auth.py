@@ -219,7 +219,7 @@ class Gate:
         """Count and log a refusal that no route has noted."""
         if is_refusal(fault) and not fault.noted:
             self._metrics.refusals.labels(reason or fault.kind).inc()
-            self._journal.refused(reason or fault.kind, key=key_id, what=str(fault))
+            self._journal.record_refusal(reason or fault.kind, key=key_id, what=str(fault))
 
     def _check_announced(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
@@ -258,7 +258,7 @@ class Gate:
                 raise TooLarge("The body is larger than allowed here")
             return message
 
-        async def counted() -> Message:
+        async def receive_limited() -> Message:
             if done:
                 return await receive()
             message = await next_piece()
@@ -273,7 +273,7 @@ class Gate:
             self._keep(request)
             return message
 
-        return counted
+        return receive_limited
 
     def _keep(self, request: _Request) -> None:
         if self._bodies.set(request, request.key_id, request.body):
@@ -423,7 +423,7 @@ class _Denials:
         address = (scope.get("client") or ("unknown",))[0]
         self._counts[address] += 1
         if self._counts[address] <= _DENIALS_LOGGED:
-            self._journal.refused("denied_key", address=address, path=scope["path"][:200])
+            self._journal.record_refusal("denied_key", address=address, path=scope["path"][:200])
         elif self._counts[address] == _DENIALS_LOGGED + 1:
             self._journal.record("suspicious", reason="key_wrong_keys", address=address)
 

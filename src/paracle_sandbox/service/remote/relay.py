@@ -121,7 +121,7 @@ class Relay:
             received += 1
             if received % RECEIVED_IN_A_ROW == 0:
                 await asyncio.sleep(0)
-            whole = await self._asked.answered(data)
+            whole = await self._asked.pass_answers(data)
             await self._outbox.wait_for_room()
             await self._put_refusals()
             for start in range(0, len(whole), MAX_MESSAGE):
@@ -229,7 +229,7 @@ class Relay:
         if told is not None:
             await self._tell(told)
         try:
-            passed = await self._asked.passed(payload)
+            passed = await self._asked.pass_requests(payload)
         except ProtocolError as error:
             await self._break_off()
             raise OutOfStep(str(error)) from None
@@ -270,7 +270,7 @@ class Watch:
         """Whether the guest sent something that is no frame."""
         return self._answers is None
 
-    async def passed(self, data: bytes) -> bytes:
+    async def pass_requests(self, data: bytes) -> bytes:
         """Return the client's frames to pass on. Raises ProtocolError."""
         parts: list[bytes] = []
         for number, (kind, stream, payload) in enumerate(self._asked.feed(data), 1):
@@ -280,7 +280,7 @@ class Watch:
                 raise ProtocolError("an empty frame")
             if number % _ASKED_IN_A_ROW == 0:
                 await asyncio.sleep(0)
-            if kind == OPEN and not await self._begins(stream, payload):
+            if kind == OPEN and not await self._note_begin(stream, payload):
                 continue
             if kind == OPEN:
                 parts += request_frames(stream, payload)
@@ -288,7 +288,7 @@ class Watch:
                 parts.append(encode(kind, stream, payload))
         return b"".join(parts)
 
-    async def _begins(self, stream: int, payload: bytes) -> bool:
+    async def _note_begin(self, stream: int, payload: bytes) -> bool:
         """Note a request that begins. Returns whether the guest may have it."""
         request = decode_json(payload, MAX_REQUEST_ITEMS)
         kind = _PROGRAMS.get(str(request.get("op")))
@@ -299,7 +299,7 @@ class Watch:
             allowance.enter_context(self._executions.one(self._user_id))
         except TooMany as refusal:
             self._metrics.refusals.labels("quota").inc()
-            self._journal.refused("quota", user=self._user_id, sandbox_id=self._name)
+            self._journal.record_refusal("quota", user=self._user_id, sandbox_id=self._name)
             message = {"code": "quota", "message": str(refusal)}
             await self._answer(encode_json(ERROR, stream, message))
             return False
@@ -307,7 +307,7 @@ class Watch:
         self._running[stream] = _Running(kind, allowance, str(content)[:_MAX_CONTENT])
         return True
 
-    async def answered(self, data: bytes) -> bytes:
+    async def pass_answers(self, data: bytes) -> bytes:
         """Return the guest's frames to pass on, each whole, and note the ends of programs. Once the
         guest has sent something that is no frame, everything is passed on."""
         if self._answers is None:
@@ -320,7 +320,7 @@ class Watch:
                     await asyncio.sleep(0)
                 if kind in (RESULT, ERROR) and stream in self._running:
                     running = self._running.pop(stream)
-                    running.context.run(self._ended, running, kind, payload)
+                    running.context.run(self._note_end, running, kind, payload)
         except ProtocolError:
             self._answers = None  # the client sees it as well, and breaks off
         unfinished = self._answers.unfinished if self._answers is not None else 0
@@ -329,7 +329,7 @@ class Watch:
         del self._begun[:end]
         return whole
 
-    def _ended(self, running: _Running, kind: int, payload: bytes) -> None:
+    def _note_end(self, running: _Running, kind: int, payload: bytes) -> None:
         result: dict[str, object] = {}
         with suppress(ProtocolError):
             result = decode_json(payload, MAX_ANSWER_ITEMS)
@@ -346,7 +346,7 @@ class Watch:
         seconds = time.monotonic() - running.started
         self._metrics.executions.labels(running.kind, cause).inc()
         self._metrics.durations.labels(running.kind).observe(seconds)
-        self._journal.execution(
+        self._journal.record_execution(
             user=self._user_id, ok=cause == "ok", content=running.content, kind=running.kind,
             cause=cause, sandbox_id=self._name, exit_code=code, seconds=round(seconds, 6),
         )  # fmt: skip

@@ -49,7 +49,7 @@ def user_of(connection: HTTPConnection) -> str:
     if not caller_of(connection).may_act_for(user_id):
         _note(connection, "other_user", user=user_id)
         raise NotFound("Sandbox not found")
-    return _known(connection, user_id)
+    return _remember_user(connection, user_id)
 
 
 def acting_user_of(connection: HTTPConnection) -> str:
@@ -59,18 +59,18 @@ def acting_user_of(connection: HTTPConnection) -> str:
     named = connection.headers.get("x-sandbox-user")
     if named is None:
         if caller.admin:
-            return _known(connection, f"key:{caller.key_id}")
+            return _remember_user(connection, f"key:{caller.key_id}")
         if len(caller.users) != 1:
             raise BadRequest("This key acts for several users: name one in X-Sandbox-User")
-        return _known(connection, next(iter(caller.users)))
+        return _remember_user(connection, next(iter(caller.users)))
     user_id = user_in(named)
     if not caller.may_act_for(user_id):
         _note(connection, "other_user", user=user_id)
         raise NotFound("Sandbox not found")
-    return _known(connection, user_id)
+    return _remember_user(connection, user_id)
 
 
-def _known(connection: HTTPConnection, user_id: str) -> str:
+def _remember_user(connection: HTTPConnection, user_id: str) -> str:
     """Remember the user of a request, for the log."""
     connection.scope["state"]["user"] = user_id
     return user_id
@@ -79,7 +79,7 @@ def _known(connection: HTTPConnection, user_id: str) -> str:
 def admin_of(connection: HTTPConnection) -> Caller:
     caller = caller_of(connection)
     if not caller.admin:
-        raise noted(connection, "admin_only", Forbidden("Only an admin key may do this"))
+        raise note_refusal(connection, "admin_only", Forbidden("Only an admin key may do this"))
     return caller
 
 
@@ -95,19 +95,19 @@ def note_fault(connection: HTTPConnection, fault: ServiceFault | SandboxError) -
 
 def note_bad_input(connection: HTTPConnection, what: str, reason: str = "bad_input") -> None:
     """Count and log a bad request. ``what`` is our text, without code or secrets of the client."""
-    _note(connection, reason, what=what[:_MAX_TOLD], **_named(connection))
+    _note(connection, reason, what=what[:_MAX_TOLD], **_user_fields(connection))
 
 
-def noted(
+def note_refusal(
     connection: HTTPConnection, reason: str, fault: ServiceFault, **fields: object
 ) -> ServiceFault:
     """Count and log a refusal with more fields than the fault has. Returns the fault."""
-    _note(connection, reason, **_named(connection), **fields)
+    _note(connection, reason, **_user_fields(connection), **fields)
     fault.noted = True
     return fault
 
 
-def _named(connection: HTTPConnection) -> dict[str, str]:
+def _user_fields(connection: HTTPConnection) -> dict[str, str]:
     """Return the user for the log, or the text that names none of the caller's. Only users are
     counted for suspicion: a flood of other texts would fill the memory."""
     if "user" in connection.scope["state"]:
@@ -126,7 +126,7 @@ def _note(connection: HTTPConnection, reason: str, **fields: Any) -> None:
     service = service_of(connection)
     caller: Caller | None = connection.scope["state"].get("caller")
     service.metrics.refusals.labels(reason).inc()
-    service.journal.refused(reason, key=caller.key_id if caller else None, **fields)
+    service.journal.record_refusal(reason, key=caller.key_id if caller else None, **fields)
 
 
 # FastAPI tells a Request from a WebSocket by type, and runs what is not async in a thread.

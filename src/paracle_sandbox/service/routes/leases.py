@@ -66,7 +66,7 @@ async def channel(socket: WebSocket) -> None:
     try:
         user = acting_user_of(socket)
         lease = service.leases.get(user, socket.path_params["sandbox_id"])
-        received = _received(socket)
+        received = _parse_received(socket)
         relay = await service.leases.relay(lease)
     except (ServiceFault, SandboxError) as fault:
         await deny_socket(socket, fault)
@@ -90,7 +90,7 @@ async def _talk(socket: WebSocket, relay: Relay, received: int) -> None:
         relay.detach(holder)
 
 
-def _received(socket: WebSocket) -> int:
+def _parse_received(socket: WebSocket) -> int:
     text = socket.query_params.get("received", "0")
     if not text.isdecimal() or len(text) > 20:
         raise BadRequest("received is a number of bytes")

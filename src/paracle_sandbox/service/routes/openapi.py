@@ -28,15 +28,15 @@ def describe(app: FastAPI) -> None:
     """Have the application complete its description when it is first requested."""
     make = app.openapi
 
-    def described() -> dict[str, Any]:
+    def describe_all() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _completed(make())
+            app.openapi_schema = _complete(make())
         return app.openapi_schema
 
-    app.openapi = described  # type: ignore[method-assign]
+    app.openapi = describe_all  # type: ignore[method-assign]
 
 
-def _completed(schema: dict[str, Any]) -> dict[str, Any]:
+def _complete(schema: dict[str, Any]) -> dict[str, Any]:
     schema["components"]["securitySchemes"] = _SCHEMES
     schema["security"] = [{name: []} for name in _SCHEMES]
     for path, operations in schema["paths"].items():

@@ -13,7 +13,7 @@ from ..errors import BadRequest, Forbidden
 from ..schemas import ExecutionAnswer, InstallRequest
 from ..service import Service
 from ..users.executions import stopped_answer
-from .dependencies import TheService, TheUser, noted, while_connected
+from .dependencies import TheService, TheUser, note_refusal, while_connected
 from .strict_json import StrictRoute
 
 router = APIRouter(tags=["packages"], route_class=StrictRoute)
@@ -33,7 +33,7 @@ async def install(
     try:
         wanted = [checked_requirement(one) for one in wanted]
     except ValueError as error:
-        raise noted(request, "package", BadRequest(str(error)), packages=wanted) from None
+        raise note_refusal(request, "package", BadRequest(str(error)), packages=wanted) from None
     return await while_connected(request, _install(service, user, wanted, body.timeout))
 
 

@@ -54,7 +54,7 @@ async def stream(service: TheService, user: TheUser, body: RunRequest) -> Respon
     """Run a program and follow it: events ``start``, ``stdout``, ``stderr`` and at the end
     ``result`` or ``error``. Who goes away ends it."""
     stack = AsyncExitStack()
-    run = await stack.enter_async_context(service.runner.followed(user, Program.of(body)))
+    run = await stack.enter_async_context(service.runner.following(user, Program.of(body)))
     return sse(_closing(stack, events(service, run)))
 
 
@@ -198,7 +198,7 @@ async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
     except TimeoutError:
         raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
     body = RunRequest.model_validate(_object(first))
-    async with service.runner.followed(user, Program.of(body)) as run:
+    async with service.runner.following(user, Program.of(body)) as run:
         await _both_ways(_listen(socket, run), _tell(service, socket, run))
 
 
@@ -232,7 +232,7 @@ async def _run_terminal(service: Service, user: str, socket: WebSocket) -> None:
     size = (_size(socket, "rows", 24), _size(socket, "columns", 80))
     text = socket.query_params.get("command", "command -v bash >/dev/null && exec bash; exec sh")
     program = Program("terminal", text, 3600, {"pty": size, "stdin": True})
-    async with service.runner.followed(user, program) as run:
+    async with service.runner.following(user, program) as run:
         await _both_ways(_type(socket, run.command), _show(service, socket, run))
 
 

@@ -49,7 +49,7 @@ class BackgroundCommands:
             "on_output_bytes": lambda name, data: None,
         }
         try:
-            async with self._runner.started(user_id, program, **quiet) as run:
+            async with self._runner.running(user_id, program, **quiet) as run:
                 begun.set_result(run)
                 await run.command.wait()
         except Exception as error:

@@ -99,7 +99,7 @@ class Run:
         return self.command.output() if self.chunks is None else self.chunks
 
 
-def _followed(command: Command) -> AsyncGenerator[Chunk, None]:
+def _follow(command: Command) -> AsyncGenerator[Chunk, None]:
     """Iterate over its output from the first byte. Call this as soon as it is started: output that
     comes before its consumer is not kept."""
     source = command.output()
@@ -145,7 +145,7 @@ class Runner:
         spool = Spool(self._spools, MAX_OUTPUT, self._sandboxes.sandbox_id(user_id))
         try:
             options: dict[str, Any] = {"max_output": 0, "on_output_bytes": spool.take}
-            async with self.started(user_id, program, listed=True, **options) as run:
+            async with self.running(user_id, program, listed=True, **options) as run:
                 result = await run.command.wait()
                 answer = _answer(result["exit_code"], spool, run)
                 # These two overlap: one waits for the spawner, the other has its listing by now.
@@ -172,13 +172,13 @@ class Runner:
         return answer
 
     @asynccontextmanager
-    async def followed(self, user_id: str, program: Program) -> AsyncIterator[Run]:
-        """Like started(), with all output read as it comes: none of it is kept."""
-        async with self.started(user_id, program, follow=True, max_output=0) as run:
+    async def following(self, user_id: str, program: Program) -> AsyncIterator[Run]:
+        """Like running(), with all output read as it comes: none of it is kept."""
+        async with self.running(user_id, program, follow=True, max_output=0) as run:
             yield run
 
     @asynccontextmanager
-    async def started(
+    async def running(
         self,
         user_id: str,
         program: Program,
@@ -206,7 +206,7 @@ class Runner:
                 run = Run(owned, command, saves, loss=loss, before=before, alone_at=alone_at)
                 run.takes_input = program.options.get("stdin") is True
                 if follow:
-                    run.chunks = _followed(run.command)
+                    run.chunks = _follow(run.command)
                 async with run.command:
                     yield run
             except BaseException as error:
@@ -244,7 +244,7 @@ class Runner:
         outcome = _outcome(failure, code)
         self._metrics.executions.labels(program.kind, outcome).inc()
         self._metrics.durations.labels(program.kind).observe(seconds)
-        self._journal.execution(
+        self._journal.record_execution(
             user=owned.user_id,
             ok=outcome == "ok",
             content=program.text,

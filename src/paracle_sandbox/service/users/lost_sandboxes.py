@@ -41,7 +41,7 @@ class Losses:
     def untold(self, name: str) -> Loss | None:
         return self._untold.get(name)
 
-    def made(self, name: str) -> None:
+    def note_made(self, name: str) -> None:
         self._live.add(name)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Losses:
         except OSError as error:
             logger.error("If the service dies, no user learns that %s was lost: %s", name, error)
 
-    def removed(self, name: str, *, is_loss: bool) -> None:
+    def note_removed(self, name: str, *, is_loss: bool) -> None:
         self._live.discard(name)
         if is_loss:
             self.note(name)

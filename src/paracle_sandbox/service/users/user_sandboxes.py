@@ -225,7 +225,7 @@ class UserSandboxes:
             self._release_quotas(user_id, wanted)
             self.report_failure(user_id, error)
             raise
-        self.losses.made(name)
+        self.losses.note_made(name)
         self._owned[user_id] = UserSandbox(user_id, sandbox, workspace, self.losses.untold(name))
         self._metrics.creations.labels("ok").inc()
         limits = wanted.model_dump(include={"cpu_cores", "memory_mb", "disk_mb", "base_image"})
@@ -378,7 +378,7 @@ class UserSandboxes:
             or (reason == "idle" and not was_running)
             or (was_running and owned.keep_files and not kept)
         )
-        self.losses.removed(sandbox.id, is_loss=is_loss)
+        self.losses.note_removed(sandbox.id, is_loss=is_loss)
         self._metrics.removals.labels(reason).inc()
         self._journal.record(
             "destroy", user=owned.user_id, sandbox_id=sandbox.id, reason=reason, files_kept=kept

@@ -292,8 +292,9 @@ class SandboxManager:
 
     async def destroy_all(self) -> None:
         """Remove every sandbox, side by side. Raises the first failure after trying all."""
+        reason = "shutdown" if self._closed else "request"
         for sandbox_id in list(self._sandboxes):
-            self._begin_removal(sandbox_id)
+            self._begin_removal(sandbox_id, reason)
         removals = list(self._removing.values())
         if removals:
             await _finish(asyncio.gather(*removals, return_exceptions=True))
@@ -326,14 +327,18 @@ class SandboxManager:
     ) -> None:
         await self.close()
 
-    def _begin_removal(self, sandbox_id: str) -> asyncio.Task[None] | None:
+    def _begin_removal(self, sandbox_id: str, reason: str = "request") -> asyncio.Task[None] | None:
         sandbox = self._sandboxes.pop(sandbox_id, None)
         if sandbox is None:
             return self._removing.get(sandbox_id)
-        removal = asyncio.get_running_loop().create_task(sandbox.stop())
+        removal = asyncio.get_running_loop().create_task(self._stop(sandbox, reason))
         self._removing[sandbox_id] = removal
         removal.add_done_callback(partial(self._end_removal, sandbox))
         return removal
+
+    async def _stop(self, sandbox: Sandbox, reason: str) -> None:
+        """Remove one sandbox. ``reason`` is "request", "idle", "lost" or "shutdown"."""
+        await sandbox.stop()
 
     def _end_removal(self, sandbox: Sandbox, removal: asyncio.Task[None]) -> None:
         sandbox_id = sandbox.sandbox_id
@@ -369,7 +374,7 @@ class SandboxManager:
         for sandbox_id, sandbox in list(self._sandboxes.items()):
             if self._is_idle(sandbox):
                 logger.info("Removing sandbox %s, which nobody used for long", sandbox_id)
-                self._begin_removal(sandbox_id)
+                self._begin_removal(sandbox_id, "idle")
         return bool(self._sandboxes or self._removing)
 
     async def _cleanup_idle_sandboxes(self) -> None:
@@ -385,6 +390,82 @@ class SandboxManager:
         # A program may set the time that is noted; 0 says that it needs the sandbox no more.
         last_used = max(sandbox.last_used, noted) if noted else -math.inf
         return time.monotonic() - last_used > self.idle_timeout
+
+
+class OwnerSandboxes(SandboxManager):
+    """A manager that makes one sandbox for each owner, under an id that belongs to the owner.
+
+    ``stop`` is called in the task of each removal and has to remove the sandbox; what it does
+    before, such as saving files, delays the owner's next sandbox and nothing else. An owner that
+    asks while the sandbox is made or removed waits.
+    """
+
+    def __init__(
+        self,
+        max_concurrent: int,
+        *,
+        stop: Callable[[Sandbox, str], Awaitable[None]],
+        **options: Any,
+    ) -> None:
+        super().__init__(max_concurrent, **options)
+        self._stop_by_policy = stop
+
+    @property
+    def slots_taken(self) -> int:
+        return self._slots.taken
+
+    def take_slot(self) -> None:
+        """Take the room of one sandbox. Raises SandboxLimitError."""
+        self._slots.take()
+
+    def free_slot(self) -> None:
+        """Give back the room of a sandbox that this manager does not have."""
+        self._slots.free()
+
+    async def open(self, sandbox_id: str, make: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
+        """Return the owner's sandbox. If there is none, ``make`` is called, once however many
+        callers there are; it has to call add(). A sandbox that died is removed first."""
+        while True:
+            sandbox = self._sandboxes.get(sandbox_id)
+            if sandbox is not None and sandbox.is_running:
+                self._last_used[sandbox_id] = time.monotonic()
+                return sandbox
+            if sandbox is not None and (removal := self._begin_removal(sandbox_id, "lost")):
+                await asyncio.shield(removal)
+            elif not await self.wait_for_change(sandbox_id):
+                return await make()
+
+    async def wait_for_change(self, sandbox_id: str) -> bool:
+        """Wait while the sandbox is made or removed. Returns False at once if it is neither."""
+        change = self._starting.get(sandbox_id) or self._removing.get(sandbox_id)
+        if change is not None:
+            await asyncio.wait([change])
+        return change is not None
+
+    async def add(self, sandbox_id: str, make: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
+        """Make a sandbox in a slot that the caller took; a failure gives the slot back."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starting[sandbox_id] = settled
+        try:
+            sandbox = self._sandboxes[sandbox_id] = await make()
+            self._last_used[sandbox_id] = time.monotonic()
+        except BaseException:
+            self._slots.free()
+            raise
+        finally:
+            del self._starting[sandbox_id]
+            settled.set_result(None)
+        self.start_cleanup_task()
+        return sandbox
+
+    async def remove(self, sandbox_id: str, reason: str) -> None:
+        """Like destroy(), for a reason that ``stop`` is told."""
+        removal = self._begin_removal(sandbox_id, reason)
+        if removal is not None:
+            await _finish(removal)
+
+    async def _stop(self, sandbox: Sandbox, reason: str) -> None:
+        await self._stop_by_policy(sandbox, reason)
 
 
 async def _finish(removal: asyncio.Future[Any]) -> None:

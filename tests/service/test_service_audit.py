@@ -80,7 +80,7 @@ def test_every_line_of_a_request_says_whose_it_was(tmp_path: Path) -> None:
 
 
 async def test_figures_are_the_programs_own_or_named_as_the_sandboxs(place: Place) -> None:
-    name = place.service.hosting.sandbox_id("ann")
+    name = place.service.sandboxes.sandbox_id("ann")
 
     async def resources() -> list[dict[str, float]]:
         lines = await place.audit_lines()
@@ -286,7 +286,7 @@ def test_security_events_get_their_user_and_raise_suspicion(tmp_path: Path) -> N
     for _ in range(SUSPICIOUS_EVENTS):
         security_events.security_event("path_escape", sandbox_id="u-1", path="/etc/passwd")
     for _ in range(SUSPICIOUS_FAILURES):
-        journal.execution(user="bob", ok=False)
+        journal.record_execution(user="bob", ok=False)
     security_events.security_event("protocol", sandbox_id="unknown")
     journal.close()
     security_events.security_event("path_escape", sandbox_id="u-1", path="after the end")
@@ -301,7 +301,7 @@ def test_content_is_kept_only_when_asked_for(tmp_path: Path) -> None:
     for wanted in (False, True):
         path = tmp_path / str(wanted)
         journal = Journal(AuditLog(path), with_content=wanted)
-        journal.execution(user="ann", ok=True, content="print('hello')")
+        journal.record_execution(user="ann", ok=True, content="print('hello')")
         journal.close()
         assert ("hello" in path.read_text()) == wanted
 

@@ -27,7 +27,7 @@ from paracle_sandbox.cli.agents.run import make_plan
 from paracle_sandbox.cli.execute import Order, make_config
 from paracle_sandbox.cli.mcp import mcp
 from paracle_sandbox.mcp import transports
-from paracle_sandbox.service.users.user_sandboxes import Hosting
+from paracle_sandbox.service.users.user_sandboxes import UserSandboxes
 from paracle_sandbox.testing.fake import FakeBackend
 from paracle_sandbox.tools import PythonExecute
 
@@ -167,9 +167,9 @@ def test_the_service_keeps_to_what_holds_for_every_sandbox(
 ) -> None:
     monkeypatch.setenv("PARACLE_SANDBOX_READ_ONLY_FS", "false")
     monkeypatch.setenv("PARACLE_SANDBOX_DROP_CAPABILITIES", "false")
-    hosting = Hosting.__new__(Hosting)
-    hosting.settings = load_settings()
-    config = hosting.default_config()
+    sandboxes = UserSandboxes.__new__(UserSandboxes)
+    sandboxes.settings = load_settings()
+    config = sandboxes.default_config()
     assert not config.read_only_filesystem and not config.drop_capabilities
 
 

@@ -41,8 +41,7 @@ from paracle_sandbox.errors import (
     BackendUnavailableError,
     SandboxCreationError,
 )
-from paracle_sandbox.service.errors import status_of
-from paracle_sandbox.service.recovery import classify
+from paracle_sandbox.service.errors import classify, status_of
 from paracle_sandbox.settings import Settings, load_settings
 
 SOURCE = {"type": "image", "fingerprint": "ab" * 32}

@@ -1,7 +1,7 @@
-"""Wrong keys slow down: an address that sends many different ones has to wait.
+"""Slows down the guessing of keys: an address that sends many different wrong keys has to wait.
 
-A client that repeats one wrong key is misconfigured, and guesses nothing; so different ones are
-counted. Keys that were right from there before go on working, whoever else shares the address.
+Only different keys count, because a client that repeats one wrong key is misconfigured and guesses
+nothing. Keys that were right from an address before go on working there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import time
 
-from .errors import TooMany
+from ..errors import TooMany
 
 MAX_WRONG = 60
 _MAX_ADDRESSES = 10_000
@@ -17,9 +17,9 @@ _MAX_RIGHT = 10_000
 _MINUTE = 60.0
 
 
-class Guessing:
-    """What was tried in this minute, by address. Keys are remembered as hash() of Python, which is
-    secret and of this process alone."""
+class WrongKeys:
+    """Counts wrong keys of this minute by address. Keys are stored as Python's hash(), which is
+    seeded for each process."""
 
     def __init__(self, max_wrong: int = MAX_WRONG) -> None:
         self._max_wrong = max_wrong
@@ -28,7 +28,7 @@ class Guessing:
         self._right: dict[int, None] = {}
 
     def check(self, address: str, key: str) -> None:
-        """Raises TooMany, before anybody looks whether the key is right."""
+        """Raise TooMany for an address that guesses. Call it before the key is looked up."""
         if not self._wrong:
             return
         left = self._since + _MINUTE - time.monotonic()
@@ -58,7 +58,7 @@ class Guessing:
 
 
 def _network(address: str) -> str:
-    """Where one sender is likely to have all addresses of."""
+    """Return the address; of IPv6 the /64, all of which one sender is likely to have."""
     if ":" not in address:
         return address
     try:

@@ -1,43 +1,42 @@
-"""WebSockets that take so much of what a client sends into memory, and no more."""
+"""uvicorn's WebSocket protocol, with limits on what a client's messages take of our memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import Frame, Opcode
 
-from .joining import JoiningTransport
-from .outflow import Outflow
+from .slow_clients import SlowClients
+from .transport import CountingTransport
 
 MAX_MESSAGE_BYTES = 2 << 20
-# Answers to pings that a client does not read.
+# Pongs that the client has not read.
 _MAX_PONG_BYTES = 64 << 10
-# Pings and pongs that come together. One read has room for forty thousand, and no client a use for
-# more than one or two.
+# Pings and pongs in one read, which has room for forty thousand. A client needs one or two.
 _MAX_PINGS = 1000
 _MAX_QUEUED = 64  # messages
 _MAX_FRAGMENTS = 4096
 _SLICE = 16 << 10
 
 
-def websocket_options(outflow: Outflow) -> dict[str, Any]:
-    """The options of uvicorn for WebSockets that share an outflow."""
+def websocket_options(slow_clients: SlowClients) -> dict[str, Any]:
+    """uvicorn's options for WebSockets that share the same limits."""
 
     class Socket(BoundedWebSocket):
         pass
 
-    Socket.outflow = outflow
+    Socket.slow_clients = slow_clients
     return {"ws": Socket, "ws_max_size": MAX_MESSAGE_BYTES, "ws_per_message_deflate": False}
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """It is read in slices, and no further while enough messages wait."""
+    """Reads in slices, and stops reading while enough messages wait."""
 
-    outflow: Outflow
+    slow_clients: SlowClients
     _fragments = 0  # bytes of the message that is being received
-    _queued = 0  # bytes of messages that nobody has taken yet
-    _pings = 0  # of the last read, also those that were answers to ours
+    _queued = 0  # bytes of messages that the application has not received yet
+    _pings = 0  # in the last read, together with pongs
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -45,15 +44,15 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._feeding = False
 
     @property
-    def _joining(self) -> JoiningTransport:
+    def _counting(self) -> CountingTransport:
         found: Any = self.transport
-        assert isinstance(found, JoiningTransport)
+        assert isinstance(found, CountingTransport)
         return found
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._left.clear()
-        self._joining.lost()
+        self._counting.mark_lost()
 
     def data_received(self, data: bytes) -> None:
         self._pings = 0
@@ -90,7 +89,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
         if not self.disconnected:
             incomplete = len(self.conn.reader.buffer) + self._fragments
-            self.outflow.receive(self._joining, incomplete + self._queued + len(self._left))
+            self.slow_clients.receive(self._counting, incomplete + self._queued + len(self._left))
 
     def send_receive_event_to_app(self) -> None:
         self._fragments, size = 0, sum(map(len, self.frames))
@@ -111,22 +110,21 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if len(self.frames) > _MAX_FRAGMENTS:
             self._abort()
 
+    def handle_events(self) -> None:
+        # By now a pong is queued for each ping: count them before any is sent.
+        frames = (event for event in self.conn.events if isinstance(event, Frame))
+        self._pings += sum(frame.opcode in (Opcode.PING, Opcode.PONG) for frame in frames)
+        if self._pings > _MAX_PINGS:
+            self._abort()
+            return
+        super().handle_events()
+
     def handle_ping(self) -> None:
         super().handle_ping()
-        self._count_ping()
-        if self._joining.unsent > _MAX_PONG_BYTES:
-            self._abort()
-
-    def handle_pong(self, event: Frame) -> None:
-        super().handle_pong(event)
-        self._count_ping()
-
-    def _count_ping(self) -> None:
-        self._pings += 1
-        if self._pings > _MAX_PINGS:
+        if self._counting.unsent > _MAX_PONG_BYTES:
             self._abort()
 
     def _abort(self) -> None:
-        """Nothing more of what this client has sent is looked at."""
+        """Close now, and ignore what this client has sent so far."""
         self._left.clear()
-        self._joining.abort()
+        self._counting.abort()

@@ -556,7 +556,16 @@ async def test_a_command_as_a_list_is_one_command(client: LocalSandboxClient) ->
     assert (await tool.call({"command": ["printf", "[%s]", "a b", "c"]})).text == "[a b][c]"
     assert (await tool.call({"cmd": ["sh", "-c", "echo $0 $1", "x", "y"]})).text == "x y\n"
     assert (await tool.call({"script": ["cd /tmp", "pwd"]})).text == "/tmp\n"
-    assert "Refused" in (await tool.call({"command": ["rm", "-rf", "/"]})).text
+
+
+@pytest.mark.parametrize("how", [{}, {"session_name": "main"}])
+async def test_every_command_is_run(client: LocalSandboxClient, how: dict[str, Any]) -> None:
+    """Also one that could wipe a disk: there is no such disk, nor program, in a sandbox."""
+    with pytest.warns(UserWarning, match="no effect"):
+        tool = SandboxShellTool(client, policy=lambda command: "not this one")
+    answer = await tool.call({"command": "mkfs.none /dev/sda", **how})
+    assert answer.data["exit_code"] == 127 and "not found" in answer.text
+    assert (await tool.execute("mkfs.none /dev/sda"))["exit_code"] == 127
 
 
 async def test_a_directory_is_deleted_under_other_names(client: LocalSandboxClient) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
-from ..audit import security_events
 from ..client import LocalSandboxClient
 from ..errors import SandboxError, StoppedError
 from ..results import CommandResult
@@ -15,10 +15,9 @@ from ..sandbox.command import Command
 from ..sandbox.consumers import TextCallback
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault, as_boolean, plain
-from .dangerous import CommandPolicy, danger
 from .error_messages import explained
 from .python import joined
-from .result import ToolResult, failed, observed, shortened
+from .result import ToolResult, observed, shortened
 from .terminals import Terminals
 from .tool import SandboxTool, boolean, schema, seconds, text
 
@@ -63,8 +62,10 @@ class Background:
 
 class SandboxShellTool(SandboxTool):
     """Foreground commands answer with their output. Background ones have a name, under which they
-    are looked at and ended. A terminal keeps directory and variables between commands. What
-    ``policy`` has a reason against is not run; None lets everything run."""
+    are looked at and ended. A terminal keeps directory and variables between commands.
+
+    ``policy`` has no effect: a command is run as the model wrote it, and the sandbox is what
+    protects the machine. The parameter stays so that older code runs."""
 
     name = "sandbox_shell"
     streams = True
@@ -95,10 +96,18 @@ class SandboxShellTool(SandboxTool):
     background_timeout = 3600.0
 
     def __init__(
-        self, client: LocalSandboxClient | None = None, *, policy: CommandPolicy | None = danger
+        self,
+        client: LocalSandboxClient | None = None,
+        *,
+        policy: Callable[[str], str | None] | None = None,
     ) -> None:
         super().__init__(client)
-        self._policy = policy
+        if policy is not None:
+            warnings.warn(
+                "SandboxShellTool(policy=...) has no effect any more: every command is run. "
+                "Refuse commands before you pass them to the tool.",
+                stacklevel=2,
+            )
         self._terminals = Terminals()
         self._background: dict[str, Background] = {}
 
@@ -147,22 +156,14 @@ class SandboxShellTool(SandboxTool):
     ) -> CommandResult | dict[str, Any]:
         """Run a command to its end. With an ``action``, do that as call() does: ``observation``,
         ``success``, and the result if a command was waited for. Raises as Sandbox.execute does,
-        SandboxError for a command that is refused, and ValueError for arguments that cannot be
-        used."""
+        and ValueError for arguments that cannot be used."""
         line = command if isinstance(command, str) else shlex.join(command)
         if action is None and not arguments:
-            self._raise_if_refused(line)
             sandbox = await self.sandbox()
             return await sandbox.execute(command, self.seconds_for(sandbox, timeout))
         named = {"action": action, "command": line or None, "timeout": timeout}
         stated = {name: value for name, value in named.items() if value is not None}
-        given = self.checked({**stated, **arguments})
-        self._raise_if_refused(given.get("command", ""))
-        return observed(await self.run(**given))
-
-    def _raise_if_refused(self, command: str) -> None:
-        if reason := self._reason_against(command):
-            raise SandboxError(_refusal(reason), self.client.sandbox_id)
+        return observed(await self.run(**self.checked({**stated, **arguments})))
 
     async def close(self) -> None:
         for background in self._background.values():
@@ -184,8 +185,6 @@ class SandboxShellTool(SandboxTool):
     ) -> ToolResult:
         if not command.strip():
             raise ArgumentFault("The argument 'command' is missing.")
-        if reason := self._reason_against(command):
-            return failed(_refusal(reason), error_type="blocked", kind="blocked")
         sandbox = await self.sandbox()
         if not blocking:
             return await self._start(sandbox, session_name, command, folder, timeout)
@@ -204,15 +203,6 @@ class SandboxShellTool(SandboxTool):
                 command, limit, cwd=folder, on_stdout=on_output, on_stderr=on_output
             )
         )
-
-    def _reason_against(self, command: str) -> str | None:
-        """What the policy has against a command; it is on record then."""
-        reason = self._policy(command) if self._policy is not None else None
-        if reason:
-            security_events.security_event(
-                "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
-            )
-        return reason
 
     async def _start(
         self, sandbox: Sandbox, name: str, command: str, folder: str | None, timeout: float | None
@@ -293,10 +283,6 @@ class SandboxShellTool(SandboxTool):
 def _as_command(name: str, value: Any) -> Any:
     is_argv = isinstance(value, list) and all(isinstance(word, str) for word in value)
     return shlex.join(value) if is_argv and plain(name) in _COMMAND else value
-
-
-def _refusal(reason: str) -> str:
-    return f"Refused, nothing was run: {reason}. Name exactly what you want to change."
 
 
 def _outcome(result: CommandResult) -> ToolResult:

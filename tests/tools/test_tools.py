@@ -28,7 +28,7 @@ from paracle_sandbox.tools import (
     Toolbox,
     sandbox_tools,
 )
-from paracle_sandbox.tools.arguments import code_of
+from paracle_sandbox.tools.arguments import extract_code
 from paracle_sandbox.tools.terminals import MAX_TERMINALS
 from service.index_server import IndexServer, wheel
 
@@ -81,10 +81,10 @@ async def test_code_under_other_names(client: LocalSandboxClient, name: str) -> 
 
 
 def test_code_in_fences() -> None:
-    assert code_of("```python\nprint(1)\n```") == "print(1)\n"
+    assert extract_code("```python\nprint(1)\n```") == "print(1)\n"
     message = "Run this:\n```python\nimport math\nprint(math.pi)\n```\nplease"
-    assert code_of(message) == "import math\nprint(math.pi)\n"
-    assert code_of("print('```')") == "print('```')"
+    assert extract_code(message) == "import math\nprint(math.pi)\n"
+    assert extract_code("print('```')") == "print('```')"
 
 
 async def test_stateful(client: LocalSandboxClient) -> None:

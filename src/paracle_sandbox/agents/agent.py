@@ -22,7 +22,7 @@ from .loop import Approve, Emit, Limits, Loop
 from .mcp_tools import McpConnection, ServerSpec, read_servers
 from .model import Model
 from .providers import Options, make_model
-from .tool_runner import Furnish, SandboxHands
+from .tool_runner import Furnish, SandboxToolRunner
 
 INSTRUCTIONS = (
     "You solve the user's task with the tools you have. Code and commands run in an isolated Linux "
@@ -80,13 +80,15 @@ class SandboxAgent:
         given = sandbox_tools(self.client, stateful=stateful) if tools is None else tools
         self.tools = Toolbox(given)
         in_sandbox = tools is None or any(hasattr(tool, "client") for tool in tools)
-        self._hands = SandboxHands(self.tools, self.client if in_sandbox else None, furnish)
+        self._tool_runner = SandboxToolRunner(
+            self.tools, self.client if in_sandbox else None, furnish
+        )
         self._approve = approve
         self._journal = audit and AgentJournal(audit, name, lambda: self.client.sandbox_id)
         self._servers = read_servers(mcp_servers)
         self._connections: dict[str, McpConnection] = {}
         self._running: asyncio.Task[AgentResult] | None = None
-        self._cancel_asked = False
+        self._is_cancel_requested = False
 
     @classmethod
     async def create(cls, *args: Any, **options: Any) -> Self:
@@ -119,17 +121,23 @@ class SandboxAgent:
         runs in the sandbox. Raises SandboxError when it cannot even begin."""
         if self._running is not None:
             raise SandboxError("The agent is at work on another task; make a second one")
-        emit = self._teller(on_event)
+        emit = self._make_emitter(on_event)
         await self.connect()
         loop = Loop(
-            self.model, self.instructions, self.tools, self._hands, self.limits, emit, self._approve
+            self.model,
+            self.instructions,
+            self.tools,
+            self._tool_runner,
+            self.limits,
+            emit,
+            self._approve,
         )
-        self._cancel_asked = False
+        self._is_cancel_requested = False
         async with self._journal.writing() if self._journal else nullcontext():
             with self._journal.task(task) if self._journal else nullcontext():
                 self._running = asyncio.create_task(loop.run(task))
                 try:
-                    result = await self._finish(self._running, timeout, loop)
+                    result = await self._wait_for_result(self._running, timeout, loop)
                 finally:
                     self._running = None
                 if result.status == "killed":
@@ -137,9 +145,9 @@ class SandboxAgent:
             emit(Event("end", result.text, result.as_dict()))
         return result
 
-    def _teller(self, on_event: Emit | None) -> Emit:
+    def _make_emitter(self, on_event: Emit | None) -> Emit:
         """Who hears of events."""
-        listeners: list[Emit] = [self._journal.take] if self._journal else []
+        listeners: list[Emit] = [self._journal.record_event] if self._journal else []
         listeners += [on_event] if on_event else []
 
         def emit(event: Event) -> None:
@@ -148,19 +156,19 @@ class SandboxAgent:
 
         return emit
 
-    async def _finish(
+    async def _wait_for_result(
         self, running: asyncio.Task[AgentResult], timeout: float | None, loop: Loop
     ) -> AgentResult:
         try:
             done, _ = await asyncio.wait([running], timeout=timeout)
         except asyncio.CancelledError:
-            await _end(running)
+            await _cancel_and_wait(running)
             raise
         if not done:
-            await _end(running)
-            return loop.result("timeout", f"It is not done after {timeout:g} seconds")
-        if running.cancelled() and self._cancel_asked:
-            return loop.result("cancelled", "It was cancelled")
+            await _cancel_and_wait(running)
+            return loop.make_result("timeout", f"It is not done after {timeout:g} seconds")
+        if running.cancelled() and self._is_cancel_requested:
+            return loop.make_result("cancelled", "It was cancelled")
         return running.result()
 
     async def stream(self, task: str, *, timeout: float | None = None) -> AsyncIterator[Event]:
@@ -174,18 +182,18 @@ class SandboxAgent:
                 yield event
             work.result()
         finally:
-            await _end(work)
+            await _cancel_and_wait(work)
 
     def cancel(self) -> None:
         """End the task that runs; run() then returns with the status ``cancelled``."""
         if self._running is not None:
-            self._cancel_asked = True
+            self._is_cancel_requested = True
             self._running.cancel()
 
     async def execute_code(self, script: str | Path, timeout: float | None = None) -> CommandResult:
         """Run a script in the agent's sandbox, without asking a model: code, or a Path of the
         host, which is copied in first. Raises as Sandbox.run_code does."""
-        sandbox = await self._hands.ready() or await self.client.sandbox()
+        sandbox = await self._tool_runner.prepare_sandbox() or await self.client.sandbox()
         seconds = PythonExecute(self.client).seconds_for(sandbox, timeout)
         if isinstance(script, str):
             return await sandbox.run_code(script, timeout=seconds)
@@ -261,7 +269,7 @@ class SandboxAgent:
 SandboxManus = SandboxAgent
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:
     """Cancel it, and wait until what it had started is stopped."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..tools import Tool
 from .conversation import Message, Reply, Usage
-from .sdk_model import Heard, SdkModel
+from .sdk_model import ReplyReader, SdkModel
 
 # The API wants a number; agents that write files need a large one.
 MAX_TOKENS = 16_384
@@ -33,26 +33,26 @@ class AnthropicModel(SdkModel):
             options["extra_body"] = {"temperature": temperature}
         super().__init__(name, connection, options, stream=stream)
 
-    def request(
+    def make_request(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> dict[str, Any]:
         given = {"tools": [tool.to_anthropic() for tool in tools]} if tools else {}
-        said = {"model": self.name, "system": system, "messages": translated(messages)}
+        said = {"model": self.name, "system": system, "messages": to_anthropic_messages(messages)}
         return {**said, "stream": self._stream, **self._options, **given}
 
-    async def ask(self, request: dict[str, Any]) -> Any:
+    async def send(self, request: dict[str, Any]) -> Any:
         return await self._client.messages.create(**request)
 
-    def heard(self) -> Heard:
-        return _Heard()
+    def make_reader(self) -> ReplyReader:
+        return _AnthropicReplyReader()
 
 
 @dataclass
-class _Heard(Heard):
+class _AnthropicReplyReader(ReplyReader):
     input_tokens: int = 0
     output_tokens: int = 0
 
-    def take(self, event: Any) -> str:
+    def read_event(self, event: Any) -> str:
         if event.type == "message_start":
             usage = event.message.usage
             self.input_tokens = usage.input_tokens or 0
@@ -70,7 +70,7 @@ class _Heard(Heard):
             self.output_tokens = event.usage.output_tokens or self.output_tokens
         return ""
 
-    def take_whole(self, answer: Any) -> str:
+    def read_whole(self, answer: Any) -> str:
         said = ""
         for index, block in enumerate(answer.content):
             if block.type == "text":
@@ -88,12 +88,12 @@ class _Heard(Heard):
         return Reply(self.text, self.tool_calls(), usage, cut_off=self.finish == "max_tokens")
 
 
-def translated(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def to_anthropic_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The conversation in Anthropic's words: turns alternate, and tools' answers are the user's."""
     found: list[dict[str, Any]] = []
     for message in messages:
         role = "assistant" if message.role == "assistant" else "user"
-        blocks = _blocks(message)
+        blocks = _to_blocks(message)
         if found and found[-1]["role"] == role:
             found[-1]["content"] += blocks
         elif blocks:
@@ -101,7 +101,7 @@ def translated(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return found
 
 
-def _blocks(message: Message) -> list[dict[str, Any]]:
+def _to_blocks(message: Message) -> list[dict[str, Any]]:
     if message.role == "tool":
         content: list[dict[str, Any]] = [{"type": "text", "text": message.text or "(no output)"}]
         content += [

@@ -46,14 +46,14 @@ class AgentDefinition:
 def known_agents(folder: Path | None = None) -> dict[str, AgentDefinition]:
     """All of them by name; the user's own win over the built-in. Left out are those whose file
     cannot be read: see broken_agents()."""
-    own, broken = _own(folder)
-    found = {agent.name: agent for agent in _built_in() if agent.name not in broken}
+    own, broken = _read_own_agents(folder)
+    found = {agent.name: agent for agent in _read_built_in_agents() if agent.name not in broken}
     return {**found, **own}
 
 
-def broken_agents(folder: Path | None = None) -> dict[str, SandboxError]:
+def find_broken_agents(folder: Path | None = None) -> dict[str, SandboxError]:
     """The user's files that cannot be read as agents, by name without suffix: what is wrong."""
-    return _own(folder)[1]
+    return _read_own_agents(folder)[1]
 
 
 def find_agent(name: str, folder: Path | None = None) -> AgentDefinition:
@@ -62,7 +62,7 @@ def find_agent(name: str, folder: Path | None = None) -> AgentDefinition:
     path = Path(name)
     if path.suffix in SUFFIXES and path.is_file():
         return read_agent(path)
-    agents, broken = known_agents(folder), broken_agents(folder)
+    agents, broken = known_agents(folder), find_broken_agents(folder)
     if name in agents:
         return agents[name]
     if name in broken:
@@ -74,7 +74,9 @@ def find_agent(name: str, folder: Path | None = None) -> AgentDefinition:
     )
 
 
-def _own(folder: Path | None) -> tuple[dict[str, AgentDefinition], dict[str, SandboxError]]:
+def _read_own_agents(
+    folder: Path | None,
+) -> tuple[dict[str, AgentDefinition], dict[str, SandboxError]]:
     """The user's own, and what is wrong with the files that are none."""
     found: dict[str, AgentDefinition] = {}
     broken: dict[str, SandboxError] = {}
@@ -106,14 +108,14 @@ def parse_agent(text: str, name: str, source: str, *, markdown: bool) -> AgentDe
         keys, body = read_markdown(text, source)
     else:
         keys = read_yaml(text, source)
-        body = _text(keys.pop("instructions", keys.pop("prompt", "")), "instructions", source)
+        body = _check_text(keys.pop("instructions", keys.pop("prompt", "")), "instructions", source)
     if not body.strip():
         raise SandboxError(f"{source}: an agent needs instructions")
     unknown = set(keys) - {*_NUMBERS, "name", "description", "provider", "model", "tools", "price"}
     if unknown:
         raise SandboxError(f"{source}: an agent has no key {sorted(unknown)[0]!r}")
     texts = {
-        key: _text(keys[key], key, source)
+        key: _check_text(keys[key], key, source)
         for key in ("name", "description", "provider", "model")
         if key in keys
     }
@@ -124,11 +126,11 @@ def parse_agent(text: str, name: str, source: str, *, markdown: bool) -> AgentDe
         source=source,
         provider=texts.get("provider"),
         model=texts.get("model"),
-        tools=_tools(keys.get("tools"), source),
-        price=parse_price(_text(keys["price"], "price", source)) if "price" in keys else None,
-        max_steps=_number(keys, "max_steps", source, int),
-        max_tokens=_number(keys, "max_tokens", source, int),
-        temperature=_number(keys, "temperature", source, float),
+        tools=_check_tools(keys.get("tools"), source),
+        price=parse_price(_check_text(keys["price"], "price", source)) if "price" in keys else None,
+        max_steps=_parse_number(keys, "max_steps", source, int),
+        max_tokens=_parse_number(keys, "max_tokens", source, int),
+        temperature=_parse_number(keys, "temperature", source, float),
     )
 
 
@@ -149,13 +151,13 @@ def parse_price(text: str) -> tuple[float, float]:
     return price
 
 
-def _text(value: Value, key: str, source: str) -> str:
+def _check_text(value: Value, key: str, source: str) -> str:
     if not isinstance(value, str):
         raise SandboxError(f"{source}: {key} must be a text")
     return value
 
 
-def _tools(value: Value | None, source: str) -> tuple[str, ...]:
+def _check_tools(value: Value | None, source: str) -> tuple[str, ...]:
     if value is None:
         return TOOLS
     names = [value] if isinstance(value, str) else value
@@ -167,16 +169,18 @@ def _tools(value: Value | None, source: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _number(keys: dict[str, Value], key: str, source: str, kind: Callable[[str], N]) -> N | None:
+def _parse_number(
+    keys: dict[str, Value], key: str, source: str, kind: Callable[[str], N]
+) -> N | None:
     if key not in keys:
         return None
     try:
-        return kind(_text(keys[key], key, source))
+        return kind(_check_text(keys[key], key, source))
     except ValueError:
         raise SandboxError(f"{source}: {key} must be a number, not {keys[key]!r}") from None
 
 
-def _built_in() -> Iterator[AgentDefinition]:
+def _read_built_in_agents() -> Iterator[AgentDefinition]:
     folder = files(__package__).joinpath("builtin")
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".md"):

@@ -22,9 +22,9 @@ def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str | 
     """As ``patch`` and ``git apply`` take it; None where there is no text, or too much of it."""
     if b"\0" in old + new or len(old) + len(new) > _MOST_BYTES:
         return None
-    before, after = _lines(old), _lines(new)
+    before, after = _split_lines(old), _split_lines(new)
     try:
-        _Counting(before, after).get_matching_blocks()
+        _CountingMatcher(before, after).get_matching_blocks()
     except _TooCostly:
         return None
     return "".join(
@@ -33,7 +33,7 @@ def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str | 
     )
 
 
-class _Counting(difflib.SequenceMatcher[str]):
+class _CountingMatcher(difflib.SequenceMatcher[str]):
     """Compares, as long as it does not take too many looks."""
 
     def __init__(self, before: list[str], after: list[str]) -> None:
@@ -54,7 +54,7 @@ class _Counting(difflib.SequenceMatcher[str]):
         return super().find_longest_match(alo, ahi, blo, bhi)
 
 
-def _lines(content: bytes) -> list[str]:
+def _split_lines(content: bytes) -> list[str]:
     """Cut at line feeds only, as programs that read diffs do."""
     *whole, rest = content.decode("utf-8", "replace").split("\n")
     return [f"{line}\n" for line in whole] + ([rest] if rest else [])

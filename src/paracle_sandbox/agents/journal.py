@@ -20,14 +20,14 @@ from .events import Event
 _MAX_ARGUMENTS = 1000
 
 
-def log_path(settings: Settings) -> Path:
+def get_log_path(settings: Settings) -> Path:
     """The log of the agents that ``paracle agents run`` runs."""
     return Path(settings.data_dir) / "agents" / "audit.jsonl"
 
 
-def agents_log(settings: Settings) -> AuditLog:
+def open_agents_log(settings: Settings) -> AuditLog:
     """That log, to write to. Raises SandboxError for a directory that others can write to."""
-    path = log_path(settings)
+    path = get_log_path(settings)
     make_trusted_directory(str(path.parent), "PARACLE_DATA_DIR")
     return AuditLog(path)
 
@@ -56,7 +56,7 @@ class AgentJournal:
     def task(self, text: str) -> Iterator[None]:
         """While a task runs, what its sandbox tries is written down as well."""
         self._record("task", text=text)
-        handler = _Handler(self._security_event)
+        handler = _Handler(self._record_security_event)
         audit.LOGGER.addHandler(handler)
         try:
             yield
@@ -68,7 +68,7 @@ class AgentJournal:
         finally:
             audit.LOGGER.removeHandler(handler)
 
-    def take(self, event: Event) -> None:
+    def record_event(self, event: Event) -> None:
         if event.kind == "tool_call":
             self._arguments[event.data["id"]] = event.data["arguments"][:_MAX_ARGUMENTS]
         elif event.kind == "tool_result":
@@ -88,7 +88,7 @@ class AgentJournal:
         write = (self._queue or self._log).record
         write(event, agent=self._agent, sandbox_id=self._sandbox_id(), **fields)
 
-    def _security_event(self, record: logging.LogRecord) -> None:
+    def _record_security_event(self, record: logging.LogRecord) -> None:
         found = vars(record)
         if found.get("sandbox_id") == self._sandbox_id():
             self._record("security", kind=found.get("event"), details=found.get("details"))
@@ -131,7 +131,7 @@ class Summary:
         self.last = max(self.last, str(line.get("time", "")))
 
 
-def summarised(lines: Iterable[dict[str, Any]]) -> dict[str, Summary]:
+def summarise(lines: Iterable[dict[str, Any]]) -> dict[str, Summary]:
     """By agent."""
     found: dict[str, Summary] = {}
     for line in lines:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..tools import Toolbox, ToolResult
-from ..tools.result import failed
+from ..tools.result import make_failure
 from .conversation import Message, Reply, ToolCall, Usage
 from .events import AgentResult, Event, Status
 from .model import Model, ModelBrokeOff, ModelError
@@ -27,10 +27,10 @@ _MAX_EMPTY = 2
 # How often a model is asked that breaks off in the middle of its answer.
 ATTEMPTS = 3
 # Of a token, on a cautious average.
-LETTERS = 3
+CHARACTERS_PER_TOKEN = 3
 
 # What a person is told of an end that says little by its name.
-WHY: dict[Status, str] = {
+END_REASONS: dict[Status, str] = {
     "cost_limit": "The money is used up",
     "loop": "The model did the same thing over and over",
     "killed": "Its programs ran into the limits of the sandbox again and again",
@@ -42,7 +42,7 @@ Emit = Callable[[Event], None]
 Approve = Callable[[ToolCall], Awaitable[bool | str]]
 
 
-class Hands(Protocol):
+class ToolRunner(Protocol):
     """Where tool calls are done."""
 
     async def call(self, call: ToolCall, emit: Emit) -> ToolResult: ...
@@ -80,7 +80,7 @@ class Loop:
         model: Model,
         system: str,
         tools: Toolbox,
-        hands: Hands,
+        tool_runner: ToolRunner,
         limits: Limits,
         emit: Emit,
         approve: Approve | None = None,
@@ -88,7 +88,7 @@ class Loop:
         self._model = model
         self._system = system
         self._tools = tools
-        self._hands = hands
+        self._tool_runner = tool_runner
         self._limits = limits
         self._emit = emit
         self._approve = approve
@@ -100,7 +100,7 @@ class Loop:
         self._repeated = 0
         self._empty = 0
         self._breaches = 0
-        self._guessing = False
+        self._is_estimating = False
 
     async def run(self, task: str) -> AgentResult:
         self.messages.append(Message("user", task))
@@ -111,13 +111,13 @@ class Loop:
                 reply = await self._ask()
             except ModelError as error:
                 logger.warning("%s", error)
-                return self.result("error", str(error))
-            end = await self._act(reply)
+                return self.make_result("error", str(error))
+            end = await self._handle_reply(reply)
             if end is not None:
-                return self.result(end, WHY.get(end))
-        return self.result("step_limit", f"It is not done after {self.steps} steps")
+                return self.make_result(end, END_REASONS.get(end))
+        return self.make_result("step_limit", f"It is not done after {self.steps} steps")
 
-    def result(self, status: Status, error: str | None = None) -> AgentResult:
+    def make_result(self, status: Status, error: str | None = None) -> AgentResult:
         return AgentResult(
             status, self._last_text, self.steps, self.usage, self._limits.cost(self.usage), error
         )
@@ -136,28 +136,28 @@ class Loop:
                 if attempt == ATTEMPTS:
                     raise
                 self._emit(Event("notice", f"{error}. It is asked again."))
-        self.usage += reply.usage if reply.usage != Usage() else self._estimated(reply)
+        self.usage += reply.usage if reply.usage != Usage() else self._estimate_usage(reply)
         self._last_text = reply.text or self._last_text
         return reply
 
-    def _estimated(self, reply: Reply) -> Usage:
+    def _estimate_usage(self, reply: Reply) -> Usage:
         """For endpoints that do not say what was used: rather too much than too little."""
-        if self._limits.price is not None and not self._guessing:
-            self._guessing = True
+        if self._limits.price is not None and not self._is_estimating:
+            self._is_estimating = True
             self._emit(Event("notice", "The endpoint does not count tokens; cost is estimated."))
         sent = len(self._system) + sum(
             len(m.text) + sum(len(c.arguments) for c in m.calls) for m in self.messages
         )
         said = len(reply.text) + sum(len(call.arguments) for call in reply.calls)
-        return Usage(sent // LETTERS + 1, said // LETTERS + 1)
+        return Usage(sent // CHARACTERS_PER_TOKEN + 1, said // CHARACTERS_PER_TOKEN + 1)
 
-    async def _act(self, reply: Reply) -> Status | None:
+    async def _handle_reply(self, reply: Reply) -> Status | None:
         """What follows from a reply; how the task ends, if it does."""
         cost, most = self._limits.cost(self.usage), self._limits.max_cost
         if cost is not None and most is not None and cost > most:
             return "cost_limit"
         self.messages.append(Message("assistant", reply.text, reply.calls))
-        end = await self._do_all(reply.calls) if reply.calls else None
+        end = await self._do_calls(reply.calls) if reply.calls else None
         if reply.cut_off and end is None:
             self.messages.append(Message("user", "You were cut off. Go on, in smaller parts."))
         if reply.cut_off or reply.calls:
@@ -172,25 +172,25 @@ class Loop:
             return None
         return "done"
 
-    async def _do_all(self, calls: Sequence[ToolCall]) -> Status | None:
+    async def _do_calls(self, calls: Sequence[ToolCall]) -> Status | None:
         results = []
         for call in calls:
-            results.append(await self._do(call))
+            results.append(await self._do_call(call))
             self._breaches += results[-1].data.get("kind") == "limit"
             if self._breaches == self._limits.max_breaches:
                 return "killed"
-        return self._judge(calls, results)
+        return self._check_repetition(calls, results)
 
-    async def _do(self, call: ToolCall) -> ToolResult:
+    async def _do_call(self, call: ToolCall) -> ToolResult:
         self._emit(
             Event("tool_call", data={"id": call.id, "name": call.name, "arguments": call.arguments})
         )
         allowed = True if self._approve is None else await self._approve(call)
         if allowed is True:
-            result = await self._hands.call(call, self._emit)
+            result = await self._tool_runner.call(call, self._emit)
         else:
             reason = f" They say: {allowed}" if allowed else ""
-            result = failed(
+            result = make_failure(
                 f"The user did not allow this call.{reason} Do something else, or explain why it "
                 "is needed.",
                 error_type="denied",
@@ -209,7 +209,9 @@ class Loop:
         )  # fmt: skip
         return result
 
-    def _judge(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Status | None:
+    def _check_repetition(
+        self, calls: Sequence[ToolCall], results: Sequence[ToolResult]
+    ) -> Status | None:
         """Whether the model goes round in circles."""
         this = ([(c.name, c.arguments) for c in calls], [r.text for r in results])
         self._repeated = self._repeated + 1 if this == self._last_round else 1

@@ -34,5 +34,5 @@ class Model(Protocol):
     async def close(self) -> None: ...
 
 
-def missing_sdk(error: ImportError) -> ModelError:
+def make_missing_sdk_error(error: ImportError) -> ModelError:
     return ModelError(f"Agents need a package that is not installed ({error.name}): {INSTALL}")

@@ -26,7 +26,7 @@ class RunConfig(TypedDict):
     on_host: bool
 
 
-def run_config(mode: str, *, on_host: bool = False) -> RunConfig:
+def make_run_config(mode: str, *, on_host: bool = False) -> RunConfig:
     """The configuration that a mode stands for."""
     return {
         "mode": mode,
@@ -37,7 +37,7 @@ def run_config(mode: str, *, on_host: bool = False) -> RunConfig:
     }
 
 
-async def sandbox_problem(backend: str | None, settings: Settings) -> str | None:
+async def find_sandbox_problem(backend: str | None, settings: Settings) -> str | None:
     """Why the backend that will be used makes no sandbox; None when it made one. No other backend
     is asked: one that works is of no use to a run that does not take it."""
     [report] = await examine(taken(backend, settings), settings)

@@ -45,7 +45,7 @@ PROVIDERS = {
 }
 
 
-def provider_of(model: str | None, provider: str | None) -> str:
+def choose_provider(model: str | None, provider: str | None) -> str:
     """The provider that was named, else the one that a model's name gives away, else openai."""
     if provider is not None:
         if provider not in PROVIDERS:
@@ -67,7 +67,7 @@ def make_model(
 ) -> Model:
     """A model by name. Raises ModelError for an unknown provider, or when its SDK is missing."""
     options = options or Options()
-    chosen = provider_of(model, provider)
+    chosen = choose_provider(model, provider)
     entry = PROVIDERS[chosen]
     name = model or entry.default_model
     if name is None:

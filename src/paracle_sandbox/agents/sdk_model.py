@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from ..tools import Tool
 from .conversation import Message, Reply, ToolCall
-from .model import ModelBrokeOff, ModelError, OnText, missing_sdk
+from .model import ModelBrokeOff, ModelError, OnText, make_missing_sdk_error
 
 
 @dataclass
-class Heard(ABC):
+class ReplyReader(ABC):
     """A reply as it comes, in pieces or whole."""
 
     text: str = ""
@@ -23,11 +23,11 @@ class Heard(ABC):
     finish: str = ""
 
     @abstractmethod
-    def take(self, piece: Any) -> str:
+    def read_event(self, piece: Any) -> str:
         """One piece of the stream; the text in it, for whoever listens."""
 
     @abstractmethod
-    def take_whole(self, answer: Any) -> str:
+    def read_whole(self, answer: Any) -> str:
         """An answer that was not streamed; the text in it."""
 
     @abstractmethod
@@ -55,7 +55,7 @@ class SdkModel(ABC):
         try:
             module = importlib.import_module(self.sdk)
         except ImportError as error:
-            raise missing_sdk(error) from None
+            raise make_missing_sdk_error(error) from None
         self.name = name
         self._options = options
         self._stream = stream
@@ -66,36 +66,36 @@ class SdkModel(ABC):
             raise ModelError(f"The model cannot be asked: {error}") from None
 
     @abstractmethod
-    def request(
+    def make_request(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> dict[str, Any]:
         """What the endpoint is sent, in its own words."""
 
     @abstractmethod
-    async def ask(self, request: dict[str, Any]) -> Any:
+    async def send(self, request: dict[str, Any]) -> Any:
         """The stream of an answer, or all of it."""
 
     @abstractmethod
-    def heard(self) -> Heard:
+    def make_reader(self) -> ReplyReader:
         """Takes the answer in."""
 
     async def reply(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool], on_text: OnText
     ) -> Reply:
-        heard = self.heard()
-        answer = await self._answer(self.request(system, messages, tools))
+        heard = self.make_reader()
+        answer = await self._send(self.make_request(system, messages, tools))
         if not self._stream:
-            self._take_whole(answer, heard, on_text)
+            self._read_whole(answer, heard, on_text)
             return heard.reply()
         try:
-            await self._listen(answer, heard, on_text)
+            await self._read_stream(answer, heard, on_text)
         finally:
             await answer.close()
         return heard.reply()
 
-    async def _answer(self, request: dict[str, Any]) -> Any:
+    async def _send(self, request: dict[str, Any]) -> Any:
         try:
-            return await self.ask(request)
+            return await self.send(request)
         except self._error as error:
             raise ModelError(f"The model {self.name} did not answer: {error}") from error
         except TypeError as error:  # how an SDK says that it has no key
@@ -103,9 +103,9 @@ class SdkModel(ABC):
         except ValueError as error:  # what came is no JSON, and was not streamed
             raise ModelBrokeOff(f"The model {self.name} answered no JSON: {error}") from error
 
-    def _take_whole(self, answer: Any, heard: Heard, on_text: OnText) -> None:
+    def _read_whole(self, answer: Any, heard: ReplyReader, on_text: OnText) -> None:
         try:
-            heard.text = heard.take_whole(answer)
+            heard.text = heard.read_whole(answer)
         except (AttributeError, TypeError) as error:  # the SDKs pass on any other shape as it came
             raise ModelBrokeOff(
                 f"The model {self.name} gave no answer of its API: {str(answer)[:200]!r}"
@@ -113,11 +113,11 @@ class SdkModel(ABC):
         if heard.text:
             on_text(heard.text)
 
-    async def _listen(self, stream: Any, heard: Heard, on_text: OnText) -> None:
+    async def _read_stream(self, stream: Any, heard: ReplyReader, on_text: OnText) -> None:
         pieces = aiter(stream)
         while True:
             try:
-                said = heard.take(await anext(pieces))
+                said = heard.read_event(await anext(pieces))
             except StopAsyncIteration:
                 return
             except Exception as error:  # the SDKs pass on whatever their transport raises

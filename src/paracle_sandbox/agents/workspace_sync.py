@@ -36,8 +36,8 @@ _HARMLESS = frozenset([
 ])  # fmt: skip
 # Files that are not hidden, and that interpreters and editors run or take orders from when a folder
 # is merely opened: tests are collected, environments are looked for.
-_RUN_UNASKED = frozenset(["conftest.py", "pyvenv.cfg", "sitecustomize.py", "usercustomize.py"])
-_RUN_UNASKED_ENDS = (".pth", ".code-workspace")
+_AUTORUN_NAMES = frozenset(["conftest.py", "pyvenv.cfg", "sitecustomize.py", "usercustomize.py"])
+_AUTORUN_ENDINGS = (".pth", ".code-workspace")
 # What makes a folder a repository to git, which runs what its configuration names: with "commondir"
 # the rest, and the configuration, are in a folder that this file names. As disks that ignore case
 # would have it.
@@ -81,7 +81,7 @@ class Change:
         return shown if not self.problem else f"# {title}\n{shown}"
 
 
-class Project:
+class WorkspaceSync:
     """The files that were given: ``sources`` are their paths on the host, by path inside.
 
     They are copied aside once, when a sandbox first needs them: what changed is told by that, not
@@ -90,17 +90,17 @@ class Project:
     def __init__(self, folder: Path | None, sources: dict[str, Path]) -> None:
         self.folder = folder
         self.sources = sources
-        self._aside: Path | None = None
+        self._copy: Path | None = None
 
     @classmethod
-    def gather(cls, folder: Path | None, files: Sequence[Path] = ()) -> Project:
+    def gather(cls, folder: Path | None, files: Sequence[Path] = ()) -> WorkspaceSync:
         """Raises SandboxError when something is missing or far too much."""
         sources: dict[str, Path] = {}
         if folder is not None:
             if not folder.is_dir():
                 raise SandboxError(f"There is no folder {folder}")
             # One more than there may be is enough to know: a folder may be a whole disk.
-            sources.update(islice(_files_below(folder.resolve()), MAX_FILES + 1))
+            sources.update(islice(_list_files(folder.resolve()), MAX_FILES + 1))
         for file in files:
             if not file.is_file():
                 raise SandboxError(f"There is no file {file}")
@@ -120,11 +120,11 @@ class Project:
 
     async def copy_in(self, sandbox: Sandbox) -> None:
         """Every file, as it was at the first time. Raises SandboxError."""
-        if self._aside is None:
-            self._aside = await in_thread(self._copy_aside)
-        await sandbox.copy_to(self._aside, sandbox.config.working_dir)
+        if self._copy is None:
+            self._copy = await in_thread(self._copy_sources)
+        await sandbox.copy_to(self._copy, sandbox.config.working_dir)
 
-    def _copy_aside(self) -> Path:
+    def _copy_sources(self) -> Path:
         directory = Path(tempfile.mkdtemp(prefix="paracle-"))
         try:
             for inside, source in self.sources.items():
@@ -138,13 +138,13 @@ class Project:
         return directory
 
     def close(self) -> None:
-        aside, self._aside = self._aside, None
+        aside, self._copy = self._copy, None
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)
 
     async def changes(self, sandbox: Sandbox) -> list[Change]:
         """What is not as it was given, by path; nothing if it never went in."""
-        if self._aside is None:
+        if self._copy is None:
             return []
         directory = tempfile.mkdtemp(prefix="paracle-")
         try:
@@ -156,51 +156,51 @@ class Project:
 
     def _compare(self, after: Path) -> list[Change]:
         # Links do not come out, so nothing here leads elsewhere.
-        found = dict(_files_below(after))
-        repositories = _repositories_below(after)
+        found = dict(_list_files(after))
+        repositories = _find_repositories(after)
         return [
             change
             for inside in sorted({*self.sources, *found})
-            if (change := self._change(inside, found.get(inside), repositories)) is not None
+            if (change := self._compare_file(inside, found.get(inside), repositories)) is not None
         ]
 
-    def _change(
+    def _compare_file(
         self, inside: str, after: Path | None, repositories: Sequence[str] = ()
     ) -> Change | None:
-        assert self._aside is not None
-        old = (self._aside / inside).read_bytes() if inside in self.sources else None
+        assert self._copy is not None
+        old = (self._copy / inside).read_bytes() if inside in self.sources else None
         new = None if after is None else after.read_bytes()
         executable = after is not None and bool(after.stat().st_mode & 0o100)
         mode_changed = False
         if old is not None and new is not None:
-            mode_changed = executable != bool((self._aside / inside).stat().st_mode & 0o100)
+            mode_changed = executable != bool((self._copy / inside).stat().st_mode & 0o100)
         if old == new and not mode_changed:
             return None
         kind: Literal["added", "changed", "removed"] = (
             "added" if old is None else "removed" if new is None else "changed"
         )
-        problem = self._problem(inside)
+        problem = self._find_problem(inside)
         if not problem and any(
             folder == "." or inside.startswith(f"{folder}/") for folder in repositories
         ):
             problem = "git would take its folder for a repository: not written back"
         return Change(inside, kind, old, new, executable, problem, mode_changed)
 
-    def target(self, inside: str) -> Path | None:
+    def find_target(self, inside: str) -> Path | None:
         """Where a file goes on the host; None for a new one without a folder."""
         if inside in self.sources:
             return self.sources[inside]
         return None if self.folder is None else self.folder / inside
 
-    def _problem(self, inside: str) -> str:
-        target = self.target(inside)
+    def _find_problem(self, inside: str) -> str:
+        target = self.find_target(inside)
         if target is None:
             return "new, and no folder was given: not written back"
         if self.folder is None or not target.is_relative_to(self.folder):
             return ""  # the user named this very file
         if not inside.isprintable():
             return "its name holds control characters: not written back"
-        if hidden := _runs_by_itself(inside):
+        if hidden := _find_autorun_part(inside):
             return (
                 f"tools may run what is in {hidden} by themselves: not written back. If you want "
                 "it, take it from the diff"
@@ -222,10 +222,10 @@ class Project:
     def _apply(self, changes: Sequence[Change]) -> list[str]:
         problems, wanted = [], []
         for change in changes:
-            problem = change.problem or self._problem(change.path)
-            target = self.target(change.path)
+            problem = change.problem or self._find_problem(change.path)
+            target = self.find_target(change.path)
             if not problem and target is not None:
-                problem = _changed_meanwhile(target, change)
+                problem = _find_conflict(target, change)
             if problem:
                 problems.append(f"{change.shown}: {problem}")
             elif target is not None:
@@ -238,12 +238,12 @@ class Project:
         return problems
 
 
-def _runs_by_itself(inside: str) -> str:
+def _find_autorun_part(inside: str) -> str:
     """The part of a path for which a tool may run or obey it without being asked to: a hidden one,
     or a name that some tools look for."""
     parts = PurePosixPath(inside).parts
     name = parts[-1].lower()  # as disks that ignore case would have it
-    if name in _RUN_UNASKED or name.endswith(_RUN_UNASKED_ENDS):
+    if name in _AUTORUN_NAMES or name.endswith(_AUTORUN_ENDINGS):
         return parts[-1]
     hidden = [part for part in parts if part.startswith(".")]
     if not hidden or (len(hidden) == 1 and parts[-1] in _HARMLESS):
@@ -251,7 +251,7 @@ def _runs_by_itself(inside: str) -> str:
     return hidden[0]
 
 
-def _repositories_below(folder: Path) -> list[str]:
+def _find_repositories(folder: Path) -> list[str]:
     found = []
     for directory, names, files in os.walk(folder):
         there = {name.lower() for name in (*names, *files)}
@@ -260,7 +260,7 @@ def _repositories_below(folder: Path) -> list[str]:
     return found
 
 
-def _changed_meanwhile(target: Path, change: Change) -> str:
+def _find_conflict(target: Path, change: Change) -> str:
     if target.is_symlink():
         return "it is a link now: not written back"
     try:
@@ -278,7 +278,7 @@ def _write_all(wanted: Sequence[tuple[Path, Change]]) -> None:
     done: list[tuple[Path, Change, int]] = []
     try:
         for target, change in wanted:
-            drafts.append(None if change.after is None else _draft(target, change, made))
+            drafts.append(None if change.after is None else _write_draft(target, change, made))
         for (target, change), draft in zip(wanted, drafts, strict=True):
             mode = target.stat().st_mode & 0o777 if change.before is not None else 0
             if draft is None:
@@ -297,15 +297,15 @@ def _write_all(wanted: Sequence[tuple[Path, Change]]) -> None:
         raise
 
 
-def _draft(target: Path, change: Change, made: list[Path]) -> Path:
+def _write_draft(target: Path, change: Change, made: list[Path]) -> Path:
     _make_parents(target.parent, made)
     mode = 0o644 if change.before is None else target.stat().st_mode & 0o777
     if change.before is None or change.mode_changed:
         mode = mode | 0o111 if change.executable else mode & ~0o111
-    return _written_beside(target, change.after or b"", mode)
+    return _write_beside(target, change.after or b"", mode)
 
 
-def _written_beside(target: Path, content: bytes, mode: int) -> Path:
+def _write_beside(target: Path, content: bytes, mode: int) -> Path:
     descriptor, name = tempfile.mkstemp(prefix=".paracle-", dir=target.parent)
     draft = Path(name)
     try:
@@ -332,10 +332,10 @@ def _undo(done: Sequence[tuple[Path, Change, int]]) -> None:
             if change.before is None:
                 target.unlink()
             else:
-                _written_beside(target, change.before, mode).replace(target)
+                _write_beside(target, change.before, mode).replace(target)
 
 
-def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+def _list_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Plain files by their path below the folder, without what is left out. Links are not
     followed: they may lead to what the user did not give."""
     for directory, names, files in os.walk(folder):

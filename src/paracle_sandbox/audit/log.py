@@ -108,7 +108,7 @@ class AuditLog:
         self._number = 0
         self._lost: Counter[str] = Counter()
         self._lost_since = ""
-        self._one_at_a_time = threading.Lock()  # the lock of the file is the whole process's
+        self._process_lock = threading.Lock()  # the lock of the file is the whole process's
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -117,17 +117,17 @@ class AuditLog:
 
     def record(self, event: str, **fields: object) -> None:
         """One line. Text is cut to a length that no flood of requests can abuse."""
-        self.write(_Line(event, _now(), _all_bounded(fields)))
+        self.write(_Line(event, _format_now(), _limit_fields(fields)))
 
     def write(self, line: _Line) -> None:
         """record() of a line that was made before."""
         try:
-            with self._turn():
+            with self._locked():
                 self._append_loss()
                 self._append(line)
-                self._set_aside_when_large()
+                self._archive_when_large()
         except OSError as error:
-            self.lose(Counter((line.event,)), _now())
+            self.lose(Counter((line.event,)), _format_now())
             logger.error("The audit log %s cannot be written: %s", self.path, error)
 
     def lose(self, events: Counter[str], since: str) -> None:
@@ -137,8 +137,8 @@ class AuditLog:
         self._lost += events
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._one_at_a_time:
+    def _locked(self) -> Iterator[None]:
+        with self._process_lock:
             self._lock()
             try:
                 if os.fstat(self._fd).st_size != self._end:
@@ -157,14 +157,14 @@ class AuditLog:
         """The lock of the file that has the name now: another may have been set aside."""
         while True:
             lock_file(self._fd)
-            if _leads_to(self.path, self._fd):
+            if _is_same_file(self.path, self._fd):
                 return
             self._end = -1
             self._open()
 
     def _append(self, line: _Line) -> None:
         whole: dict[str, Any] = {"n": self._number + 1, "time": line.time, "event": line.event}
-        digest, data = _sealed({**whole, **line.fields, "previous": self._head})
+        digest, data = _serialize_line({**whole, **line.fields, "previous": self._head})
         written = os.write(self._fd, data)
         if written != len(data):
             os.ftruncate(self._fd, self._end)
@@ -178,55 +178,55 @@ class AuditLog:
         if not self._lost:
             return
         fields = {"count": self._lost.total(), "since": self._lost_since, "events": self._lost}
-        self._append(_Line(LOST, _now(), _all_bounded(fields)))
+        self._append(_Line(LOST, _format_now(), _limit_fields(fields)))
         self._lost, self._lost_since = Counter(), ""
 
-    def _set_aside_when_large(self) -> None:
+    def _archive_when_large(self) -> None:
         """The next line begins a new file. Who waits for the lock of this one finds out."""
         if self._end >= self._max_bytes:
-            os.rename(self.path, _aside(self.path, self._number))
+            os.rename(self.path, _make_archived_path(self.path, self._number))
             self._open()
             self._end = -1
 
     def _catch_up(self) -> None:
         """Another process has written, or this one has just begun, or the file has."""
         size = os.fstat(self._fd).st_size
-        last, torn = _last_line(self._fd, size)
+        last, torn = _read_last_line(self._fd, size)
         self._end = size - len(torn)
         if not last:
-            last = _last_line_before(self.path)
-        found = (_parsed(last) or {}) if last else {}
+            last = _read_last_archived_line(self.path)
+        found = (_parse_line(last) or {}) if last else {}
         is_whole = isinstance(found.get("hash"), str) and isinstance(found.get("n"), int)
         if is_whole:
-            self._head, self._number = _end_of(found)
+            self._head, self._number = _get_end(found)
         if torn:
             os.ftruncate(self._fd, self._end)
         if last and not is_whole:
-            self._go_on_after(last)
+            self._continue_after_damage(last)
         if torn:
-            self._append(_Line("torn_line_removed", _now(), {"bytes": len(torn)}))
+            self._append(_Line("torn_line_removed", _format_now(), {"bytes": len(torn)}))
 
-    def _go_on_after(self, damaged: bytes) -> None:
+    def _continue_after_damage(self, damaged: bytes) -> None:
         """The last line is none of ours. The log goes on; ``verify`` says where it is broken."""
         numbers = [line["n"] for line in read(self.path) if isinstance(line.get("n"), int)]
         self._number = max(numbers, default=0) + 1
         self._head = hashlib.sha256(damaged).hexdigest()
         logger.error("The audit log %s has a damaged line at its end", self.path)
-        self._append(_Line("damaged_line", _now(), {"bytes": len(damaged)}))
+        self._append(_Line("damaged_line", _format_now(), {"bytes": len(damaged)}))
 
     def prune(self, before: float) -> int:
         """Remove the lines that are older than ``before``, in seconds since 1970; how many. Those
         that stay are not touched. Raises OSError."""
-        stamp, header, emptied = _stamp(before), _Header(), []
-        with self._turn():
-            for name in (*_set_aside(self.path), self.path):
+        stamp, header, emptied = _format_time(before), _Header(), []
+        with self._locked():
+            for name in (*_list_archived_files(self.path), self.path):
                 lines = name.read_bytes().splitlines(keepends=True)
-                kept = header.stand_for(lines, stamp)
+                kept = header.count_removed(lines, stamp)
                 if kept or name == self.path:
                     break
                 emptied.append(name)
             if header.new:
-                _replace(name, header.raw(_make_key(self.path)) + b"".join(kept))
+                _replace(name, header.to_line(_make_key(self.path)) + b"".join(kept))
                 for name in emptied:
                     name.unlink()
         return header.new
@@ -245,7 +245,7 @@ class AuditQueue:
         self._queued = self._done = 0
         self._thread: threading.Thread | None = None
         self._ended = False
-        self._until: dict[asyncio.Future[None], int] = {}
+        self._waiters: dict[asyncio.Future[None], int] = {}
 
     @property
     def failures(self) -> int:
@@ -261,7 +261,7 @@ class AuditQueue:
 
     def record(self, event: str, **fields: object) -> None:
         """Queue one line; any thread may. It has the time of this moment."""
-        line = _Line(event, _now(), _all_bounded(fields))
+        line = _Line(event, _format_now(), _limit_fields(fields))
         with self._changed:
             if self._ended or len(self._waiting) >= self._room:
                 self._lose(line)
@@ -282,7 +282,7 @@ class AuditQueue:
         self._waiting.append(_Loss(line.time, Counter((line.event,))))
         self._queued += 1
 
-    async def written(self, timeout: float = WRITE_SECONDS) -> bool:
+    async def wait_until_written(self, timeout: float = WRITE_SECONDS) -> bool:
         """Wait until all lines that were queued before are written, or counted as lost. False when
         they still wait after ``timeout`` seconds."""
         import asyncio
@@ -291,7 +291,7 @@ class AuditQueue:
             if self._done == self._queued:
                 return True
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._until[future] = self._queued
+            self._waiters[future] = self._queued
         try:
             async with asyncio.timeout(timeout):
                 await future
@@ -300,7 +300,7 @@ class AuditQueue:
             return False
         finally:
             with self._changed:
-                self._until.pop(future, None)
+                self._waiters.pop(future, None)
         return True
 
     def end(self, timeout: float = WRITE_SECONDS) -> bool:
@@ -339,17 +339,17 @@ class AuditQueue:
                 if isinstance(line, _Line):
                     self._waiting.popleft()
                 self._done += 1
-                for future, number in self._until.items():
+                for future, number in self._waiters.items():
                     if number <= self._done:
-                        _wake(future)
+                        _wake_waiter(future)
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def _wake_waiter(future: asyncio.Future[None]) -> None:
     with suppress(RuntimeError):  # its loop was closed meanwhile
-        future.get_loop().call_soon_threadsafe(_finish, future)
+        future.get_loop().call_soon_threadsafe(_finish_future, future)
 
 
-def _finish(future: asyncio.Future[None]) -> None:
+def _finish_future(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -362,10 +362,10 @@ class _Header:
         self._before = 0
         self._last: dict[str, Any] = {}
 
-    def stand_for(self, lines: list[bytes], stamp: str) -> list[bytes]:
+    def count_removed(self, lines: list[bytes], stamp: str) -> list[bytes]:
         """For those at the beginning that are older; the others."""
         for place, raw in enumerate(lines):
-            line = _parsed(raw) or {}
+            line = _parse_line(raw) or {}
             if line.get("event") == PRUNED:
                 self._before = int(line["removed"])
             elif str(line.get("time", "")) < stamp:
@@ -375,21 +375,21 @@ class _Header:
             self._last = line
         return []
 
-    def raw(self, key: bytes) -> bytes:
-        head, number = _end_of(self._last)
-        line = {"n": number, "time": _now(), "event": PRUNED, "previous": FIRST,
+    def to_line(self, key: bytes) -> bytes:
+        head, number = _get_end(self._last)
+        line = {"n": number, "time": _format_now(), "event": PRUNED, "previous": FIRST,
                 "removed": self._before + self.new, "head": head}  # fmt: skip
-        return _sealed({**line, "seal": _seal(line, key)})[1]
+        return _serialize_line({**line, "seal": _compute_seal(line, key)})[1]
 
 
-def _key_path(path: Path) -> Path:
+def _get_key_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.key")
 
 
 def _find_key(path: Path) -> bytes | None:
     """The key that this log's first line is sealed with, where it may be read."""
     try:
-        return bytes.fromhex(_key_path(path).read_text())
+        return bytes.fromhex(_get_key_path(path).read_text())
     except (OSError, ValueError):
         return None
 
@@ -399,24 +399,24 @@ def _make_key(path: Path) -> bytes:
     key = _find_key(path)
     if key is None:
         key = secrets.token_bytes(32)
-        _replace(_key_path(path), key.hex().encode())
+        _replace(_get_key_path(path), key.hex().encode())
     return key
 
 
-def _seal(line: dict[str, Any], key: bytes) -> str:
+def _compute_seal(line: dict[str, Any], key: bytes) -> str:
     bare = {name: value for name, value in line.items() if name not in ("seal", "hash")}
     return hmac.new(key, _canonical(bare).encode(), hashlib.sha256).hexdigest()
 
 
-def _header_fault(path: Path, raw: bytes, after: str) -> str:
+def _check_header(path: Path, raw: bytes, after: str) -> str:
     """Why the first line cannot stand for lines that were removed; empty if it can."""
-    line = _parsed(raw) or {}
+    line = _parse_line(raw) or {}
     if after != FIRST:
         return "" if line.get("head") == after else "other lines than those were removed before it"
     key = _find_key(path)
     if key is None:
         return "lines were removed before it, and neither its key nor their last hash is known here"
-    if not hmac.compare_digest(str(line.get("seal")).encode(), _seal(line, key).encode()):
+    if not hmac.compare_digest(str(line.get("seal")).encode(), _compute_seal(line, key).encode()):
         return "lines were removed before it, but not by paracle: its seal is wrong"
     return ""
 
@@ -429,7 +429,7 @@ def _replace(path: Path, content: bytes) -> None:
     beside.replace(path)
 
 
-def _end_of(line: dict[str, Any]) -> tuple[str, int]:
+def _get_end(line: dict[str, Any]) -> tuple[str, int]:
     """The hash and the number that the next line goes on from."""
     return str(line["head" if line.get("event") == PRUNED else "hash"]), int(line["n"])
 
@@ -440,9 +440,9 @@ def _end_of(line: dict[str, Any]) -> tuple[str, int]:
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The lines that can be read, in order."""
     with ExitStack() as stack:
-        for file in _files(path, stack):
+        for file in _open_files(path, stack):
             for raw in file:
-                line = _parsed(raw)
+                line = _parse_line(raw)
                 if line is not None:
                     yield line
 
@@ -453,22 +453,22 @@ def verify(path: Path, after: str = FIRST) -> Verdict:
     that was pruned, when nobody here has the key to tell."""
     head, number, count, removed = after, 0, 0, 0
     with ExitStack() as stack:
-        for file in _files(path, stack):
+        for file in _open_files(path, stack):
             for raw in file:
                 reason = ""
                 if not count:
-                    is_pruned = (_parsed(raw) or {}).get("event") == PRUNED
+                    is_pruned = (_parse_line(raw) or {}).get("event") == PRUNED
                     if is_pruned or after != FIRST:
-                        number = _number_before(raw)
+                        number = _get_number_before(raw)
                     if is_pruned:
-                        reason, head = _header_fault(path, raw, after), FIRST
+                        reason, head = _check_header(path, raw, after), FIRST
                 count += 1
-                fault, line = _fault(raw, head, number)
+                fault, line = _check_line(raw, head, number)
                 if reason := fault or reason:
                     return Verdict(count - 1, head, count, reason, os.path.basename(file.name))
                 if line["event"] == PRUNED and isinstance(line.get("removed"), int):
                     removed = line["removed"]
-                head, number = _end_of(line)
+                head, number = _get_end(line)
     return Verdict(count, head, removed=removed)
 
 
@@ -479,13 +479,14 @@ def follow(path: Path) -> Iterator[dict[str, Any]]:
         file.seek(0, os.SEEK_END)
         held = b""
         while True:
-            is_over = not _leads_to(path, file.fileno())  # asked first: then nobody writes to it
+            # Look before the read: once another file has the name, no process writes to this one.
+            is_archived = not _is_same_file(path, file.fileno())
             held += file.readline()
             if held.endswith(b"\n"):
-                if (line := _parsed(held)) is not None:
+                if (line := _parse_line(held)) is not None:
                     yield line
                 held = b""
-            elif is_over and (following := _next_file(path, file)).exists():
+            elif is_archived and (following := _find_next_file(path, file)).exists():
                 file.close()
                 file = following.open("rb")
             else:
@@ -495,30 +496,30 @@ def follow(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_there(path: Path) -> bool:
-    return path.exists() or (path.parent.is_dir() and bool(_set_aside(path)))
+    return path.exists() or (path.parent.is_dir() and bool(_list_archived_files(path)))
 
 
-def _aside(path: Path, number: int) -> Path:
+def _make_archived_path(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}-{number:012d}{path.suffix}")
 
 
-def _set_aside(path: Path) -> list[Path]:
+def _list_archived_files(path: Path) -> list[Path]:
     """The earlier files of a log, the first first."""
     form = re.compile(re.escape(path.stem) + r"-[0-9]{12}" + re.escape(path.suffix))
     return sorted(one for one in path.parent.iterdir() if form.fullmatch(one.name))
 
 
-def _files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
+def _open_files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
     """All files, in order. The newest is opened first: one that is set aside meanwhile is then
     the same file under another name, and none is missed or read twice."""
     newest: IO[bytes] | None = None
     try:
         newest = stack.enter_context(path.open("rb"))
     except FileNotFoundError:
-        if not _set_aside(path):
+        if not _list_archived_files(path):
             raise
-    for name in _set_aside(path):
-        if newest is not None and _leads_to(name, newest.fileno()):
+    for name in _list_archived_files(path):
+        if newest is not None and _is_same_file(name, newest.fileno()):
             break
         with name.open("rb") as file:
             yield file
@@ -526,21 +527,21 @@ def _files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
         yield newest
 
 
-def _next_file(path: Path, file: IO[bytes]) -> Path:
+def _find_next_file(path: Path, file: IO[bytes]) -> Path:
     """The one that goes on where this one, which was set aside, ends."""
-    names = [*_set_aside(path), path]
-    here = next((n for n, name in enumerate(names) if _leads_to(name, file.fileno())), -1)
+    names = [*_list_archived_files(path), path]
+    here = next((n for n, name in enumerate(names) if _is_same_file(name, file.fileno())), -1)
     return names[here + 1] if 0 <= here < len(names) - 1 else path
 
 
-def _leads_to(path: Path, fd: int) -> bool:
+def _is_same_file(path: Path, fd: int) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:
         return False
 
 
-def _last_line(fd: int, size: int) -> tuple[bytes, bytes]:
+def _read_last_line(fd: int, size: int) -> tuple[bytes, bytes]:
     """The last whole line, empty if there is none, and what follows it without an end."""
     want = _TAIL
     while True:
@@ -551,15 +552,15 @@ def _last_line(fd: int, size: int) -> tuple[bytes, bytes]:
         want *= 4
 
 
-def _last_line_before(path: Path) -> bytes:
+def _read_last_archived_line(path: Path) -> bytes:
     """The last line of the file before a new one."""
-    for name in reversed(_set_aside(path)):
+    for name in reversed(_list_archived_files(path)):
         with name.open("rb") as file:
-            return _last_line(file.fileno(), os.fstat(file.fileno()).st_size)[0]
+            return _read_last_line(file.fileno(), os.fstat(file.fileno()).st_size)[0]
     return b""
 
 
-def _parsed(raw: bytes) -> dict[str, Any] | None:
+def _parse_line(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError):
@@ -567,13 +568,13 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) else None
 
 
-def _number_before(raw: bytes) -> int:
+def _get_number_before(raw: bytes) -> int:
     """The number that the line before this one had, by what this one says."""
-    number = (_parsed(raw) or {}).get("n")
+    number = (_parse_line(raw) or {}).get("n")
     return number - 1 if isinstance(number, int) else 0
 
 
-def _fault(raw: bytes, head: str, number: int) -> tuple[str, dict[str, Any]]:
+def _check_line(raw: bytes, head: str, number: int) -> tuple[str, dict[str, Any]]:
     try:
         line = json.loads(raw)
         digest = line.pop("hash")
@@ -583,16 +584,16 @@ def _fault(raw: bytes, head: str, number: int) -> tuple[str, dict[str, Any]]:
         return "the line before it was changed or removed", {}
     if line.get("n") != number + 1:
         return "its number does not follow", {}
-    if _hash(line) != digest:
+    if _hash_line(line) != digest:
         return "it was changed", {}
     return "", {**line, "hash": digest}
 
 
-def _hash(line: dict[str, Any]) -> str:
+def _hash_line(line: dict[str, Any]) -> str:
     return hashlib.sha256(_canonical(line).encode()).hexdigest()
 
 
-def _sealed(line: dict[str, Any]) -> tuple[str, bytes]:
+def _serialize_line(line: dict[str, Any]) -> tuple[str, bytes]:
     """Its hash, and the line as it is written: with that in its place among the names, which are
     sorted. Every line has names before it ("event") and after it ("n")."""
     before = _canonical({name: value for name, value in line.items() if name < "hash"})[:-1]
@@ -604,24 +605,24 @@ def _sealed(line: dict[str, Any]) -> tuple[str, bytes]:
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def _all_bounded(fields: dict[str, object]) -> dict[str, object]:
-    return {name: _bounded(value) for name, value in fields.items() if value is not None}
+def _limit_fields(fields: dict[str, object]) -> dict[str, object]:
+    return {name: _limit_value(value) for name, value in fields.items() if value is not None}
 
 
-def _bounded(value: object) -> object:
+def _limit_value(value: object) -> object:
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, dict):
-        return {str(k)[:100]: _bounded(v) for k, v in list(value.items())[:50]}
+        return {str(k)[:100]: _limit_value(v) for k, v in list(value.items())[:50]}
     if isinstance(value, list | tuple):
-        return [_bounded(item) for item in value[:50]]
+        return [_limit_value(item) for item in value[:50]]
     text = str(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}... ({len(text)} characters)"
 
 
-def _now() -> str:
-    return _stamp(time.time())
+def _format_now() -> str:
+    return _format_time(time.time())
 
 
-def _stamp(now: float) -> str:
+def _format_time(now: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1e6) % 10**6:06d}Z"

@@ -119,17 +119,17 @@ async def _built_on_incus(
 
 async def _listed() -> list[Image]:
     from ..images.builder import Images
-    from ..images.engine import connected
+    from ..images.engine import engine_connection
 
-    async with connected() as client:
+    async with engine_connection() as client:
         return await Images(client).list_images()
 
 
 async def _built(recipe: Recipe, if_missing: bool, quiet: bool) -> tuple[Image, bool]:
     from ..images.builder import Images
-    from ..images.engine import connected
+    from ..images.engine import engine_connection
 
-    async with connected() as client:
+    async with engine_connection() as client:
         images = Images(client)
         there = await images.find(recipe.image) if if_missing else None
         if there is not None and there.current is not False:

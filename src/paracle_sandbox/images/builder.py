@@ -22,7 +22,7 @@ from urllib.request import getproxies
 from .. import __version__
 from ..errors import SandboxError
 from .engine import CANNOT_CONNECT
-from .package_index import files_of_this_machine
+from .package_index import read_machine_files
 from .recipe import RECIPES, Recipe, pack
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Images:
         """Every tagged image of ours, and those that were made from one."""
         params = {"filters": json.dumps({"label": [VARIANT_LABEL], "dangling": ["false"]})}
         answer = await self._client._query_json("images/json", params=params)
-        found = {_image(name, entry) for entry in answer for name in entry["RepoTags"] or ()}
+        found = {_to_image(name, entry) for entry in answer for name in entry["RepoTags"] or ()}
         return sorted(found, key=lambda image: image.name)
 
     async def find(self, name: str) -> Image | None:
@@ -82,7 +82,7 @@ class Images:
                 await self.build(base, progress)
         build_id = secrets.token_hex(8)
         try:
-            async for line in self._output(recipe, build_id):
+            async for line in self._stream_build(recipe, build_id):
                 progress(line)
         finally:
             await self._remove_stage(build_id)
@@ -91,29 +91,29 @@ class Images:
             raise SandboxError(f"The engine has built {recipe.image}, but does not have it.")
         return built
 
-    async def _output(self, recipe: Recipe, build_id: str) -> AsyncIterator[str]:
+    async def _stream_build(self, recipe: Recipe, build_id: str) -> AsyncIterator[str]:
         from aiodocker import DockerError
 
         # pip is asked, which takes as long as a Python takes to start.
-        here = await asyncio.to_thread(files_of_this_machine)
+        here = await asyncio.to_thread(read_machine_files)
         context = pack({**recipe.files(), **here})
         headers = {"Content-Type": "application/x-tar"}
         last = ""
         try:
             async with self._client._query(
-                "build", "POST", params=_parameters(recipe, build_id), data=context,
+                "build", "POST", params=_make_parameters(recipe, build_id), data=context,
                 headers=headers, timeout=None,
             ) as response:  # fmt: skip
                 # To hang up is how a build is broken off.
                 with closing(response):
                     async for line in response.content:
-                        if text := _text(recipe, json.loads(line), last):
+                        if text := _read_message(recipe, json.loads(line), last):
                             last = text
                             yield text
         except DockerError as error:
             if error.status == CANNOT_CONNECT:
                 raise
-            raise _failed(recipe, str(error.message), last) from error
+            raise _make_build_error(recipe, str(error.message), last) from error
 
     async def _remove_stage(self, build_id: str) -> None:
         """A build that was broken off holds on to it until the engine has noticed."""
@@ -128,7 +128,7 @@ class Images:
         log.warning("The engine keeps the stage of a build: docker image prune removes it.")
 
 
-def _parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
+def _make_parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
     labels = {
         RECIPE_LABEL: recipe.digest(),
         "org.opencontainers.image.version": __version__,
@@ -151,15 +151,15 @@ def _parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
     }
 
 
-def _text(recipe: Recipe, event: dict[str, Any], last: str) -> str:
+def _read_message(recipe: Recipe, event: dict[str, Any], last: str) -> str:
     """What one message of the builder says to a person. Raises SandboxError if it has failed."""
     if "error" in event:
-        raise _failed(recipe, str(event["error"]), last)
+        raise _make_build_error(recipe, str(event["error"]), last)
     text = str(event.get("stream") or event.get("status") or "").strip()
     return "" if text.startswith(_NOISE) else text
 
 
-def _failed(recipe: Recipe, error: str, last: str) -> SandboxError:
+def _make_build_error(recipe: Recipe, error: str, last: str) -> SandboxError:
     said = f" ({last[:200]})" if last else ""
     return SandboxError(
         f"The image {recipe.image} could not be built: {error[:300]}{said}. "
@@ -167,7 +167,7 @@ def _failed(recipe: Recipe, error: str, last: str) -> SandboxError:
     )
 
 
-def _image(name: str, entry: dict[str, Any]) -> Image:
+def _to_image(name: str, entry: dict[str, Any]) -> Image:
     labels = entry["Labels"] or {}
     variant = str(labels.get(VARIANT_LABEL, ""))
     name = name.removeprefix(_PODMANS_OWN)

@@ -16,7 +16,7 @@ CANNOT_CONNECT = 900  # the library's own number
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Docker]:
+async def engine_connection() -> AsyncIterator[Docker]:
     """Where the settings lead. Raises DockerConnectionError."""
     async with engine_client(load_settings()) as client:
         yield client

@@ -22,7 +22,7 @@ _SECTIONS = ("global", "install", ":env:")
 _SECONDS = 60.0
 
 
-def files_of_this_machine() -> dict[str, bytes]:
+def read_machine_files() -> dict[str, bytes]:
     """Raises OSError when a file that pip is configured with cannot be read."""
     command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     asked = subprocess.run(
@@ -30,10 +30,10 @@ def files_of_this_machine() -> dict[str, bytes]:
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     # Without a pip there is no configuration of pip.
-    return files(read_listing(asked.stdout)) if asked.returncode == 0 else {}
+    return make_files(read_listing(asked.stdout)) if asked.returncode == 0 else {}
 
 
-def files(options: Mapping[str, str]) -> dict[str, bytes]:
+def make_files(options: Mapping[str, str]) -> dict[str, bytes]:
     """The pip.conf, and the certificates if some are configured."""
     kept = {name: options[name] for name in _AS_THEY_ARE if name in options}
     for name in _ADDRESSES:

@@ -16,7 +16,7 @@ MEDIA_TYPES = (
     "image/jpeg", "application/json",
 )  # fmt: skip
 # How pictures begin.
-PICTURES = {"image/png": b"\x89PNG\r\n", "image/jpeg": b"\xff\xd8\xff"}
+IMAGE_HEADERS = {"image/png": b"\x89PNG\r\n", "image/jpeg": b"\xff\xd8\xff"}
 MAX_SHOWN = 100
 # A document of more values is not shown: to look whether it is one would take too long.
 MAX_JSON_ITEMS = 50_000
@@ -65,13 +65,13 @@ class Cell:
     def is_full(self) -> bool:
         return self.size > self.max_output
 
-    def add(self, name: str, data: bytes) -> None:
+    def add_output(self, name: str, data: bytes) -> None:
         room = self.max_output - self.size
         self.size += len(data)
         if room > 0:
             self.printed[name] += data[:room]
 
-    def take(self, name: str, frame: dict[str, Any]) -> None:
+    def handle_answer(self, name: str, frame: dict[str, Any]) -> None:
         """One answer. What is no answer of a session is passed over."""
         kind = frame.get("type")
         if name == "stderr":
@@ -79,20 +79,20 @@ class Cell:
         elif kind == "end":
             self.ended = frame
         elif kind in ("display", "result") and len(self.shown) < MAX_SHOWN:
-            self._show(kind, frame.get("data"))
+            self._add_shown(kind, frame.get("data"))
 
-    def _show(self, kind: str, bundle: object) -> None:
-        if (size := _length(bundle)) > self.max_output - self.size:
+    def _add_shown(self, kind: str, bundle: object) -> None:
+        if (size := _count_characters(bundle)) > self.max_output - self.size:
             self.size += size  # too much, whatever it is: reading it would take many times as much
             return
-        data = checked_bundle(bundle)
+        data = filter_bundle(bundle)
         self.size += sum(map(len, data.values()))
         if data:
             self.shown.append(data)
         if kind == "result":
             self.text = data.get("text/plain")
 
-    def result(self) -> CellResult:
+    def to_result(self) -> CellResult:
         ended = self.ended or {}
         error = ended.get("error")
         number = ended.get("number")
@@ -103,18 +103,18 @@ class Cell:
             "stderr": self.printed["stderr"].decode("utf-8", "replace"),
             "text": self.text,
             "shown": self.shown,
-            "error": None if error is None else _error(error),
+            "error": None if error is None else _to_error(error),
         }
 
 
-def _length(bundle: object) -> int:
+def _count_characters(bundle: object) -> int:
     """Of what in it could be shown."""
     if not isinstance(bundle, dict):
         return 0
     return sum(len(bundle[kind]) for kind in MEDIA_TYPES if isinstance(bundle.get(kind), str))
 
 
-def checked_bundle(data: object) -> dict[str, str]:
+def filter_bundle(data: object) -> dict[str, str]:
     """Of what the sandbox says it shows, that which is well formed."""
     if not isinstance(data, dict):
         return {}
@@ -127,22 +127,22 @@ def checked_bundle(data: object) -> dict[str, str]:
 
 def _is_sound(kind: str, text: str) -> bool:
     try:
-        if kind in PICTURES:
-            return base64.b64decode(text, validate=True).startswith(PICTURES[kind])
+        if kind in IMAGE_HEADERS:
+            return base64.b64decode(text, validate=True).startswith(IMAGE_HEADERS[kind])
         if kind == "application/json":
             if has_more_items(text.encode("utf-8", "surrogatepass"), MAX_JSON_ITEMS):
                 return False
-            json.loads(text, parse_constant=_refuse)
+            json.loads(text, parse_constant=_refuse_constant)
     except (binascii.Error, ValueError, RecursionError):
         return False
     return True
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON, though Python reads it")
 
 
-def _error(error: object) -> CellError:
+def _to_error(error: object) -> CellError:
     parts = error if isinstance(error, dict) else {}
     texts = {key: part for key, part in parts.items() if isinstance(part, str)}
     return {

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 if TYPE_CHECKING:
     # Their texts are put before this one: together they are the program.
-    from .notebook import TOOL, Notebook, is_quiet, translated
-    from .values import described, encoded, failure
+    from .notebook import TOOL, Notebook, is_quiet, translate_cell
+    from .values import describe, describe_error, encode_bundle
 
 AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # inspect.CO_COROUTINE
@@ -59,7 +59,7 @@ class Wire:
         payload = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
         self.write(self.out, self.mark + b"%d\n" % len(payload) + payload)
 
-    def end(self) -> None:
+    def end_stderr(self) -> None:
         """So much for stderr, which has a stream of its own."""
         flush()
         self.write(self.err, self.mark + b"0\n")
@@ -103,7 +103,7 @@ class Session:
         sys.modules["__main__"] = self.module
         self.loop: Any = None
         self.features = 0
-        vars(builtins).update(input=refuse_input, exit=leave, quit=leave)
+        vars(builtins).update(input=refuse_input, exit=raise_exit, quit=raise_exit)
         sys.breakpointhook = refuse_breakpoint
 
     def display(
@@ -111,11 +111,11 @@ class Session:
     ) -> Optional["Displayed"]:
         """What notebooks can do with more keywords, they do not do here: it is shown."""
         for value in values:
-            data = encoded(value) if raw and isinstance(value, dict) else described(value)
+            data = encode_bundle(value) if raw and isinstance(value, dict) else describe(value)
             self.wire.send({"type": "display", "data": data})
         return None if display_id is None else Displayed(self.display, display_id)
 
-    def cell(self, source: str) -> None:
+    def run_cell(self, source: str) -> None:
         if not source.strip():
             return
         self.number += 1
@@ -124,7 +124,7 @@ class Session:
             self.run_text(source)
         finally:
             self.notebook.end_clock()
-            self.figures()
+            self.show_figures()
 
     def remember_source(self, source: str) -> None:
         self.sources.append(source)
@@ -135,21 +135,21 @@ class Session:
     def run_text(self, source: str) -> None:
         """The text of a cell, and the value of its last expression."""
         name = "<cell %d>" % self.number
-        text = translated(source)
+        text = translate_cell(source)
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
         tree = ast.parse(text, name)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
-        codes = [self.compiled(tree, name, "exec")] if tree.body else []
+        codes = [self.compile(tree, name, "exec")] if tree.body else []
         if isinstance(last, ast.Expr):
-            codes.append(self.compiled(ast.Expression(last.value), name, "eval"))
+            codes.append(self.compile(ast.Expression(last.value), name, "eval"))
         value = self.execute(codes)
         if isinstance(last, ast.Expr) and value is not None and not is_quiet(text):
             self.remember_value(value)
-            self.wire.send({"type": "result", "data": described(value)})
+            self.wire.send({"type": "result", "data": describe(value)})
 
-    def compiled(self, tree: Any, name: str, mode: str) -> types.CodeType:
+    def compile(self, tree: Any, name: str, mode: str) -> types.CodeType:
         """``from __future__`` holds for the cells that follow, too."""
         flags = AWAIT | self.features
         code: types.CodeType = compile(tree, name, mode, flags=flags, dont_inherit=True)
@@ -194,7 +194,7 @@ class Session:
                 value = await value
         return value
 
-    def figures(self) -> None:
+    def show_figures(self) -> None:
         """Open figures are part of what a cell shows, and then closed."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None:
@@ -214,26 +214,26 @@ def refuse_breakpoint(*_: Any, **__: Any) -> None:
     raise EOFError("breakpoint() is not available here: nobody can answer. Print what you want.")
 
 
-def leave(code: Any = None) -> None:
+def raise_exit(code: Any = None) -> None:
     """exit(), without closing stdin as the one of the interpreter does: the session goes on."""
     raise SystemExit(code)
 
 
-def run(session: Session, source: str) -> Optional[Dict[str, str]]:
+def run_cell(session: Session, source: str) -> Optional[Dict[str, str]]:
     """One cell to its end, whatever that is. The interrupt is armed for as long as it runs."""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            session.cell(source)
+            session.run_cell(source)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except BaseException as error:  # noqa: BLE001 - the cell's, not ours
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return failure(error)
+        return describe_error(error)
     return None
 
 
-def see_new_packages() -> None:
+def add_new_packages() -> None:
     """What was installed since the last cell."""
     folder = site.getusersitepackages()
     if os.path.isdir(folder):
@@ -255,10 +255,10 @@ def main() -> None:
         request = wire.receive()
         if request is None:
             break
-        see_new_packages()
-        error = run(session, request["code"])
+        add_new_packages()
+        error = run_cell(session, request["code"])
         wire.send({"type": "end", "error": error, "number": session.number})
-        wire.end()
+        wire.end_stderr()
 
 
 main()

@@ -21,7 +21,7 @@ _MAX_STRUCTURE = 64 << 10
 Piece = bytes | dict[str, Any]
 
 
-def frame_limit(max_output: int) -> int:
+def compute_frame_limit(max_output: int) -> int:
     """How large an answer may be: JSON needs two bytes for some characters."""
     return 2 * max_output + _FRAME_HEAD
 
@@ -36,14 +36,14 @@ class FrameReader:
         self._max_frame = min(max_frame, MAX_FRAME)
         # Not bytes: who sends a large answer byte by byte must not have all of it copied each time.
         self._held = bytearray()
-        self._awaited = 0
+        self._awaited_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[Piece]:
         self._held += data
-        while self._held and len(self._held) >= self._awaited:
+        while self._held and len(self._held) >= self._awaited_bytes:
             start = self._held.find(self._mark)
             if start < 0:
-                if printed := self._take(len(self._held) - self._partial_mark()):
+                if printed := self._take(len(self._held) - self._measure_partial_mark()):
                     yield printed
                 return
             if start:
@@ -55,14 +55,14 @@ class FrameReader:
 
     def completes_large(self, size: int) -> bool:
         """Whether so many bytes more end an answer that takes long to read."""
-        return _LARGE < self._awaited <= len(self._held) + size
+        return _LARGE < self._awaited_bytes <= len(self._held) + size
 
     def _take(self, size: int) -> bytes:
         taken = bytes(memoryview(self._held)[:size])
         del self._held[:size]
         return taken
 
-    def _partial_mark(self) -> int:
+    def _measure_partial_mark(self) -> int:
         """How many bytes at the end may be the beginning of a mark."""
         longest = min(len(self._mark) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if self._held.endswith(self._mark[:n])), 0)
@@ -75,25 +75,25 @@ class FrameReader:
         if end < 0 and len(digits) <= _MAX_DIGITS and (not digits or digits.isdigit()):
             return None
         if end < 0 or not digits.isdigit() or int(digits) > self._max_frame:
-            return self._give_up(start)
-        self._awaited = end + 1 + int(digits)
-        if len(self._held) < self._awaited:
+            return self._take_and_reset(start)
+        self._awaited_bytes = end + 1 + int(digits)
+        if len(self._held) < self._awaited_bytes:
             return None
-        payload = bytes(memoryview(self._held)[end + 1 : self._awaited])
+        payload = bytes(memoryview(self._held)[end + 1 : self._awaited_bytes])
         if not _is_simple(payload):
-            return self._give_up(start)
+            return self._take_and_reset(start)
         try:
             text = payload.decode("utf-8", "surrogatepass")
             frame = json.loads(text) if text else {"type": "end"}
         except (ValueError, RecursionError):
-            return self._give_up(start)
+            return self._take_and_reset(start)
         if isinstance(frame, dict) and is_deeper(frame, MAX_DEPTH):
-            return self._give_up(start)
-        self._give_up(self._awaited)
+            return self._take_and_reset(start)
+        self._take_and_reset(self._awaited_bytes)
         return frame if isinstance(frame, dict) else b""
 
-    def _give_up(self, size: int) -> bytes:
-        self._awaited = 0
+    def _take_and_reset(self, size: int) -> bytes:
+        self._awaited_bytes = 0
         return self._take(size)
 
 

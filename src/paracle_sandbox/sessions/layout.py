@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Deque, Iterable, Iterator, List, Optional
 
 if TYPE_CHECKING:
-    from .printers import printer_of
+    from .printers import find_printer
 
 WIDTH = 79
 MAX_IN_ONE = 1000
@@ -53,7 +53,7 @@ class Layout:
         self._inside: List[int] = []
         self._items = 0
 
-    def whole(self) -> str:
+    def finish(self) -> str:
         self._flush()
         return "".join(self._written)
 
@@ -83,7 +83,7 @@ class Layout:
         self._make_fit()
 
     def break_(self) -> None:
-        group = self._outermost()
+        group = self._take_outermost()
         if group is not None:
             self._break(group)
         self._flush()
@@ -119,12 +119,12 @@ class Layout:
 
     def _make_fit(self) -> None:
         while self._column + self._waiting_width > WIDTH:
-            group = self._outermost()
+            group = self._take_outermost()
             if group is None:
                 return
             self._break(group)
 
-    def _outermost(self) -> Optional[Group]:
+    def _take_outermost(self) -> Optional[Group]:
         """The next group to break. Those beside it that have no place yet break from now on."""
         for groups in self._unbroken:
             for number, group in enumerate(reversed(groups)):
@@ -139,11 +139,11 @@ class Layout:
 
     def _break(self, group: Group) -> None:
         while group.places:
-            self._let_go(self._waiting.popleft())
+            self._release(self._waiting.popleft())
         while self._waiting and self._waiting[0].group is None:
-            self._let_go(self._waiting.popleft())
+            self._release(self._waiting.popleft())
 
-    def _let_go(self, waiting: Waiting) -> None:
+    def _release(self, waiting: Waiting) -> None:
         self._waiting_width -= len(waiting.text)
         group = waiting.group
         if group is not None:
@@ -158,7 +158,7 @@ class Layout:
 
     def _flush(self) -> None:
         while self._waiting:
-            self._let_go(self._waiting.popleft())
+            self._release(self._waiting.popleft())
 
     def _new_line(self, indentation: int) -> None:
         self._flush_column(indentation)
@@ -181,7 +181,7 @@ class Layout:
         self._inside.append(id(value))
         self.begin_group()
         try:
-            printer_of(value)(value, self, cycle)
+            find_printer(value)(value, self, cycle)
         finally:
             self.end_group()
             self._inside.pop()

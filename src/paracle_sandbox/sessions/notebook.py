@@ -36,21 +36,21 @@ def is_python(text: str) -> bool:
         return False
 
 
-def translated(text: str) -> str:
+def translate_cell(text: str) -> str:
     """The text as Python, if it can be made so; else the text itself."""
     if text.lstrip().startswith("In ["):  # with its colon it would be Python: an annotation
-        text = without_prompts(text)
+        text = strip_prompts(text)
     if is_python(text):
         return text
-    for change in (without_indent, without_prompts, with_magic):
+    for change in (strip_indent, strip_prompts, translate_magic):
         made = change(text)
         if is_python(made):
             return made
-    together = with_magic(without_prompts(without_indent(text)))
+    together = translate_magic(strip_prompts(strip_indent(text)))
     return together if is_python(together) else text
 
 
-def without_indent(text: str) -> str:
+def strip_indent(text: str) -> str:
     """As much as the first line has, from every line that has it."""
     lines = text.split("\n")
     first = next((line for line in lines if line.strip()), "")
@@ -58,41 +58,43 @@ def without_indent(text: str) -> str:
     return "\n".join(line[len(indent) :] if line.startswith(indent) else line for line in lines)
 
 
-def without_prompts(text: str) -> str:
+def strip_prompts(text: str) -> str:
     return re.sub(PROMPT, "", text) if re.match(PROMPT, text.lstrip("\n")) else text
 
 
-def with_magic(text: str) -> str:
+def translate_magic(text: str) -> str:
     cell = re.match(CELL, text)
     if cell is not None:
         name, words, body = cell.groups()
         if name == "time":
-            return "%s.start_clock()\n%s" % (TOOL, with_magic(body))
-        return "%s.cell(%r, %r, %r)" % (TOOL, name, words.strip(), body)
-    return with_lines(text)
+            return "%s.start_clock()\n%s" % (TOOL, translate_magic(body))
+        return "%s.run_cell_magic(%r, %r, %r)" % (TOOL, name, words.strip(), body)
+    return translate_lines(text)
 
 
-def with_lines(text: str) -> str:
+def translate_lines(text: str) -> str:
     """Only where a statement begins: what looks like it within a string is the string's."""
     made: List[str] = []
     position = 0
     while position < len(text):
         line = re.compile(LINE).match(text, position)
-        asked = re.compile(HELP).match(text, position)
+        help_line = re.compile(HELP).match(text, position)
         if line is not None:
-            made.append(_line(line))
+            made.append(_translate_line(line))
             position = line.end()
-        elif asked is not None and (asked[2] or asked[4]):
-            made.append("%s%s.explain(%r, %r)" % (asked[1], TOOL, asked[3], "??" in asked[0]))
-            position = asked.end()
+        elif help_line is not None and (help_line[2] or help_line[4]):
+            made.append(
+                "%s%s.show_help(%r, %r)" % (help_line[1], TOOL, help_line[3], "??" in help_line[0])
+            )
+            position = help_line.end()
         else:
-            end = statement_end(text, position)
+            end = find_statement_end(text, position)
             made.append(text[position:end])
             position = end
     return "".join(made)
 
 
-def statement_end(text: str, position: int) -> int:
+def find_statement_end(text: str, position: int) -> int:
     """Behind the line feed that ends the statement which begins there."""
     depth = 0
     for part in re.compile(PART).finditer(text, position):
@@ -105,11 +107,11 @@ def statement_end(text: str, position: int) -> int:
     return len(text)
 
 
-def _line(found: "re.Match[str]") -> str:
+def _translate_line(found: "re.Match[str]") -> str:
     indent, name, sign, rest = found.groups()
-    command = "shell" if name is None else "lines"
+    command = "run_shell" if name is None else "read_lines"
     whole = rest.replace("\\\n", " ").strip()
-    call = "%s.%s(%r)" % (TOOL, command if sign == "!" else "line", whole)
+    call = "%s.%s(%r)" % (TOOL, command if sign == "!" else "run_line_magic", whole)
     # What follows keeps the number of its line.
     call += "\n" * rest.count("\\\n")
     return indent + call if name is None else "%s%s = %s" % (indent, name, call)
@@ -131,7 +133,7 @@ def is_quiet(text: str) -> bool:
     return last is not None and last.string == ";"
 
 
-def evaluated(field: str, names: Dict[str, object]) -> str:
+def evaluate_field(field: str, names: Dict[str, object]) -> str:
     """What stands in braces, as a text. Raises for what awk, JSON and the shell mean by them: a
     name that no cell has made, a literal, a list with commas."""
     import string
@@ -156,15 +158,15 @@ class Notebook:
         self._scope = scope
         self._started = 0.0
 
-    def shell(self, command: str) -> None:
-        self._start(self._filled(command, sys._getframe(1)), None)
+    def run_shell(self, command: str) -> None:
+        self._run_command(self._fill_in(command, sys._getframe(1)), None)
 
-    def lines(self, command: str) -> List[str]:
+    def read_lines(self, command: str) -> List[str]:
         """What a command prints."""
-        printed = self._start(self._filled(command, sys._getframe(1)), -1)
+        printed = self._run_command(self._fill_in(command, sys._getframe(1)), -1)
         return printed.decode("utf-8", "replace").splitlines()
 
-    def _start(self, command: str, stdout: Optional[int]) -> bytes:
+    def _run_command(self, command: str, stdout: Optional[int]) -> bytes:
         import subprocess
 
         sys.stdout.flush()
@@ -172,7 +174,7 @@ class Notebook:
         self._scope["_exit_code"] = done.returncode
         return done.stdout or b""
 
-    def _filled(self, command: str, caller: types.FrameType) -> str:
+    def _fill_in(self, command: str, caller: types.FrameType) -> str:
         """With the values of {expressions} and $names; {{ }} and $$ stand for { } and $."""
         names = dict(self._scope)
         if caller.f_globals is self._scope:  # a function of a cell
@@ -187,18 +189,18 @@ class Notebook:
             if name is not None:
                 return str(names[name]) if name in names else found[0]
             try:
-                return evaluated(expression, names)
+                return evaluate_field(expression, names)
             except Exception:  # noqa: BLE001 - then it is the shell's, whatever it is
                 return found[0]
 
         return re.sub(FIELD, value, command)
 
-    def line(self, text: str) -> object:
+    def run_line_magic(self, text: str) -> object:
         import os
 
         name, _, rest = text.partition(" ")
         if name == "pip":
-            self.shell("%s -m pip %s" % (sys.executable, rest))
+            self.run_shell("%s -m pip %s" % (sys.executable, rest))
         elif name == "cd":
             os.chdir(os.path.expanduser(rest.strip() or "~"))
             print(os.getcwd())
@@ -212,9 +214,9 @@ class Notebook:
             raise UsageError("%%%s is not available here: write it in Python, or use !" % name)
         return None
 
-    def cell(self, name: str, words: str, body: str) -> None:
+    def run_cell_magic(self, name: str, words: str, body: str) -> None:
         if name in ("bash", "sh", "shell"):
-            self._start(body, None)  # a script has its own names and braces
+            self._run_command(body, None)  # a script has its own names and braces
         elif name == "writefile":
             with open(words, "w", encoding="utf-8") as file:
                 file.write(body)
@@ -222,7 +224,7 @@ class Notebook:
         else:
             raise UsageError("%%%%%s is not available here: write it in Python" % name)
 
-    def explain(self, name: str, with_source: bool) -> None:
+    def show_help(self, name: str, with_source: bool) -> None:
         """``name?``, and with its source ``name??``."""
         import inspect
 

@@ -41,9 +41,9 @@ def parse_arguments(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if raw is None or raw == "":
         return {}
     if isinstance(raw, Mapping):
-        return _unwrapped(dict(raw))
+        return _unwrap(dict(raw))
     try:
-        value = json.loads(_without_fence(raw), strict=False)
+        value = json.loads(_strip_fence(raw), strict=False)
         if isinstance(value, str):  # encoded twice
             value = json.loads(value, strict=False)
     except (ValueError, RecursionError) as error:
@@ -55,37 +55,37 @@ def parse_arguments(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
             f"The arguments must be one JSON object, not {type(value).__name__}. Call the tool "
             "again with an object."
         )
-    return _unwrapped(value)
+    return _unwrap(value)
 
 
-def _unwrapped(value: dict[str, Any]) -> dict[str, Any]:
+def _unwrap(value: dict[str, Any]) -> dict[str, Any]:
     if len(value) == 1 and (key := next(iter(value))) in _WRAPPERS and isinstance(value[key], dict):
         return dict(value[key])
     return value
 
 
-def _without_fence(text: str) -> str:
+def _strip_fence(text: str) -> str:
     fenced = _FENCE.match(text)
     return fenced[1] if fenced else text
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """A name without what models write differently each time: filePath, file-path, file_path."""
     return name.lower().replace("_", "").replace("-", "")
 
 
-def renamed(
+def rename_arguments(
     arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
     """The arguments under the schema's names; a proper name counts more than another one. Raises
     ArgumentFault."""
     properties: Mapping[str, Schema] = schema["properties"]
-    names = {**{plain(alias): known for alias, known in aliases.items()},
-             **{plain(known): known for known in properties}}  # fmt: skip
+    names = {**{normalize_name(alias): known for alias, known in aliases.items()},
+             **{normalize_name(known): known for known in properties}}  # fmt: skip
     found: dict[str, Any] = {}
     for name, value in arguments.items():
-        known = name if name in properties else names.get(plain(name))
-        if known is None and plain(name) in _REMARKS:
+        known = name if name in properties else names.get(normalize_name(name))
+        if known is None and normalize_name(name) in _REMARKS:
             continue
         if known is None:
             raise ArgumentFault(
@@ -96,41 +96,43 @@ def renamed(
     return found
 
 
-def regular(
+def to_regular_arguments(
     arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
     """The arguments under the schema's names and types. Raises ArgumentFault."""
-    return fitted(renamed(arguments, schema, aliases), schema)
+    return fit_to_schema(rename_arguments(arguments, schema, aliases), schema)
 
 
-def fitted(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+def fit_to_schema(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """Arguments under their proper names, of the schema's types. Raises ArgumentFault."""
     properties: Mapping[str, Schema] = schema["properties"]
-    found = {name: converted(name, value, properties[name]) for name, value in arguments.items()}
+    found = {
+        name: convert_value(name, value, properties[name]) for name, value in arguments.items()
+    }
     missing = [name for name in schema.get("required", ()) if name not in found]
     if missing:
         raise ArgumentFault(f"The argument {missing[0]!r} is missing.")
     return found
 
 
-def converted(name: str, value: Any, schema: Schema) -> Any:
+def convert_value(name: str, value: Any, schema: Schema) -> Any:
     """A value of the kind that the schema asks for, if it can be read as one."""
     kind = schema["type"]
     if kind == "string":
-        value = _as_text(name, value)
+        value = _to_text(name, value)
     elif kind == "boolean":
-        value = as_boolean(name, value)
+        value = to_boolean(name, value)
     elif kind == "number":
-        value = _as_number(name, value, schema)
+        value = _to_number(name, value, schema)
     elif kind == "array":
-        value = _as_list(name, value)
+        value = _to_list(name, value)
     allowed = schema.get("enum")
     if allowed and value not in allowed:
         raise ArgumentFault(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
     return value
 
 
-def _as_text(name: str, value: Any) -> str:
+def _to_text(name: str, value: Any) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if isinstance(value, dict | list):
@@ -140,7 +142,7 @@ def _as_text(name: str, value: Any) -> str:
     return value
 
 
-def as_boolean(name: str, value: Any) -> bool:
+def to_boolean(name: str, value: Any) -> bool:
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     answer = words.get(str(value).strip().lower())
     if answer is None:
@@ -148,7 +150,7 @@ def as_boolean(name: str, value: Any) -> bool:
     return answer
 
 
-def _as_number(name: str, value: Any, schema: Schema) -> float:
+def _to_number(name: str, value: Any, schema: Schema) -> float:
     try:
         number = float(_SECONDS.sub("", value) if isinstance(value, str) else value)
     except (TypeError, ValueError):
@@ -159,7 +161,7 @@ def _as_number(name: str, value: Any, schema: Schema) -> float:
     return number
 
 
-def _as_list(name: str, value: Any) -> list[str]:
+def _to_list(name: str, value: Any) -> list[str]:
     """Several names in one text stand for a list: "numpy, pandas" and "numpy and pandas"."""
     if isinstance(value, str):
         words = re.split(r"[\s,]+", value.replace(" and ", " ").strip())
@@ -169,7 +171,7 @@ def _as_list(name: str, value: Any) -> list[str]:
     return value
 
 
-def code_of(text: str) -> str:
+def extract_code(text: str) -> str:
     """The code in a fence, when that is what came: whole, or as the blocks of a message."""
     whole = _FENCE.match(text)
     if whole and "```" not in whole[1]:

@@ -16,7 +16,7 @@ from ..errors import (
     SandboxTimeoutError,
     StoppedError,
 )
-from .result import ToolResult, shortened
+from .result import ToolResult, shorten
 
 # What kind of failure an error is, the most special first.
 _KINDS: tuple[tuple[type[SandboxError], str], ...] = (
@@ -53,20 +53,20 @@ def classify(error: BaseException) -> str:
     return next((kind for cause, kind in _KINDS if isinstance(error, cause)), "other")
 
 
-def explained(error: SandboxError) -> ToolResult:
+def explain_error(error: SandboxError) -> ToolResult:
     """The error as the answer of a tool."""
-    lines = [error.message, _advice(error)]
+    lines = [error.message, _find_advice(error)]
     if isinstance(error, StoppedError):
         if error.stdout:
-            lines.append(f"What it had printed:\n{shortened(error.stdout)}")
+            lines.append(f"What it had printed:\n{shorten(error.stdout)}")
         if error.stderr:
-            lines.append(f"[stderr]: {shortened(error.stderr)}")
+            lines.append(f"[stderr]: {shorten(error.stderr)}")
     shown = "\n".join(line for line in lines if line)
     data = {"error_type": type(error).__name__, "kind": classify(error)}
     return ToolResult(shown, is_error=True, data=data)
 
 
-def _advice(error: SandboxError) -> str:
+def _find_advice(error: SandboxError) -> str:
     if isinstance(error, ResourceLimitError):
         return _LIMITS.get(error.resource_type or "", "")
     return next((advice for cause, advice in _ADVICE if isinstance(error, cause)), "")

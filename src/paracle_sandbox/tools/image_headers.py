@@ -9,7 +9,7 @@ _MARKERS_WITHOUT_SIZE = frozenset([0xC4, 0xC8, 0xCC])
 _MAX_SEGMENTS = 1000
 
 
-def media_type_of(data: bytes) -> str | None:
+def detect_media_type(data: bytes) -> str | None:
     """None for what is no picture that models take."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
@@ -22,24 +22,24 @@ def media_type_of(data: bytes) -> str | None:
     return None
 
 
-def size_of(data: bytes) -> tuple[int, int] | None:
+def read_size(data: bytes) -> tuple[int, int] | None:
     """Width and height, as its header says; None when that is cut off or odd."""
     try:
-        match media_type_of(data):
+        match detect_media_type(data):
             case "image/png":
                 return struct.unpack_from(">II", data, 16)
             case "image/gif":
                 return struct.unpack_from("<HH", data, 6)
             case "image/webp":
-                return _webp(data)
+                return _read_webp_size(data)
             case "image/jpeg":
-                return _jpeg(data)
+                return _read_jpeg_size(data)
     except struct.error:
         pass
     return None
 
 
-def _webp(data: bytes) -> tuple[int, int] | None:
+def _read_webp_size(data: bytes) -> tuple[int, int] | None:
     kind = data[12:16]
     if kind == b"VP8X":
         low, high = struct.unpack_from("<I", data, 23), struct.unpack_from("<I", data, 26)
@@ -53,7 +53,7 @@ def _webp(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _jpeg(data: bytes) -> tuple[int, int] | None:
+def _read_jpeg_size(data: bytes) -> tuple[int, int] | None:
     """Its segments, one after the other, up to the one that holds the size."""
     position = 2
     for _ in range(_MAX_SEGMENTS):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ..sandbox.packages import INSTALL_SECONDS
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
-from .result import ToolResult, failed, shortened
+from .result import ToolResult, make_failure, shorten
 from .tool import SandboxTool, schema, seconds, texts
 
 
@@ -24,8 +24,8 @@ async def install(
     except ValueError as error:
         raise ArgumentFault(str(error)) from None
     if result["exit_code"]:
-        said = shortened(result["stderr"] or result["stdout"], 4000)
-        return failed(f"Could not install {', '.join(wanted)}:\n{said}", **result)
+        said = shorten(result["stderr"] or result["stdout"], 4000)
+        return make_failure(f"Could not install {', '.join(wanted)}:\n{said}", **result)
     return ToolResult(f"Installed {', '.join(wanted)}.", data=dict(result))
 
 

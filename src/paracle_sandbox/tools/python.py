@@ -10,9 +10,9 @@ from ..client import LocalSandboxClient
 from ..results import CommandResult
 from ..sandbox.consumers import TextCallback
 from ..sessions import CellResult, PythonSession
-from .arguments import ArgumentFault, code_of
+from .arguments import ArgumentFault, extract_code
 from .packages import install
-from .result import Image, ToolResult, shortened
+from .result import Image, ToolResult, shorten
 from .tool import SandboxTool, boolean, schema, seconds, text, texts
 
 CodeType = Literal["process", "report", "others"]
@@ -80,18 +80,18 @@ class PythonExecute(SandboxTool):
     ) -> PythonResult:
         """Run the code. Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError
         when it was stopped; code that fails is a result without success."""
-        source = code_of(code)
+        source = extract_code(code)
         sandbox = await self.sandbox()
         limit = self.seconds_for(sandbox, timeout)
         if not self.stateful:
-            return _of_program(
+            return _from_program(
                 await sandbox.run_code(
                     source, timeout=limit, on_stdout=on_stdout, on_stderr=on_stderr
                 )
             )
         session = await self.session()
         result = await session.run(source, limit, on_stdout=on_stdout, on_stderr=on_stderr)
-        return _of_cell(result)
+        return _from_cell(result)
 
     async def run(
         self,
@@ -102,7 +102,7 @@ class PythonExecute(SandboxTool):
     ) -> ToolResult:
         if reset:
             await self.reset()
-        return tool_result(
+        return to_tool_result(
             await self.execute(code, timeout, on_stdout=on_output, on_stderr=on_output)
         )
 
@@ -167,7 +167,7 @@ class NormalPythonExecute(PythonExecute):
             raise ArgumentFault(f"code_type must be one of {get_args(CodeType)}.")
         installed = await install(await self.sandbox(), packages) if packages else None
         if installed is not None and installed.is_error:
-            result = _of_installation(installed)
+            result = _from_failed_installation(installed)
         else:
             result = await super().execute(code, timeout, on_stdout=on_stdout, on_stderr=on_stderr)
         return {**result, "code_type": code_type or "process"}
@@ -183,24 +183,24 @@ class NormalPythonExecute(PythonExecute):
     ) -> ToolResult:
         if reset:
             await self.reset()
-        return tool_result(
+        return to_tool_result(
             await self.execute(
                 code, timeout, code_type, packages, on_stdout=on_output, on_stderr=on_output
             )
         )
 
 
-def tool_result(result: PythonResult) -> ToolResult:
-    images = tuple(image for shown in result.get("shown", []) for image in _pictures(shown))
+def to_tool_result(result: PythonResult) -> ToolResult:
+    images = tuple(image for shown in result.get("shown", []) for image in _to_images(shown))
     return ToolResult(
-        shortened(result["observation"]) or "(no output)",
+        shorten(result["observation"]) or "(no output)",
         is_error=not result["success"],
         images=images,
         data=dict(result),
     )
 
 
-def _of_installation(failure: ToolResult) -> PythonResult:
+def _from_failed_installation(failure: ToolResult) -> PythonResult:
     return {
         "observation": failure.text,
         "success": False,
@@ -210,17 +210,17 @@ def _of_installation(failure: ToolResult) -> PythonResult:
     }
 
 
-def _pictures(shown: Mapping[str, str]) -> list[Image]:
+def _to_images(shown: Mapping[str, str]) -> list[Image]:
     """The picture of a value; one is enough where it comes in two forms."""
     kinds = [kind for kind in ("image/png", "image/jpeg") if kind in shown]
     return [Image(base64.b64decode(shown[kind]), kind) for kind in kinds[:1]]
 
 
-def _of_program(result: CommandResult) -> PythonResult:
+def _from_program(result: CommandResult) -> PythonResult:
     success = result["exit_code"] == 0
     observation = result["stdout"]
     if not success:
-        observation = joined(observation, result["stderr"])
+        observation = join_lines(observation, result["stderr"])
     return {
         "observation": observation,
         "success": success,
@@ -230,13 +230,13 @@ def _of_program(result: CommandResult) -> PythonResult:
     }
 
 
-def _of_cell(result: CellResult) -> PythonResult:
+def _from_cell(result: CellResult) -> PythonResult:
     parts = [result["stdout"], result["stderr"] and f"[stderr]: {result['stderr']}"]
-    parts += [_shown_text(shown) for shown in result["shown"]]
+    parts += [_describe_shown(shown) for shown in result["shown"]]
     if result["error"] is not None:
         parts.append(result["error"]["traceback"])
     return {
-        "observation": joined(*parts),
+        "observation": join_lines(*parts),
         "success": result["success"],
         "exit_code": 0 if result["success"] else 1,
         "stdout": result["stdout"],
@@ -245,11 +245,11 @@ def _of_cell(result: CellResult) -> PythonResult:
     }
 
 
-def _shown_text(shown: Mapping[str, str]) -> str:
+def _describe_shown(shown: Mapping[str, str]) -> str:
     return shown.get("text/plain") or ", ".join(f"({kind})" for kind in shown)
 
 
-def joined(*parts: str) -> str:
+def join_lines(*parts: str) -> str:
     """Parts below one another."""
     whole = ""
     for part in filter(None, parts):

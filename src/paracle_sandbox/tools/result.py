@@ -33,16 +33,16 @@ class ToolResult:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def failed(text: str, **data: Any) -> ToolResult:
+def make_failure(text: str, **data: Any) -> ToolResult:
     return ToolResult(text, is_error=True, data=data)
 
 
-def observed(result: ToolResult) -> dict[str, Any]:
+def to_observation(result: ToolResult) -> dict[str, Any]:
     """The same for programs: ``observation``, ``success``, and what the data says."""
     return {**result.data, "observation": result.text, "success": not result.is_error}
 
 
-def shortened(text: str, limit: int = MAX_TEXT) -> str:
+def shorten(text: str, limit: int = MAX_TEXT) -> str:
     """Beginning and end of a text that is too long, and how much is missing between."""
     if len(text) <= limit:
         return text

@@ -14,10 +14,10 @@ from ..results import CommandResult
 from ..sandbox.command import Command
 from ..sandbox.consumers import TextCallback
 from ..sandbox.sandbox import Sandbox
-from .arguments import ArgumentFault, as_boolean, plain
-from .error_messages import explained
-from .python import joined
-from .result import ToolResult, observed, shortened
+from .arguments import ArgumentFault, normalize_name, to_boolean
+from .error_messages import explain_error
+from .python import join_lines
+from .result import ToolResult, shorten, to_observation
 from .terminals import Terminals
 from .tool import SandboxTool, boolean, schema, seconds, text
 
@@ -44,13 +44,13 @@ class Background:
     seen_out: int = 0
     seen_err: int = 0
 
-    def news(self) -> str:
+    def read_new_output(self) -> str:
         """What it has printed since the last look; errors after the rest."""
         out, err = self.command.stdout_bytes, self.command.stderr_bytes
         new_out, new_err = out[self.seen_out :], err[self.seen_err :]
         self.seen_out, self.seen_err = len(out), len(err)
         marked = b"[stderr]: " + new_err if new_err else b""
-        return joined(new_out.decode("utf-8", "replace"), marked.decode("utf-8", "replace"))
+        return join_lines(new_out.decode("utf-8", "replace"), marked.decode("utf-8", "replace"))
 
     @property
     def is_spent(self) -> bool:
@@ -114,18 +114,18 @@ class SandboxShellTool(SandboxTool):
     def read(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """A list is one command with its arguments; in the background is not waited for."""
         given = super().read(arguments)
-        found = {name: _as_command(name, value) for name, value in given.items()}
-        for name in [name for name in found if plain(name) in _BACKGROUND]:
+        found = {name: _to_command(name, value) for name, value in given.items()}
+        for name in [name for name in found if normalize_name(name) in _BACKGROUND]:
             value = found.pop(name)
             if value is not None:
-                found.setdefault("blocking", not as_boolean(name, value))
+                found.setdefault("blocking", not to_boolean(name, value))
         return found
 
     async def run(
         self, action: str = "execute_command", session_name: str = "", **rest: Any
     ) -> ToolResult:
         if action == "list_commands":
-            return self._list()
+            return self._list_commands()
         if action == "check_command_output":
             return await self._check(session_name, rest.get("kill_session", False))
         if action == "terminate_command":
@@ -163,7 +163,7 @@ class SandboxShellTool(SandboxTool):
             return await sandbox.execute(command, self.seconds_for(sandbox, timeout))
         named = {"action": action, "command": line or None, "timeout": timeout}
         stated = {name: value for name, value in named.items() if value is not None}
-        return observed(await self.run(**self.checked({**stated, **arguments})))
+        return to_observation(await self.run(**self.checked({**stated, **arguments})))
 
     async def close(self) -> None:
         for background in self._background.values():
@@ -192,13 +192,13 @@ class SandboxShellTool(SandboxTool):
         if session_name:
             try:
                 terminal = await self._terminals.get(sandbox, session_name, folder)
-                return _outcome(
+                return _from_command_result(
                     await terminal.run(command, limit, on_stdout=on_output, on_stderr=on_output)
                 )
             finally:
                 if kill_session:
                     await self._terminals.close(session_name)
-        return _outcome(
+        return _from_command_result(
             await sandbox.execute(
                 command, limit, cwd=folder, on_stdout=on_output, on_stderr=on_output
             )
@@ -208,7 +208,7 @@ class SandboxShellTool(SandboxTool):
         self, sandbox: Sandbox, name: str, command: str, folder: str | None, timeout: float | None
     ) -> ToolResult:
         self._forget_ended()
-        name = name or self._free_name()
+        name = name or self._choose_name()
         if name in self._background and self._background[name].command.poll() is None:
             raise ArgumentFault(f"{name!r} still runs; end it first, or choose another name.")
         if len(self._background) >= MAX_BACKGROUND:
@@ -222,10 +222,10 @@ class SandboxShellTool(SandboxTool):
         )
 
     async def _check(self, name: str, kill: bool) -> ToolResult:
-        name, background = self._named(name)
+        name, background = self._find_background(name)
         command = background.command
         code = command.poll()
-        new = background.news()
+        new = background.read_new_output()
         if code is None:
             state = "It still runs."
         else:
@@ -233,24 +233,24 @@ class SandboxShellTool(SandboxTool):
             try:
                 await command.wait()
             except StoppedError as error:
-                state = explained(error).text
+                state = explain_error(error).text
             except SandboxError as error:
                 state = error.message
         if kill:
             await self._terminate(name)
             state += " It is ended now."
-        return ToolResult(joined(shortened(new), state), data={"exit_code": code, "output": new})
+        return ToolResult(join_lines(shorten(new), state), data={"exit_code": code, "output": new})
 
     async def _terminate(self, name: str) -> ToolResult:
         if name in self._terminals and name not in self._background:
             await self._terminals.close(name)
             return ToolResult(f"{name!r} is ended; its directory and variables are forgotten.")
-        name, background = self._named(name)
+        name, background = self._find_background(name)
         await background.command.kill()
         del self._background[name]
         return ToolResult(f"{name!r} is ended, with everything it had started.")
 
-    def _list(self) -> ToolResult:
+    def _list_commands(self) -> ToolResult:
         lines = [
             f"{name}: {'runs' if entry.command.poll() is None else 'has ended'}: {entry.text[:200]}"
             for name, entry in self._background.items()
@@ -258,7 +258,7 @@ class SandboxShellTool(SandboxTool):
         lines += [f"{name}: terminal" for name in self._terminals]
         return ToolResult("\n".join(lines) or "Nothing runs in the background.")
 
-    def _named(self, name: str) -> tuple[str, Background]:
+    def _find_background(self, name: str) -> tuple[str, Background]:
         """A background command and its name: the only one needs none. Raises ArgumentFault."""
         if not name and len(self._background) == 1:
             name = next(iter(self._background))
@@ -267,7 +267,7 @@ class SandboxShellTool(SandboxTool):
             raise ArgumentFault(f"No background command is called {name!r}; there are: {known}.")
         return name, self._background[name]
 
-    def _free_name(self) -> str:
+    def _choose_name(self) -> str:
         number = 1
         while f"command-{number}" in self._background:
             number += 1
@@ -280,16 +280,16 @@ class SandboxShellTool(SandboxTool):
                 del self._background[name]
 
 
-def _as_command(name: str, value: Any) -> Any:
+def _to_command(name: str, value: Any) -> Any:
     is_argv = isinstance(value, list) and all(isinstance(word, str) for word in value)
-    return shlex.join(value) if is_argv and plain(name) in _COMMAND else value
+    return shlex.join(value) if is_argv and normalize_name(name) in _COMMAND else value
 
 
-def _outcome(result: CommandResult) -> ToolResult:
+def _from_command_result(result: CommandResult) -> ToolResult:
     code = result["exit_code"]
-    parts = [shortened(result["stdout"])]
+    parts = [shorten(result["stdout"])]
     if result["stderr"]:
-        parts.append(f"[stderr]: {shortened(result['stderr'])}")
+        parts.append(f"[stderr]: {shorten(result['stderr'])}")
     if code:
         parts.append(f"(exit code {code})")
-    return ToolResult(joined(*parts) or "(no output)", is_error=code != 0, data=dict(result))
+    return ToolResult(join_lines(*parts) or "(no output)", is_error=code != 0, data=dict(result))

@@ -36,7 +36,7 @@ class Terminals:
         _, terminal = self._open[name]
         await terminal.init()
         if folder:
-            await _enter(terminal, folder, sandbox.config.working_dir)
+            await _change_directory(terminal, folder, sandbox.config.working_dir)
         return terminal
 
     async def close(self, name: str) -> None:
@@ -50,7 +50,7 @@ class Terminals:
             await self.close(name)
 
 
-async def _enter(terminal: Terminal, folder: str, working_dir: str) -> None:
+async def _change_directory(terminal: Terminal, folder: str, working_dir: str) -> None:
     """Go to a folder, wherever the terminal is now. Raises ArgumentFault when that fails: the
     command is meant for there, and may do harm elsewhere."""
     path = posixpath.join(working_dir, folder)

@@ -11,9 +11,9 @@ from ..client import LocalSandboxClient
 from ..errors import SandboxError
 from ..sandbox.consumers import TextCallback
 from ..sandbox.sandbox import Sandbox
-from .arguments import ArgumentFault, Schema, fitted, parse_arguments, renamed
-from .error_messages import explained
-from .result import ToolResult, failed
+from .arguments import ArgumentFault, Schema, fit_to_schema, parse_arguments, rename_arguments
+from .error_messages import explain_error
+from .result import ToolResult, make_failure
 
 
 class Tool(ABC):
@@ -44,17 +44,17 @@ class Tool(ABC):
         try:
             return await self.run(**self.checked(arguments), **more)
         except ArgumentFault as fault:
-            return failed(str(fault), error_type="arguments")
+            return make_failure(str(fault), error_type="arguments")
         except SandboxError as error:
-            return explained(error)
+            return explain_error(error)
 
     def checked(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """The arguments under their proper names. Raises ArgumentFault."""
-        given = renamed(self.read(arguments), self.parameters, self.aliases)
+        given = rename_arguments(self.read(arguments), self.parameters, self.aliases)
         if self.action_aliases and isinstance(asked := given.get("action"), str):
             asked = asked.strip().lower()
             given["action"] = self.action_aliases.get(asked, asked)
-        return fitted(given, self.parameters)
+        return fit_to_schema(given, self.parameters)
 
     def read(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """The arguments as they came, for those who know more than other names for them."""

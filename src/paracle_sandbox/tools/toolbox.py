@@ -11,7 +11,7 @@ from .arguments import ArgumentFault, parse_arguments
 from .files import SandboxFilesTool
 from .packages import PackageInstallTool
 from .python import PythonExecute
-from .result import ToolResult, failed
+from .result import ToolResult, make_failure
 from .shell import SandboxShellTool
 from .tool import Tool
 from .vision import SandboxVisionTool
@@ -83,7 +83,7 @@ class Toolbox:
         found = self.find(name)
         if found is None:
             known = ", ".join(self._tools) or "none"
-            return failed(
+            return make_failure(
                 f"There is no tool {name!r}; there are: {known}.", error_type="unknown_tool"
             )
         tool, implied = found
@@ -91,7 +91,7 @@ class Toolbox:
             given = {**implied, **parse_arguments(arguments)}
             return await tool.call(given, on_output=on_output)
         except ArgumentFault as fault:
-            return failed(str(fault), error_type="arguments")
+            return make_failure(str(fault), error_type="arguments")
 
     def to_openai(self) -> list[dict[str, Any]]:
         return [tool.to_openai() for tool in self]

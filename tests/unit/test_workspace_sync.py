@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paracle_sandbox.agents.workspace_sync import Change, Project
+from paracle_sandbox.agents.workspace_sync import Change, WorkspaceSync
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.testing.fake import FakeBackend
@@ -32,7 +32,7 @@ async def test_the_loop_goes_on_while_many_files_are_compared_and_written(
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "kept.txt").write_text("as it was\n")
-    project = Project.gather(folder)
+    project = WorkspaceSync.gather(folder)
     await project.copy_in(sandbox)
     made = await sandbox.run_code(
         "import os\n"

@@ -1,4 +1,4 @@
-"""SandboxAgent: a model that works in a sandbox of its own, which is gone when it is."""
+"""SandboxAgent lets a model work in a sandbox of its own, and removes it at the end."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ INSTRUCTIONS = (
 )
 
 
-# Files change within a second here; compiled files of the old text would be taken for the new.
+# Models change files within a second, so that Python would take a stale .pyc file for current.
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
-# On the sandboxes of an agent: its name.
+# The label on an agent's sandboxes; its value is the name of the agent.
 AGENT_LABEL = "agent"
 
 
 class SandboxAgent:
-    """A loop over a model, with the tools of a sandbox and of MCP servers.
+    """Runs a model in a loop, with the tools of a sandbox and of MCP servers.
 
-    ``model`` is a name (with ``provider`` if the name does not tell) or a Model. The sandbox is
-    made when the first tool needs it, and cleanup() or ``async with`` removes it in any case.
-    ``approve`` is asked before each tool call. ``furnish`` puts files into a new sandbox.
-    ``name`` labels its sandboxes, and is what ``audit``, a log, knows it by.
+    ``model`` is a Model or the name of one, with ``provider`` if the name does not imply it. The
+    sandbox is made when the first tool needs it; cleanup() or ``async with`` removes it in any
+    case. ``approve`` decides on each tool call. ``furnish`` puts files into a new sandbox.
+    ``name`` labels the sandboxes, and names the agent in the log ``audit``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SandboxAgent:
 
     @classmethod
     async def create(cls, *args: Any, **options: Any) -> Self:
-        """An agent whose MCP servers are connected."""
+        """Return an agent that has connected its MCP servers."""
         agent = cls(*args, **options)
         try:
             await agent.connect()
@@ -103,7 +103,7 @@ class SandboxAgent:
 
     @property
     def model(self) -> Model:
-        """Raises ModelError when there is no such model, no key, or no SDK."""
+        """The model. Raises ModelError when it is unknown, or its key or SDK is missing."""
         if self._model is None:
             self._model = make_model(self._model_name, self._provider, self._options)
         return self._model
@@ -117,10 +117,10 @@ class SandboxAgent:
         timeout: float | None = None,
         on_event: Emit | None = None,
     ) -> AgentResult:
-        """Work on a task to its end. What goes wrong is in the result. Cancelled, it stops what
-        runs in the sandbox. Raises SandboxError when it cannot even begin."""
+        """Work on a task to its end. Failures are in the result; SandboxError is raised only when
+        the task cannot begin. Cancelling it stops what runs in the sandbox."""
         if self._running is not None:
-            raise SandboxError("The agent is at work on another task; make a second one")
+            raise SandboxError("The agent is at work on another task; make a second agent")
         emit = self._make_emitter(on_event)
         await self.connect()
         loop = Loop(
@@ -146,7 +146,7 @@ class SandboxAgent:
         return result
 
     def _make_emitter(self, on_event: Emit | None) -> Emit:
-        """Who hears of events."""
+        """Return a function that passes an event to the journal and to ``on_event``."""
         listeners: list[Emit] = [self._journal.record_event] if self._journal else []
         listeners += [on_event] if on_event else []
 
@@ -166,13 +166,13 @@ class SandboxAgent:
             raise
         if not done:
             await _cancel_and_wait(running)
-            return loop.make_result("timeout", f"It is not done after {timeout:g} seconds")
+            return loop.make_result("timeout", f"The task was not done after {timeout:g} seconds")
         if running.cancelled() and self._is_cancel_requested:
-            return loop.make_result("cancelled", "It was cancelled")
+            return loop.make_result("cancelled", "The task was cancelled")
         return running.result()
 
     async def stream(self, task: str, *, timeout: float | None = None) -> AsyncIterator[Event]:
-        """The events of run(), as they happen. Leaving early cancels the task."""
+        """Run a task and yield its events as they happen. Leaving early cancels the task."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         emit: Emit = queue.put_nowait
         work = asyncio.create_task(self.run(task, timeout=timeout, on_event=emit))
@@ -191,8 +191,8 @@ class SandboxAgent:
             self._running.cancel()
 
     async def execute_code(self, script: str | Path, timeout: float | None = None) -> CommandResult:
-        """Run a script in the agent's sandbox, without asking a model: code, or a Path of the
-        host, which is copied in first. Raises as Sandbox.run_code does."""
+        """Run a script in the agent's sandbox, without the model. ``script`` is code, or a Path on
+        the host, which is copied in first. Raises the errors of Sandbox.run_code."""
         sandbox = await self._tool_runner.prepare_sandbox() or await self.client.sandbox()
         seconds = PythonExecute(self.client).seconds_for(sandbox, timeout)
         if isinstance(script, str):
@@ -203,7 +203,8 @@ class SandboxAgent:
     # MCP servers
 
     async def connect(self) -> None:
-        """Connect the MCP servers that are not yet. Raises SandboxError that names the one."""
+        """Connect the MCP servers that are not connected yet. Raises SandboxError that names the
+        server that failed."""
         for name, spec in self._servers.items():
             if name not in self._connections:
                 await self._connect(name, spec)
@@ -215,7 +216,7 @@ class SandboxAgent:
         use_stdio: bool = False,
         stdio_args: Sequence[str] = (),
     ) -> None:
-        """One more server, by address, or by command with ``use_stdio``."""
+        """Connect one more server, by address, or by command with ``use_stdio``."""
         spec: ServerSpec = (
             {"command": server_url, "args": list(stdio_args)} if use_stdio else {"url": server_url}
         )
@@ -229,7 +230,7 @@ class SandboxAgent:
             self.tools.add(tool)
 
     async def disconnect_mcp_server(self, server_id: str = "") -> None:
-        """One server, or all."""
+        """Disconnect one server, or all."""
         for name in [server_id] if server_id else list(self._connections):
             connection = self._connections.pop(name, None)
             if connection is not None:
@@ -240,7 +241,7 @@ class SandboxAgent:
     # The end
 
     async def cleanup(self) -> None:
-        """Remove the sandbox and let go of everything. Idempotent."""
+        """Remove the sandbox and release everything. Calling it again is harmless."""
         self.cancel()
         try:
             await self.disconnect_mcp_server()
@@ -270,6 +271,6 @@ SandboxManus = SandboxAgent
 
 
 async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancel it, and wait until what it had started is stopped."""
+    """Cancel a task, and wait until what it started is stopped."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

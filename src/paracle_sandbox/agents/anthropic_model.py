@@ -1,4 +1,4 @@
-"""Models behind the messages API of Anthropic."""
+"""Calls models through the messages API of Anthropic."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from ..tools import Tool
 from .conversation import Message, Reply, Usage
 from .sdk_model import ReplyReader, SdkModel
 
-# The API wants a number; agents that write files need a large one.
+# The API demands a limit, and agents that write files need a large one.
 MAX_TOKENS = 16_384
 
 
 class AnthropicModel(SdkModel):
+    """A model behind the messages API of Anthropic."""
+
     sdk, client, error = "anthropic", "AsyncAnthropic", "AnthropicError"
 
     def __init__(
@@ -29,7 +31,7 @@ class AnthropicModel(SdkModel):
     ) -> None:
         options: dict[str, Any] = {"max_tokens": max_tokens or MAX_TOKENS}
         if temperature is not None:
-            # Not every model takes it, and the SDK has no word for it any more.
+            # Not every model takes a temperature, and the SDK has no parameter for it any more.
             options["extra_body"] = {"temperature": temperature}
         super().__init__(name, connection, options, stream=stream)
 
@@ -37,8 +39,12 @@ class AnthropicModel(SdkModel):
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> dict[str, Any]:
         given = {"tools": [tool.to_anthropic() for tool in tools]} if tools else {}
-        said = {"model": self.name, "system": system, "messages": to_anthropic_messages(messages)}
-        return {**said, "stream": self._stream, **self._options, **given}
+        request = {
+            "model": self.name,
+            "system": system,
+            "messages": to_anthropic_messages(messages),
+        }
+        return {**request, "stream": self._stream, **self._options, **given}
 
     async def send(self, request: dict[str, Any]) -> Any:
         return await self._client.messages.create(**request)
@@ -71,17 +77,17 @@ class _AnthropicReplyReader(ReplyReader):
         return ""
 
     def read_whole(self, answer: Any) -> str:
-        said = ""
+        text = ""
         for index, block in enumerate(answer.content):
             if block.type == "text":
-                said += block.text
+                text += block.text
             elif block.type == "tool_use":
                 given = json.dumps(block.input)
                 self.calls[index] = {"id": block.id, "name": block.name, "arguments": given}
         self.finish = answer.stop_reason or ""
         self.input_tokens = answer.usage.input_tokens or 0
         self.output_tokens = answer.usage.output_tokens or 0
-        return said
+        return text
 
     def reply(self) -> Reply:
         usage = Usage(self.input_tokens, self.output_tokens)
@@ -89,7 +95,7 @@ class _AnthropicReplyReader(ReplyReader):
 
 
 def to_anthropic_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation in Anthropic's words: turns alternate, and tools' answers are the user's."""
+    """Convert a conversation. In this API turns alternate, and tool results belong to the user."""
     found: list[dict[str, Any]] = []
     for message in messages:
         role = "assistant" if message.role == "assistant" else "user"

@@ -1,7 +1,7 @@
-"""Agent files: a few keys, and a text. YAML as far as that needs it, Markdown with front matter.
+"""Parses agent files: Markdown with front matter, and the part of YAML that they need.
 
-Keys have a text, a number, a list, or a block of text (``|``). What goes beyond that is refused
-with its line; an agent file is small, and a full YAML reader would do more than it should.
+A key has a text, a number, a list, or a block of text (``|``). Anything else is refused with its
+line. Agent files are small, and a full YAML parser does more than is safe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Value = str | list[str]
 
 
 def read_markdown(text: str, name: str) -> tuple[dict[str, Value], str]:
-    """The keys between the ``---`` lines, and the text below them."""
+    """Return the keys between the ``---`` lines, and the text below them."""
     lines = text.replace("\r\n", "\n").lstrip("\ufeff").split("\n")
     if not lines or lines[0].strip() != "---":
         return {}, text
@@ -24,6 +24,7 @@ def read_markdown(text: str, name: str) -> tuple[dict[str, Value], str]:
 
 
 def read_yaml(text: str, name: str) -> dict[str, Value]:
+    """Return the keys of a file. Raises SandboxError that names the file and the line."""
     found: dict[str, Value] = {}
     lines = text.replace("\r\n", "\n").split("\n")
     position = 0
@@ -55,7 +56,7 @@ def _parse_value(rest: str, block: list[str], where: str) -> Value:
     content = [line for line in block if line.strip()]
     if not rest and content:
         if not all(line.strip().startswith("- ") for line in content):
-            raise SandboxError(f"{where}: a list has lines that begin with '- '")
+            raise SandboxError(f"{where}: each line of a list must begin with '- '")
         return [_strip_quotes(_strip_comment(line.strip()[2:].strip())) for line in content]
     if content:
         raise SandboxError(f"{where}: for a text of several lines write '|' after the key")

@@ -1,4 +1,4 @@
-"""Reading the user's files without a sandbox: what ``safe`` mode has instead of tools."""
+"""Reads the user's files without a sandbox. This is the only tool of an agent in ``safe`` mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_READ = 1 << 20
 
 
 class HostFilesTool(Tool):
-    """Lists and reads the files that were given, and nothing else. It changes and runs nothing."""
+    """Lists and reads the files that the user gave. It changes and runs nothing."""
 
     name = "read_files"
     description = "List the files that the user gave, or read one. Nothing can be run or changed."
@@ -49,7 +49,7 @@ def _read_text(path: Path) -> str:
 
 
 def describe_safe_mode(tools: Sequence[str]) -> str:
-    """What an agent in safe mode is told."""
+    """Return what is added to the instructions of an agent in safe mode."""
     wanted = ", ".join(tools)
     return (
         f"\n\nNo sandbox is available, so the tools {wanted} are not: you can read the files that "

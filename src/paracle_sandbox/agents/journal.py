@@ -1,5 +1,5 @@
-"""What an agent did, in the audit log: its tasks, every tool call with its outcome, and what its
-sandbox tried that it may not."""
+"""Writes what an agent did to the audit log: its tasks, every tool call with its outcome, and the
+security events of its sandbox."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _MAX_ARGUMENTS = 1000
 
 
 def get_log_path(settings: Settings) -> Path:
-    """The log of the agents that ``paracle agents run`` runs."""
+    """Return the path of the log of ``paracle agents run``."""
     return Path(settings.data_dir) / "agents" / "audit.jsonl"
 
 
 def open_agents_log(settings: Settings) -> AuditLog:
-    """That log, to write to. Raises SandboxError for a directory that others can write to."""
+    """Open that log to write to it. Raises SandboxError if others can write to its directory."""
     path = get_log_path(settings)
     make_trusted_directory(str(path.parent), "PARACLE_DATA_DIR")
     return AuditLog(path)
 
 
 class AgentJournal:
-    """Writes down the events of one agent. ``sandbox_id`` tells its sandbox of the moment."""
+    """Records the events of one agent. ``sandbox_id`` returns the id of its current sandbox."""
 
     def __init__(self, log: AuditLog, agent: str, sandbox_id: Callable[[], str | None]) -> None:
         self._log = log
@@ -44,7 +44,8 @@ class AgentJournal:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Write from a thread: the event loop waits for no disk. All is written at the end."""
+        """Write from a thread, so that the event loop never waits for a disk. All lines are written
+        when the block ends."""
         self._queue = queue = AuditQueue(self._log)
         try:
             yield
@@ -54,14 +55,14 @@ class AgentJournal:
 
     @contextmanager
     def task(self, text: str) -> Iterator[None]:
-        """While a task runs, what its sandbox tries is written down as well."""
+        """Record a task, and the security events of its sandbox while it runs."""
         self._record("task", text=text)
         handler = _Handler(self._record_security_event)
         audit.LOGGER.addHandler(handler)
         try:
             yield
         except BaseException as error:
-            # No event says so any more.
+            # There will be no event for this end.
             cancelled = isinstance(error, asyncio.CancelledError)
             self._record("end", status="cancelled" if cancelled else "error", error=repr(error))
             raise
@@ -69,6 +70,7 @@ class AgentJournal:
             audit.LOGGER.removeHandler(handler)
 
     def record_event(self, event: Event) -> None:
+        """Record one event of the agent, if it belongs into the log."""
         if event.kind == "tool_call":
             self._arguments[event.data["id"]] = event.data["arguments"][:_MAX_ARGUMENTS]
         elif event.kind == "tool_result":
@@ -81,8 +83,8 @@ class AgentJournal:
         elif event.kind == "notice":
             self._record("notice", text=event.text)
         elif event.kind == "end":
-            kept = ("status", "steps", "input_tokens", "output_tokens", "cost", "error")
-            self._record("end", **{key: event.data[key] for key in kept})
+            fields = ("status", "steps", "input_tokens", "output_tokens", "cost", "error")
+            self._record("end", **{key: event.data[key] for key in fields})
 
     def _record(self, event: str, **fields: object) -> None:
         write = (self._queue or self._log).record
@@ -105,7 +107,7 @@ class _Handler(logging.Handler):
 
 @dataclass
 class Summary:
-    """One agent in figures."""
+    """One agent in figures. ``blocked`` counts calls that older versions refused to run."""
 
     tasks: int = 0
     tool_calls: int = 0
@@ -132,7 +134,7 @@ class Summary:
 
 
 def summarise(lines: Iterable[dict[str, Any]]) -> dict[str, Summary]:
-    """By agent."""
+    """Return a summary for each agent in the lines of a log."""
     found: dict[str, Summary] = {}
     for line in lines:
         if "agent" in line:

@@ -1,8 +1,8 @@
-"""MCP servers as further tools of an agent. They run where the user put them: on the host, or
-behind an address; only what they are asked comes from the model.
+"""Gives an agent the tools of MCP servers.
 
-Each connection lives in a task of its own, because the SDK wants to be left in the task that
-entered it.
+A server runs where the user put it: on the host, or behind an address. The model decides only which
+tools are called, and with which arguments. Each connection lives in a task of its own, because the
+SDK has to be left in the task that entered it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CALL_SECONDS = 300.0
 
 
 class ServerSpec(TypedDict, total=False):
-    """One entry of ``mcpServers``: a command with its arguments, or an address with headers."""
+    """One entry of ``mcpServers``: a command with arguments, or an address with headers."""
 
     type: str
     url: str
@@ -39,7 +39,8 @@ class ServerSpec(TypedDict, total=False):
 
 
 def read_servers(source: Mapping[str, ServerSpec] | str | Path | None) -> dict[str, ServerSpec]:
-    """The servers of an mcp.json, or given directly. Raises SandboxError when it cannot be read."""
+    """Read the servers from an mcp.json, or return those given. Raises SandboxError that names
+    the file if it is invalid."""
     if source is None:
         return {}
     if isinstance(source, Mapping):
@@ -58,12 +59,12 @@ def read_servers(source: Mapping[str, ServerSpec] | str | Path | None) -> dict[s
 
 
 def make_tool_name(server: str, tool: str) -> str:
-    """``mcp_<server>_<tool>``, with nothing in it that an endpoint refuses."""
+    """Return ``mcp_<server>_<tool>``, without characters that endpoints refuse."""
     return re.sub(r"_+", "_", re.sub(r"[^a-zA-Z0-9_-]", "_", f"mcp_{server}_{tool}"))[:MAX_NAME]
 
 
 class McpConnection:
-    """One server, from open() to close()."""
+    """The connection to one server, from open() to close()."""
 
     def __init__(self, name: str, spec: ServerSpec) -> None:
         self.name = name
@@ -73,7 +74,7 @@ class McpConnection:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Raises SandboxError when the server cannot be reached."""
+        """Connect and list the tools. Raises SandboxError when the server cannot be reached."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(ready))
         try:
@@ -102,7 +103,7 @@ class McpConnection:
         except ImportError as error:
             problem = f"MCP servers need a package that is not installed ({error.name}): {INSTALL}"
             _report_failure(ready, problem)
-        except Exception as error:  # noqa: BLE001  groups of whatever the transport raises
+        except Exception as error:  # noqa: BLE001  the transport raises groups of anything
             _report_failure(
                 ready, f"The MCP server {self.name!r} cannot be used: {_find_cause(error)}"
             )
@@ -114,7 +115,7 @@ def _report_failure(ready: asyncio.Future[None], problem: str) -> None:
 
 
 async def _make_target(spec: ServerSpec, stack: AsyncExitStack) -> Any:
-    """What the SDK's client connects to; what has to be closed afterwards goes on the stack."""
+    """Return what the SDK's client connects to. What has to be closed goes on the stack."""
     headers = spec.get("headers")
     if "command" in spec:
         from mcp import StdioServerParameters
@@ -137,14 +138,14 @@ async def _make_target(spec: ServerSpec, stack: AsyncExitStack) -> Any:
 
 
 def _find_cause(error: BaseException) -> str:
-    """The first real cause in nested groups."""
+    """Return the first real cause in nested groups of exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__
 
 
 class McpTool(Tool):
-    """One tool of a server, under a name that tells whose it is."""
+    """One tool of a server. Its name begins with the name of the server."""
 
     def __init__(self, server: str, tool: Any, client: Any) -> None:
         self.name = make_tool_name(server, tool.name)
@@ -154,7 +155,7 @@ class McpTool(Tool):
         self._client = client
 
     def checked(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-        # The server knows what it takes.
+        # The server checks its own arguments.
         return parse_arguments(arguments)
 
     async def run(self, *args: Any, **arguments: Any) -> ToolResult:

@@ -1,4 +1,4 @@
-"""What an agent may do: the modes, and what each of them means for its configuration."""
+"""The modes of agents, and the configuration that each stands for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
 
 
 class RunConfig(TypedDict):
-    """``sandbox``: tools run, in a sandbox. ``on_host``: the user named the host instead."""
+    """What a run may do. ``sandbox``: tools run in one. ``on_host``: the user chose the host."""
 
     mode: str
     sandbox: bool
@@ -27,7 +27,7 @@ class RunConfig(TypedDict):
 
 
 def make_run_config(mode: str, *, on_host: bool = False) -> RunConfig:
-    """The configuration that a mode stands for."""
+    """Return the configuration that a mode stands for."""
     return {
         "mode": mode,
         "sandbox": mode != "safe" and not on_host,
@@ -38,8 +38,8 @@ def make_run_config(mode: str, *, on_host: bool = False) -> RunConfig:
 
 
 async def find_sandbox_problem(backend: str | None, settings: Settings) -> str | None:
-    """Why the backend that will be used makes no sandbox; None when it made one. No other backend
-    is asked: one that works is of no use to a run that does not take it."""
+    """Return why the backend of this run cannot make a sandbox, or None if it can. Only that
+    backend is examined: no other is used if it fails."""
     [report] = await examine(taken(backend, settings), settings)
     if report.available:
         return None
@@ -53,8 +53,8 @@ async def execute_for(
     sandbox_config: SandboxConfig | None = None,
     backend: str | None = None,
 ) -> JobResult:
-    """Code of an agent, where its configuration says: in a sandbox of its own. Without one it is
-    not run at all: the host is no place for it. Without ``sandbox_config`` the settings hold."""
+    """Run code of an agent in a sandbox of its own. If the configuration allows no sandbox, the
+    code is not run: it never runs on the host. Without ``sandbox_config`` the settings apply."""
     if not config.get("sandbox"):
         await asyncio.sleep(0)
         return {

@@ -1,8 +1,8 @@
-"""Doing what a model asks for, and starting over where the sandbox itself was lost.
+"""Runs the tool calls of a model, and makes the sandbox again if it was lost.
 
-A program that fails, takes too long, or meets a limit is the model's to deal with. A sandbox that
-broke is ours: it is logged, cleared away, made again with the project in it, and the call is made
-once more.
+A program that fails, takes too long or meets a limit is a result for the model. A sandbox that
+broke is our problem: it is logged, removed and made again with the user's files in it, and the call
+is repeated once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Furnish = Callable[[Sandbox], Awaitable[None]]
 
 
 class SandboxToolRunner:
-    """Calls over one client. ``furnish`` puts into a new sandbox what belongs there."""
+    """Runs calls in the sandbox of one client. ``furnish`` puts the user's files into a new one."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class SandboxToolRunner:
         self._lost = False
 
     async def call(self, call: ToolCall, emit: Emit) -> ToolResult:
+        """Run a call, and once more in a new sandbox if the first one broke."""
         lost, self._lost = self._lost, False
         for attempt in range(1, self._attempts + 1):
             try:
@@ -61,7 +62,7 @@ class SandboxToolRunner:
                 broken = _is_broken(result, sandbox)
             if not broken or attempt == self._attempts:
                 break
-            emit(Event("notice", f"The sandbox was lost, and is made again: {result.text}"))
+            emit(Event("notice", f"The sandbox was lost and is made again: {result.text}"))
             await self._remove_sandbox()
         lost, self._lost = lost or self._lost, False
         return dataclasses.replace(result, text=result.text + SANDBOX_LOST) if lost else result
@@ -73,12 +74,12 @@ class SandboxToolRunner:
                 call.arguments,
                 on_output=lambda text: emit(Event("tool_output", text)),
             )
-        except Exception as error:  # a tool of the user's own may raise anything
+        except Exception as error:  # a tool that the user wrote may raise anything
             logger.exception("The tool %s failed", call.name)
             return make_failure(f"The tool failed: {error!r}", error_type=type(error).__name__)
 
     async def prepare_sandbox(self) -> Sandbox | None:
-        """The sandbox, with what belongs in it. Raises SandboxError."""
+        """Return the sandbox, with the user's files in it. Raises SandboxError."""
         if self._client is None:
             return None
         sandbox = await self._client.sandbox()
@@ -95,7 +96,7 @@ class SandboxToolRunner:
         try:
             await self._client.cleanup()
         except SandboxError as error:
-            logger.warning("What broke was not removed: %s", error)
+            logger.warning("The sandbox that broke was not removed: %s", error)
 
     def _log(self, call: ToolCall, result: ToolResult) -> None:
         if kind := result.data.get("kind"):

@@ -1,9 +1,9 @@
-"""The user's files on their way into a sandbox and back.
+"""Copies the user's files into a sandbox, and the changes back.
 
-Going in they are copied: the user's own are never touched by the agent. Coming back, what changed
-is shown first and written only when asked for, and then never outside of the folder, through a
-link, or into what tools run or trust by themselves (.git, hidden files, repositories): code that a
-model wrote would run on the host from there.
+The agent works on copies and never touches the user's files. Changes are shown first and written
+only on request. They are never written outside of the folder, through a link, or into files that
+tools run or trust by themselves (.git, hidden files, repositories): from there, code that a model
+wrote would run on the host.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ..sandbox.files import in_thread
 from ..sandbox.sandbox import Sandbox
 from .diffs import unified_diff
 
-# Neither copied in nor ever written back.
+# These are neither copied in nor written back.
 LEFT_OUT = frozenset([
     ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".tox", ".nox", ".idea", ".vscode", ".direnv", ".envrc",
 ])  # fmt: skip
-# Hidden files that no tool runs or takes orders from. All others may: .claude, .cargo, .husky,
-# .devcontainer, .github/workflows, .mcp.json, .exrc, .npmrc and whatever comes next.
+# Hidden files that no tool runs or obeys. All others may be: .claude, .cargo, .husky,
+# .devcontainer, .github/workflows, .mcp.json, .exrc, .npmrc and those of future tools.
 _HARMLESS = frozenset([
     ".gitignore", ".gitkeep", ".keep", ".dockerignore", ".npmignore", ".eslintignore",
     ".prettierignore", ".editorconfig", ".nojekyll",
 ])  # fmt: skip
-# Files that are not hidden, and that interpreters and editors run or take orders from when a folder
-# is merely opened: tests are collected, environments are looked for.
+# Files that are not hidden, and that interpreters and editors run or obey when a folder is merely
+# opened: they collect tests and look for environments.
 _AUTORUN_NAMES = frozenset(["conftest.py", "pyvenv.cfg", "sitecustomize.py", "usercustomize.py"])
 _AUTORUN_ENDINGS = (".pth", ".code-workspace")
-# What makes a folder a repository to git, which runs what its configuration names: with "commondir"
-# the rest, and the configuration, are in a folder that this file names. As disks that ignore case
-# would have it.
+# Files that make a folder a repository to git, which runs commands that its configuration names.
+# The file "commondir" names the folder of the configuration. Names are compared in lower case,
+# for disks that ignore case.
 _REPOSITORIES = ({"head", "objects", "refs"}, {"head", "commondir"})
 MAX_FILES = 20_000
 MAX_BYTES = 512 << 20
@@ -48,7 +48,7 @@ MAX_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Change:
-    """One file that is not as it was. ``problem`` says why it will not be written back."""
+    """One file that has changed. ``problem`` says why it will not be written back."""
 
     path: str
     kind: Literal["added", "changed", "removed"]
@@ -60,32 +60,32 @@ class Change:
 
     @property
     def shown(self) -> str:
-        """The path in one line, whatever letters a program has put into it."""
+        """The path as printable text in one line, whatever a program has put into it."""
         return self.path if self.path.isprintable() else ascii(self.path)
 
     def diff(self) -> str:
-        """As ``patch`` and ``git apply`` take it, where it is text that can be compared in a
-        second or so; else the sizes. For a thread, where a loop runs."""
+        """Return a diff that ``patch`` and ``git apply`` take, or the sizes if the file is binary
+        or takes too long to compare. Call it from a thread: it may take a second."""
         title = f"{self.kind} {self.shown}" + (f" ({self.problem})" if self.problem else "")
         old, new = self.before or b"", self.after or b""
-        shown = unified_diff(
+        text = unified_diff(
             old,
             new,
             "/dev/null" if self.before is None else f"a/{self.shown}",
             "/dev/null" if self.after is None else f"b/{self.shown}",
         )
-        if shown is None:
+        if text is None:
             return f"{title}: {len(old)} -> {len(new)} bytes\n"
         if self.mode_changed:
-            shown = f"{self.shown}: {'now' if self.executable else 'no longer'} executable\n{shown}"
-        return shown if not self.problem else f"# {title}\n{shown}"
+            text = f"{self.shown}: {'now' if self.executable else 'no longer'} executable\n{text}"
+        return text if not self.problem else f"# {title}\n{text}"
 
 
 class WorkspaceSync:
-    """The files that were given: ``sources`` are their paths on the host, by path inside.
+    """The files that the user gave. ``sources`` maps paths inside to paths on the host.
 
-    They are copied aside once, when a sandbox first needs them: what changed is told by that, not
-    by what the user's files have become meanwhile. close() removes the copy."""
+    They are copied once, when a sandbox first needs them. Changes are found by comparison with that
+    copy and not with the user's files, which may change meanwhile. close() removes the copy."""
 
     def __init__(self, folder: Path | None, sources: dict[str, Path]) -> None:
         self.folder = folder
@@ -94,12 +94,12 @@ class WorkspaceSync:
 
     @classmethod
     def gather(cls, folder: Path | None, files: Sequence[Path] = ()) -> WorkspaceSync:
-        """Raises SandboxError when something is missing or far too much."""
+        """Collect the files. Raises SandboxError when one is missing or there are too many."""
         sources: dict[str, Path] = {}
         if folder is not None:
             if not folder.is_dir():
                 raise SandboxError(f"There is no folder {folder}")
-            # One more than there may be is enough to know: a folder may be a whole disk.
+            # Stop at one file too many: a folder may be a whole disk.
             sources.update(islice(_list_files(folder.resolve()), MAX_FILES + 1))
         for file in files:
             if not file.is_file():
@@ -119,7 +119,7 @@ class WorkspaceSync:
         return cls(None if folder is None else folder.resolve(), sources)
 
     async def copy_in(self, sandbox: Sandbox) -> None:
-        """Every file, as it was at the first time. Raises SandboxError."""
+        """Copy every file into a sandbox, as it was at the first call. Raises SandboxError."""
         if self._copy is None:
             self._copy = await in_thread(self._copy_sources)
         await sandbox.copy_to(self._copy, sandbox.config.working_dir)
@@ -138,12 +138,13 @@ class WorkspaceSync:
         return directory
 
     def close(self) -> None:
-        aside, self._copy = self._copy, None
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+        """Remove the copy."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            shutil.rmtree(copy, ignore_errors=True)
 
     async def changes(self, sandbox: Sandbox) -> list[Change]:
-        """What is not as it was given, by path; nothing if it never went in."""
+        """Return the changes, sorted by path. There are none if no sandbox got the files."""
         if self._copy is None:
             return []
         directory = tempfile.mkdtemp(prefix="paracle-")
@@ -155,7 +156,7 @@ class WorkspaceSync:
             await in_thread(shutil.rmtree, directory, True)
 
     def _compare(self, after: Path) -> list[Change]:
-        # Links do not come out, so nothing here leads elsewhere.
+        # Links are not copied out, so that no path here leads elsewhere.
         found = dict(_list_files(after))
         repositories = _find_repositories(after)
         return [
@@ -187,7 +188,7 @@ class WorkspaceSync:
         return Change(inside, kind, old, new, executable, problem, mode_changed)
 
     def find_target(self, inside: str) -> Path | None:
-        """Where a file goes on the host; None for a new one without a folder."""
+        """Return the path of a file on the host, or None for a new file if no folder was given."""
         if inside in self.sources:
             return self.sources[inside]
         return None if self.folder is None else self.folder / inside
@@ -197,7 +198,7 @@ class WorkspaceSync:
         if target is None:
             return "new, and no folder was given: not written back"
         if self.folder is None or not target.is_relative_to(self.folder):
-            return ""  # the user named this very file
+            return ""  # the user gave this very file
         if not inside.isprintable():
             return "its name holds control characters: not written back"
         if hidden := _find_autorun_part(inside):
@@ -205,18 +206,18 @@ class WorkspaceSync:
                 f"tools may run what is in {hidden} by themselves: not written back. If you want "
                 "it, take it from the diff"
             )
-        place = self.folder
+        parent = self.folder
         for part in PurePosixPath(inside).parts:
-            place /= part
-            if place.is_symlink():
-                return f"{place} is a link: not written back"
+            parent /= part
+            if parent.is_symlink():
+                return f"{parent} is a link: not written back"
         if inside not in self.sources and target.exists():
             return f"{target} is there already: not written back"
         return ""
 
     async def apply(self, changes: Sequence[Change]) -> list[str]:
-        """Write the changes to the user's files; what was not written, and why. A file that the
-        user changed meanwhile is left alone. When one cannot be written, none is."""
+        """Write the changes to the user's files, and return what was not written and why. A file
+        that the user has changed meanwhile is left alone. If one cannot be written, none is."""
         return await in_thread(self._apply, changes)
 
     def _apply(self, changes: Sequence[Change]) -> list[str]:
@@ -239,10 +240,10 @@ class WorkspaceSync:
 
 
 def _find_autorun_part(inside: str) -> str:
-    """The part of a path for which a tool may run or obey it without being asked to: a hidden one,
-    or a name that some tools look for."""
+    """Return the part of a path for which a tool may run or obey it by itself: a hidden part, or a
+    name that tools look for. It is empty if there is none."""
     parts = PurePosixPath(inside).parts
-    name = parts[-1].lower()  # as disks that ignore case would have it
+    name = parts[-1].lower()  # for disks that ignore case
     if name in _AUTORUN_NAMES or name.endswith(_AUTORUN_ENDINGS):
         return parts[-1]
     hidden = [part for part in parts if part.startswith(".")]
@@ -271,8 +272,8 @@ def _find_conflict(target: Path, change: Change) -> str:
 
 
 def _write_all(wanted: Sequence[tuple[Path, Change]]) -> None:
-    """All of them or none. First every new content is written beside its place, which is where a
-    disk that is full or a folder that may not be written is met; then they are renamed."""
+    """Write all changes or none. First every content is written to a draft beside its target, which
+    is where a full disk or a read-only folder shows. Then the drafts are renamed."""
     drafts: list[Path | None] = []
     made: list[Path] = []
     done: list[tuple[Path, Change, int]] = []
@@ -326,7 +327,7 @@ def _make_parents(folder: Path, made: list[Path]) -> None:
 
 
 def _undo(done: Sequence[tuple[Path, Change, int]]) -> None:
-    """What was replaced or removed is put back, as far as that can still be done."""
+    """Restore what was replaced or removed, as far as that is still possible."""
     for target, change, mode in reversed(done):
         with suppress(OSError):
             if change.before is None:
@@ -336,8 +337,8 @@ def _undo(done: Sequence[tuple[Path, Change, int]]) -> None:
 
 
 def _list_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Plain files by their path below the folder, without what is left out. Links are not
-    followed: they may lead to what the user did not give."""
+    """Yield the plain files below a folder, except LEFT_OUT. Links are not followed: they may lead
+    to files that the user did not give."""
     for directory, names, files in os.walk(folder):
         names[:] = [n for n in names if n not in LEFT_OUT]
         for name in files:

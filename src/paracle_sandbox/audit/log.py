@@ -1,26 +1,27 @@
-"""The audit log: who did what, when, and how it ended; append-only and chained by hashes.
+"""The audit log records who did what and how it ended. It is append-only and chained by hashes.
 
-One JSON object a line. Each carries the hash of the line before it and its own, over everything
-else in it: a line that was changed, removed or put in between breaks the chain there, and
-``verify`` says where. Several processes may write; the file lock makes them take turns. A line
-that a crash cut off is taken back by the next writer, which says so in a line of its own.
+Each line is a JSON object. It has the hash of the line before it, and its own hash over everything
+else in it: a line that was changed, removed or inserted breaks the chain there, and ``verify``
+returns where. Several processes may write, one at a time under the lock of the file. A line that a
+crash cut off is removed by the next writer, which records that in a line of its own.
 
-A file that has grown large is set aside under the number of its last line (audit.jsonl becomes
-audit-000000012345.jsonl), and the next line begins a new one: numbers and hashes go on, and
-whoever reads takes all files for one log. Who waited for the lock meanwhile finds that the name
-leads elsewhere, and follows it.
+A file that has grown large is archived under the number of its last line (audit.jsonl becomes
+audit-000000012345.jsonl), and the next line begins a new file. Numbers and hashes continue, and
+readers take all files for one log. A writer that waited for the lock meanwhile notices that the
+name now belongs to another file, and opens that one.
 
-``prune`` removes old lines: the first line then says how many went, and which hash they ended
-with, so that the rest still fits. That line is sealed with a key that lies beside the log, for its
-owner alone: without it anybody who can write to the log could put such a line in the place of its
-beginning. Where the key is not, ``verify`` needs the hash that the removed lines ended with.
+``prune`` removes old lines. The first line then says how many were removed and which hash they
+ended with, so that the rest still fits. That line is sealed with a key in a file beside the log
+that only its owner can read: otherwise any process that can write to the log could replace its
+beginning by such a line. Without the key, ``verify`` needs the hash that the removed lines ended
+with.
 
-Lines that could not be written, as on a full disk, are counted; the next line that can be written
-has one before it that says how many were lost, and of which events.
+Lines that cannot be written, as on a full disk, are counted. Before the next line that can be
+written comes one that says how many were lost, and of which events.
 
-Writing waits for the disk, and for the lock that another process may hold for long. An event loop
-therefore never writes by itself: it gives its lines to an ``AuditQueue``, whose one thread writes
-them in their order.
+Writing waits for the disk, and for the lock, which another process may hold for long. An event loop
+therefore never writes by itself: it passes its lines to an ``AuditQueue``, whose one thread writes
+them in order.
 
 Keep a copy of the last hash elsewhere to notice when the end of the log is cut off.
 """
@@ -57,16 +58,16 @@ LOST = "lines_lost"
 _MAX_TEXT = 2000
 _TAIL = 64 << 10
 _PAUSE_SECONDS = 0.2
-# Lines that wait for the disk. With the longest texts they take some tens of megabytes.
+# How many lines may wait for the disk. With the longest texts they take tens of megabytes.
 _QUEUE_LINES = 5_000
-# So long an answer waits for the lines that were queued before it, and the end for all of them.
+# How long a response waits for lines that were queued before it, and a shutdown for all lines.
 WRITE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``broken_at`` is the first line that does not fit, by its place in the log; None when all
-    do. ``file`` is the one that has it. ``removed`` lines before the first were pruned."""
+    """The outcome of ``verify``. ``broken_at`` is the number of the first line that does not fit,
+    or None, and ``file`` the file that it is in. ``removed`` lines before the first were pruned."""
 
     lines: int
     head: str
@@ -78,7 +79,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Line:
-    """What happened, and when; ``fields`` are cut to size, and nobody changes them any more."""
+    """One line to be written. ``fields`` are cut to size, and do not change any more."""
 
     event: str
     time: str
@@ -87,14 +88,15 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Loss:
-    """Lines that found no room in the queue, in the place where they would have been."""
+    """Lines that found no room in the queue. It takes their position in the queue."""
 
     since: str
     events: Counter[str]
 
 
 class AuditLog:
-    """Appends to ``path``. Never raises OSError: who cannot log says so once, loudly."""
+    """Appends lines to ``path``. It never raises OSError: a line that cannot be written is
+    logged as an error and counted."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
@@ -108,7 +110,7 @@ class AuditLog:
         self._number = 0
         self._lost: Counter[str] = Counter()
         self._lost_since = ""
-        self._process_lock = threading.Lock()  # the lock of the file is the whole process's
+        self._process_lock = threading.Lock()  # all threads of a process share the lock of the file
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -116,11 +118,11 @@ class AuditLog:
         self._fd = -1
 
     def record(self, event: str, **fields: object) -> None:
-        """One line. Text is cut to a length that no flood of requests can abuse."""
+        """Write one line. Texts are cut, so that a flood of requests cannot fill the disk."""
         self.write(_Line(event, _format_now(), _limit_fields(fields)))
 
     def write(self, line: _Line) -> None:
-        """record() of a line that was made before."""
+        """Write a line that was made before."""
         try:
             with self._locked():
                 self._append_loss()
@@ -131,7 +133,7 @@ class AuditLog:
             logger.error("The audit log %s cannot be written: %s", self.path, error)
 
     def lose(self, events: Counter[str], since: str) -> None:
-        """Count lines that nobody will write; the next line has one before it that says so."""
+        """Count lines that will not be written. Before the next line comes one that says so."""
         self.failures += events.total()
         self._lost_since = self._lost_since or since
         self._lost += events
@@ -154,7 +156,7 @@ class AuditLog:
         self._fd = fd
 
     def _lock(self) -> None:
-        """The lock of the file that has the name now: another may have been set aside."""
+        """Lock the file that has the name now. The one we have open may have been archived."""
         while True:
             lock_file(self._fd)
             if _is_same_file(self.path, self._fd):
@@ -174,7 +176,7 @@ class AuditLog:
         self._number += 1
 
     def _append_loss(self) -> None:
-        """Say what could not be written before, if anything."""
+        """Write how many lines were lost before, if any."""
         if not self._lost:
             return
         fields = {"count": self._lost.total(), "since": self._lost_since, "events": self._lost}
@@ -182,14 +184,15 @@ class AuditLog:
         self._lost, self._lost_since = Counter(), ""
 
     def _archive_when_large(self) -> None:
-        """The next line begins a new file. Who waits for the lock of this one finds out."""
+        """Archive the file, so that the next line begins a new one. Writers that wait for the
+        lock of this one notice that."""
         if self._end >= self._max_bytes:
             os.rename(self.path, _make_archived_path(self.path, self._number))
             self._open()
             self._end = -1
 
     def _catch_up(self) -> None:
-        """Another process has written, or this one has just begun, or the file has."""
+        """Read the end of the file: another process has written, or we have just opened it."""
         size = os.fstat(self._fd).st_size
         last, torn = _read_last_line(self._fd, size)
         self._end = size - len(torn)
@@ -207,7 +210,7 @@ class AuditLog:
             self._append(_Line("torn_line_removed", _format_now(), {"bytes": len(torn)}))
 
     def _continue_after_damage(self, damaged: bytes) -> None:
-        """The last line is none of ours. The log goes on; ``verify`` says where it is broken."""
+        """Continue behind a last line that is not valid. ``verify`` returns that line as broken."""
         numbers = [line["n"] for line in read(self.path) if isinstance(line.get("n"), int)]
         self._number = max(numbers, default=0) + 1
         self._head = hashlib.sha256(damaged).hexdigest()
@@ -215,8 +218,8 @@ class AuditLog:
         self._append(_Line("damaged_line", _format_now(), {"bytes": len(damaged)}))
 
     def prune(self, before: float) -> int:
-        """Remove the lines that are older than ``before``, in seconds since 1970; how many. Those
-        that stay are not touched. Raises OSError."""
+        """Remove the lines that are older than ``before``, in seconds since 1970, and return how
+        many. The other lines do not change. Raises OSError."""
         stamp, header, emptied = _format_time(before), _Header(), []
         with self._locked():
             for name in (*_list_archived_files(self.path), self.path):
@@ -233,9 +236,10 @@ class AuditLog:
 
 
 class AuditQueue:
-    """Writes to ``log`` from one thread, so that who records never waits for the disk. Lines keep
-    their order. One that finds ``room`` lines waiting is counted as lost. What is still queued
-    when the process ends is not written: call ``end`` before."""
+    """Writes to ``log`` from one thread, so that recording a line never waits for the disk.
+
+    Lines keep their order. If ``room`` lines wait already, the next one is counted as lost. Lines
+    that are queued when the process exits are not written: call ``end`` before."""
 
     def __init__(self, log: AuditLog, room: int = _QUEUE_LINES) -> None:
         self.log = log
@@ -249,18 +253,18 @@ class AuditQueue:
 
     @property
     def failures(self) -> int:
-        """Lines that are not in the log, and will not be."""
+        """The number of lines that are not in the log and will not be."""
         with self._changed:
             queued = sum(one.events.total() for one in self._waiting if isinstance(one, _Loss))
         return self.log.failures + queued
 
     @property
     def is_written(self) -> bool:
-        """Whether no line waits."""
+        """Whether no line waits to be written."""
         return self._done == self._queued
 
     def record(self, event: str, **fields: object) -> None:
-        """Queue one line; any thread may. It has the time of this moment."""
+        """Queue one line, with the present time. Any thread may call this."""
         line = _Line(event, _format_now(), _limit_fields(fields))
         with self._changed:
             if self._ended or len(self._waiting) >= self._room:
@@ -283,8 +287,8 @@ class AuditQueue:
         self._queued += 1
 
     async def wait_until_written(self, timeout: float = WRITE_SECONDS) -> bool:
-        """Wait until all lines that were queued before are written, or counted as lost. False when
-        they still wait after ``timeout`` seconds."""
+        """Wait until all lines that are queued now are written or counted as lost. Returns False if
+        some still wait after ``timeout`` seconds."""
         import asyncio
 
         with self._changed:
@@ -304,8 +308,8 @@ class AuditQueue:
         return True
 
     def end(self, timeout: float = WRITE_SECONDS) -> bool:
-        """Write what is queued, for at most ``timeout`` seconds; whether all is written, so that
-        the log can be closed. Lines that come later are lost."""
+        """Write what is queued, for at most ``timeout`` seconds. Returns whether all is written, so
+        that the log can be closed. Lines that come later are lost."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -323,7 +327,7 @@ class AuditQueue:
                 self._changed.wait_for(lambda: self._waiting or self._ended)
                 if not self._waiting:
                     return
-                line = self._waiting[0]  # it takes room until it is written
+                line = self._waiting[0]  # it counts as waiting until it is written
                 if isinstance(line, _Loss):
                     self._waiting.popleft()
             try:
@@ -331,7 +335,7 @@ class AuditQueue:
                     self.log.lose(line.events, line.since)
                 else:
                     self.log.write(line)
-            except Exception:  # the lines behind it are still to be written
+            except Exception:  # the lines behind it have to be written all the same
                 logger.exception("A line of the audit log %s cannot be written", self.log.path)
                 if isinstance(line, _Line):
                     self.log.lose(Counter((line.event,)), line.time)
@@ -345,7 +349,7 @@ class AuditQueue:
 
 
 def _wake_waiter(future: asyncio.Future[None]) -> None:
-    with suppress(RuntimeError):  # its loop was closed meanwhile
+    with suppress(RuntimeError):  # the loop was closed meanwhile
         future.get_loop().call_soon_threadsafe(_finish_future, future)
 
 
@@ -355,7 +359,8 @@ def _finish_future(future: asyncio.Future[None]) -> None:
 
 
 class _Header:
-    """The line that stands for those that are gone: ``new`` of them now, the others before."""
+    """The first line of a pruned log, which replaces the removed lines. ``new`` of them were
+    removed now, the others before."""
 
     def __init__(self) -> None:
         self.new = 0
@@ -363,7 +368,7 @@ class _Header:
         self._last: dict[str, Any] = {}
 
     def count_removed(self, lines: list[bytes], stamp: str) -> list[bytes]:
-        """For those at the beginning that are older; the others."""
+        """Count the lines at the beginning that are older than ``stamp``, and return the others."""
         for place, raw in enumerate(lines):
             line = _parse_line(raw) or {}
             if line.get("event") == PRUNED:
@@ -376,6 +381,7 @@ class _Header:
         return []
 
     def to_line(self, key: bytes) -> bytes:
+        """Return the sealed line."""
         head, number = _get_end(self._last)
         line = {"n": number, "time": _format_now(), "event": PRUNED, "previous": FIRST,
                 "removed": self._before + self.new, "head": head}  # fmt: skip
@@ -387,7 +393,7 @@ def _get_key_path(path: Path) -> Path:
 
 
 def _find_key(path: Path) -> bytes | None:
-    """The key that this log's first line is sealed with, where it may be read."""
+    """Return the key that seals the first line of this log, or None if it cannot be read."""
     try:
         return bytes.fromhex(_get_key_path(path).read_text())
     except (OSError, ValueError):
@@ -395,7 +401,7 @@ def _find_key(path: Path) -> bytes | None:
 
 
 def _make_key(path: Path) -> bytes:
-    """The key, made if there is none. The caller has the lock. Raises OSError."""
+    """Return the key, which is made if there is none. The caller holds the lock. Raises OSError."""
     key = _find_key(path)
     if key is None:
         key = secrets.token_bytes(32)
@@ -409,7 +415,7 @@ def _compute_seal(line: dict[str, Any], key: bytes) -> str:
 
 
 def _check_header(path: Path, raw: bytes, after: str) -> str:
-    """Why the first line cannot stand for lines that were removed; empty if it can."""
+    """Return why the first line cannot replace lines that were removed, or an empty text."""
     line = _parse_line(raw) or {}
     if after != FIRST:
         return "" if line.get("head") == after else "other lines than those were removed before it"
@@ -430,15 +436,15 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _get_end(line: dict[str, Any]) -> tuple[str, int]:
-    """The hash and the number that the next line goes on from."""
+    """Return the hash and the number that the next line continues."""
     return str(line["head" if line.get("event") == PRUNED else "hash"]), int(line["n"])
 
 
-# Reading: all files of a log are one
+# Reading. All files of a log are read as one.
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that can be read, in order."""
+    """Yield the lines that can be parsed, in order."""
     with ExitStack() as stack:
         for file in _open_files(path, stack):
             for raw in file:
@@ -448,9 +454,10 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def verify(path: Path, after: str = FIRST) -> Verdict:
-    """Whether every line is the one that was written, and none is missing in between. ``after``
-    is the hash of the last line that is kept elsewhere, when the first files are, or of the last
-    that was pruned, when nobody here has the key to tell."""
+    """Check that every line is as it was written, and that none is missing in between.
+
+    ``after`` is the hash of the line before the first one here: the last line of files that are
+    kept elsewhere, or the last pruned line if the key is not here."""
     head, number, count, removed = after, 0, 0, 0
     with ExitStack() as stack:
         for file in _open_files(path, stack):
@@ -473,7 +480,7 @@ def verify(path: Path, after: str = FIRST) -> Verdict:
 
 
 def follow(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that are written from now on, from file to file. Never ends."""
+    """Yield the lines that are written from now on, from file to file. It never ends."""
     file = path.open("rb")
     try:
         file.seek(0, os.SEEK_END)
@@ -496,6 +503,7 @@ def follow(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_there(path: Path) -> bool:
+    """Whether there is such a log: its file, or archived files of it."""
     return path.exists() or (path.parent.is_dir() and bool(_list_archived_files(path)))
 
 
@@ -504,14 +512,14 @@ def _make_archived_path(path: Path, number: int) -> Path:
 
 
 def _list_archived_files(path: Path) -> list[Path]:
-    """The earlier files of a log, the first first."""
+    """Return the archived files of a log, oldest first."""
     form = re.compile(re.escape(path.stem) + r"-[0-9]{12}" + re.escape(path.suffix))
     return sorted(one for one in path.parent.iterdir() if form.fullmatch(one.name))
 
 
 def _open_files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
-    """All files, in order. The newest is opened first: one that is set aside meanwhile is then
-    the same file under another name, and none is missed or read twice."""
+    """Yield all files in order. The newest is opened first: if it is archived meanwhile, it is the
+    same file under another name, so that none is missed or read twice."""
     newest: IO[bytes] | None = None
     try:
         newest = stack.enter_context(path.open("rb"))
@@ -528,7 +536,7 @@ def _open_files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
 
 
 def _find_next_file(path: Path, file: IO[bytes]) -> Path:
-    """The one that goes on where this one, which was set aside, ends."""
+    """Return the file that continues where this one, which was archived, ends."""
     names = [*_list_archived_files(path), path]
     here = next((n for n, name in enumerate(names) if _is_same_file(name, file.fileno())), -1)
     return names[here + 1] if 0 <= here < len(names) - 1 else path
@@ -542,7 +550,7 @@ def _is_same_file(path: Path, fd: int) -> bool:
 
 
 def _read_last_line(fd: int, size: int) -> tuple[bytes, bytes]:
-    """The last whole line, empty if there is none, and what follows it without an end."""
+    """Return the last whole line, which may be empty, and the bytes of a torn line after it."""
     want = _TAIL
     while True:
         tail = os.pread(fd, want, max(0, size - want))
@@ -553,7 +561,7 @@ def _read_last_line(fd: int, size: int) -> tuple[bytes, bytes]:
 
 
 def _read_last_archived_line(path: Path) -> bytes:
-    """The last line of the file before a new one."""
+    """Return the last line of the newest archived file."""
     for name in reversed(_list_archived_files(path)):
         with name.open("rb") as file:
             return _read_last_line(file.fileno(), os.fstat(file.fileno()).st_size)[0]
@@ -569,7 +577,7 @@ def _parse_line(raw: bytes) -> dict[str, Any] | None:
 
 
 def _get_number_before(raw: bytes) -> int:
-    """The number that the line before this one had, by what this one says."""
+    """Return the number of the line before this one, as this line implies it."""
     number = (_parse_line(raw) or {}).get("n")
     return number - 1 if isinstance(number, int) else 0
 
@@ -594,8 +602,8 @@ def _hash_line(line: dict[str, Any]) -> str:
 
 
 def _serialize_line(line: dict[str, Any]) -> tuple[str, bytes]:
-    """Its hash, and the line as it is written: with that in its place among the names, which are
-    sorted. Every line has names before it ("event") and after it ("n")."""
+    """Return the hash of a line, and its bytes. The hash is inserted among the sorted names without
+    encoding the line twice: every line has names before it ("event") and after it ("n")."""
     before = _canonical({name: value for name, value in line.items() if name < "hash"})[:-1]
     after = _canonical({name: value for name, value in line.items() if name > "hash"})[1:]
     digest = hashlib.sha256(f"{before},{after}".encode()).hexdigest()

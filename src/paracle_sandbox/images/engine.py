@@ -1,4 +1,4 @@
-"""A client of the container engine that sandboxes are made on."""
+"""Connects to the container engine that images are built on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..settings import load_settings
 if TYPE_CHECKING:
     from aiodocker import Docker
 
-CANNOT_CONNECT = 900  # the library's own number
+CANNOT_CONNECT = 900  # the status with which aiodocker reports that it cannot connect
 
 
 @asynccontextmanager
 async def engine_connection() -> AsyncIterator[Docker]:
-    """Where the settings lead. Raises DockerConnectionError."""
+    """Connect to the engine of the settings. Raises DockerConnectionError."""
     async with engine_client(load_settings()) as client:
         yield client

@@ -1,4 +1,4 @@
-"""What a cell did: its output, what it showed, and how it ended."""
+"""Collects what a cell prints and shows, and how it ends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, TypedDict
 
 from ..channel.frames import has_more_items
 
-# The media types that a session passes on, and no other.
+# The media types that a session passes on. All others are dropped.
 MEDIA_TYPES = (
     "text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png",
     "image/jpeg", "application/json",
 )  # fmt: skip
-# How pictures begin.
+# The first bytes of images.
 IMAGE_HEADERS = {"image/png": b"\x89PNG\r\n", "image/jpeg": b"\xff\xd8\xff"}
 MAX_SHOWN = 100
-# A document of more values is not shown: to look whether it is one would take too long.
+# A JSON document of more values is not shown: checking it would take too long.
 MAX_JSON_ITEMS = 50_000
 
 
@@ -31,8 +31,10 @@ class CellError(TypedDict):
 
 
 class CellResult(TypedDict):
-    """``shown`` is what display() and open figures gave, and the last expression, in order: each
-    a dict by media type, pictures in base64. ``text`` is the last expression as text."""
+    """The result of a cell.
+
+    ``shown`` has the values of display(), open figures and the last expression, in order. Each is
+    a dict by media type, with images in base64. ``text`` is the last expression as text."""
 
     success: bool
     number: int
@@ -45,7 +47,7 @@ class CellResult(TypedDict):
 
 @dataclass
 class Cell:
-    """One cell that runs: collects up to ``max_output`` bytes."""
+    """A running cell. It collects up to ``max_output`` bytes."""
 
     max_output: int
     size: int = 0
@@ -66,13 +68,14 @@ class Cell:
         return self.size > self.max_output
 
     def add_output(self, name: str, data: bytes) -> None:
-        room = self.max_output - self.size
+        """Add printed bytes. Those above the limit are counted and dropped."""
+        left = self.max_output - self.size
         self.size += len(data)
-        if room > 0:
-            self.printed[name] += data[:room]
+        if left > 0:
+            self.printed[name] += data[:left]
 
     def handle_answer(self, name: str, frame: dict[str, Any]) -> None:
-        """One answer. What is no answer of a session is passed over."""
+        """Take in one answer of the session. Anything else is ignored."""
         kind = frame.get("type")
         if name == "stderr":
             self.stderr_ended = self.stderr_ended or kind == "end"
@@ -83,7 +86,7 @@ class Cell:
 
     def _add_shown(self, kind: str, bundle: object) -> None:
         if (size := _count_characters(bundle)) > self.max_output - self.size:
-            self.size += size  # too much, whatever it is: reading it would take many times as much
+            self.size += size  # over the limit; parsing it would take many times its size of memory
             return
         data = filter_bundle(bundle)
         self.size += sum(map(len, data.values()))
@@ -93,6 +96,7 @@ class Cell:
             self.text = data.get("text/plain")
 
     def to_result(self) -> CellResult:
+        """Return the result of the cell, or of its part that has run."""
         ended = self.ended or {}
         error = ended.get("error")
         number = ended.get("number")
@@ -108,14 +112,14 @@ class Cell:
 
 
 def _count_characters(bundle: object) -> int:
-    """Of what in it could be shown."""
+    """Count the characters of the values that could be shown."""
     if not isinstance(bundle, dict):
         return 0
     return sum(len(bundle[kind]) for kind in MEDIA_TYPES if isinstance(bundle.get(kind), str))
 
 
 def filter_bundle(data: object) -> dict[str, str]:
-    """Of what the sandbox says it shows, that which is well formed."""
+    """Return the values of a bundle that are well formed. The sandbox may send anything."""
     if not isinstance(data, dict):
         return {}
     return {
@@ -139,7 +143,7 @@ def _is_sound(kind: str, text: str) -> bool:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON, though Python reads it")
+    raise ValueError(f"{constant} is not JSON, though Python reads it")
 
 
 def _to_error(error: object) -> CellError:

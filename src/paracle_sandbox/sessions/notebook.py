@@ -1,7 +1,7 @@
-"""The text of a cell, made Python: indentation, prompts, !commands, %magic and help? as notebooks
-know them. Part of the program of a session, as driver.py.
+"""Translates the text of a cell to Python: indentation, prompts, !commands, %magic and help?.
 
-Text that is Python already is not touched.
+Text that is Python already is not changed. This file is a part of the program that driver.py
+belongs to.
 """
 
 import ast
@@ -13,19 +13,19 @@ from typing import Callable, Dict, List, Optional
 PROMPT = r"(?m)^\s*(?:>>>|\.\.\.|In ?\[\d*\]:|\.\.\.:) ?"
 LINE = r"([ \t]*)(?:(\w[\w, ]*?) *= *)?(!|%)((?:\\\n|[^\n])*)"
 HELP = r"([ \t]*)(\?{0,2})([^\W\d]\w*(?:\.\w+|\[[^][\n]+\])*)(\?{0,2})[ \t]*(?=\n|\Z)"
-# What has to be told apart to know where a statement ends. A string may be left open.
+# The tokens that decide where a statement ends. A string may be left open.
 PART = (
     r"(?s)(\"\"\"|\'\'\')(?:\\.|.)*?(?:\1|\Z)"
     r"|\"(?:\\.|[^\"\\\n])*\"?|'(?:\\.|[^'\\\n])*'?|#[^\n]*|\\\n|[][(){}\n]"
 )
 FIELD = r"\{\{([^{}\n]*)\}\}|\{([^{}\n]*)\}|\$(\$\w+)|\$(\w+)(?=(?:[^']*'[^']*')*[^']*\Z)"
 CELL = r"(?s)\A\s*%%(\w+)([^\n]*)\n?(.*)\Z"
-# What the rewritten text calls; the session puts them there.
+# The name under which translated text finds the Notebook; the session defines it.
 TOOL = "__notebook__"
 
 
 class UsageError(Exception):
-    """A %magic that is not to be had here."""
+    """A %magic that does not exist here."""
 
 
 def is_python(text: str) -> bool:
@@ -37,8 +37,8 @@ def is_python(text: str) -> bool:
 
 
 def translate_cell(text: str) -> str:
-    """The text as Python, if it can be made so; else the text itself."""
-    if text.lstrip().startswith("In ["):  # with its colon it would be Python: an annotation
+    """Return the text as Python, or unchanged if that is not possible."""
+    if text.lstrip().startswith("In ["):  # with a colon it is valid Python: an annotation
         text = strip_prompts(text)
     if is_python(text):
         return text
@@ -51,7 +51,7 @@ def translate_cell(text: str) -> str:
 
 
 def strip_indent(text: str) -> str:
-    """As much as the first line has, from every line that has it."""
+    """Remove the indentation of the first line from every line that has it."""
     lines = text.split("\n")
     first = next((line for line in lines if line.strip()), "")
     indent = first[: len(first) - len(first.lstrip())]
@@ -73,7 +73,7 @@ def translate_magic(text: str) -> str:
 
 
 def translate_lines(text: str) -> str:
-    """Only where a statement begins: what looks like it within a string is the string's."""
+    """Translate lines that begin a statement. A string may contain lines that look like them."""
     made: List[str] = []
     position = 0
     while position < len(text):
@@ -95,7 +95,7 @@ def translate_lines(text: str) -> str:
 
 
 def find_statement_end(text: str, position: int) -> int:
-    """Behind the line feed that ends the statement which begins there."""
+    """Return the position behind the line feed that ends the statement at ``position``."""
     depth = 0
     for part in re.compile(PART).finditer(text, position):
         if part[0] == "\n" and not depth:
@@ -112,13 +112,13 @@ def _translate_line(found: "re.Match[str]") -> str:
     command = "run_shell" if name is None else "read_lines"
     whole = rest.replace("\\\n", " ").strip()
     call = "%s.%s(%r)" % (TOOL, command if sign == "!" else "run_line_magic", whole)
-    # What follows keeps the number of its line.
+    # Line feeds keep the line numbers of the text below.
     call += "\n" * rest.count("\\\n")
     return indent + call if name is None else "%s%s = %s" % (indent, name, call)
 
 
 def is_quiet(text: str) -> bool:
-    """Whether it ends with a semicolon, comments aside."""
+    """Whether the text ends with a semicolon, apart from comments."""
     if ";" not in text:
         return False
     import io
@@ -134,13 +134,13 @@ def is_quiet(text: str) -> bool:
 
 
 def evaluate_field(field: str, names: Dict[str, object]) -> str:
-    """What stands in braces, as a text. Raises for what awk, JSON and the shell mean by them: a
-    name that no cell has made, a literal, a list with commas."""
+    """Return the value of an expression in braces as text. Raises if the braces rather belong to
+    awk, JSON or the shell: around an unknown name, a literal, or a list with commas."""
     import string
 
     formatter = string.Formatter()
     [(_, expression, rest, conversion)] = formatter.parse("{%s}" % field)
-    if rest:  # no format: it is the second half of a slice
+    if rest:  # it is not a format, but the second half of a slice
         expression = "%s:%s" % (expression, rest)
     tree = ast.parse((expression or "").strip(), mode="eval")
     kind = type(tree.body)
@@ -151,7 +151,7 @@ def evaluate_field(field: str, names: Dict[str, object]) -> str:
 
 
 class Notebook:
-    """What !commands and %magic do. ``run`` runs Python of the session."""
+    """Runs !commands and %magic. ``run`` runs Python in the session."""
 
     def __init__(self, run: Callable[[str], None], scope: Dict[str, object]) -> None:
         self._run = run
@@ -159,10 +159,11 @@ class Notebook:
         self._started = 0.0
 
     def run_shell(self, command: str) -> None:
+        """Run a command. Its output is the cell's."""
         self._run_command(self._fill_in(command, sys._getframe(1)), None)
 
     def read_lines(self, command: str) -> List[str]:
-        """What a command prints."""
+        """Run a command and return the lines that it prints."""
         printed = self._run_command(self._fill_in(command, sys._getframe(1)), -1)
         return printed.decode("utf-8", "replace").splitlines()
 
@@ -175,7 +176,7 @@ class Notebook:
         return done.stdout or b""
 
     def _fill_in(self, command: str, caller: types.FrameType) -> str:
-        """With the values of {expressions} and $names; {{ }} and $$ stand for { } and $."""
+        """Fill in the values of {expressions} and $names. {{ }} and $$ stand for { } and $."""
         names = dict(self._scope)
         if caller.f_globals is self._scope:  # a function of a cell
             names.update(caller.f_locals)
@@ -190,12 +191,13 @@ class Notebook:
                 return str(names[name]) if name in names else found[0]
             try:
                 return evaluate_field(expression, names)
-            except Exception:  # noqa: BLE001 - then it is the shell's, whatever it is
+            except Exception:  # noqa: BLE001 - then the braces are the shell's
                 return found[0]
 
         return re.sub(FIELD, value, command)
 
     def run_line_magic(self, text: str) -> object:
+        """Run one %magic and return its value."""
         import os
 
         name, _, rest = text.partition(" ")
@@ -210,11 +212,12 @@ class Notebook:
             self.start_clock()
             self._run(rest)
         elif name not in ("matplotlib", "config", "load_ext", "autoreload", "autosave"):
-            # Those have nothing to do here.
+            # The commands in this list have no effect here.
             raise UsageError("%%%s is not available here: write it in Python, or use !" % name)
         return None
 
     def run_cell_magic(self, name: str, words: str, body: str) -> None:
+        """Run one %%magic with the rest of the cell."""
         if name in ("bash", "sh", "shell"):
             self._run_command(body, None)  # a script has its own names and braces
         elif name == "writefile":
@@ -225,7 +228,7 @@ class Notebook:
             raise UsageError("%%%%%s is not available here: write it in Python" % name)
 
     def show_help(self, name: str, with_source: bool) -> None:
-        """``name?``, and with its source ``name??``."""
+        """Print the help of ``name?``, or with its source that of ``name??``."""
         import inspect
 
         try:
@@ -237,14 +240,14 @@ class Notebook:
             try:
                 print("Signature: %s%s" % (name, inspect.signature(value)))
             except (TypeError, ValueError):
-                pass  # some that are built in have none
+                pass  # some built-in functions have none
         print("Type:      %s" % type(value).__name__)
         print("Docstring: %s" % (inspect.getdoc(value) or "<no docstring>"))
         if with_source:
             try:
                 print("Source:\n" + inspect.getsource(value))
             except (TypeError, OSError):
-                print("Source:    not to be had")
+                print("Source:    not available")
 
     def start_clock(self) -> None:
         import time

@@ -1,5 +1,7 @@
-"""How each kind of value is shown, as IPython shows it. Part of the program of a session, as
-driver.py."""
+"""Prints each kind of value as IPython does.
+
+This file is a part of the program that driver.py belongs to.
+"""
 
 import collections
 import inspect
@@ -16,6 +18,7 @@ Printer = Callable[[Any, "Layout", bool], None]
 
 
 def lay_out(value: Any, limit: int) -> str:
+    """Return the text of a value, cut off after ``limit`` characters."""
     layout = Layout(limit)
     try:
         layout.pretty(value)
@@ -25,6 +28,7 @@ def lay_out(value: Any, limit: int) -> str:
 
 
 def find_printer(value: Any) -> Printer:
+    """Return the function that prints a value, by the first of its classes that has one."""
     kind = getattr(value, "__class__", None) or type(value)
     for base in type.__dict__["__mro__"].__get__(kind):
         if base in PRINTERS:
@@ -82,7 +86,7 @@ def sort_items(values: Any) -> List[Any]:
     for key in (None, str):
         try:
             return sorted(found, key=key)
-        except Exception:  # noqa: BLE001, S112 - what compares them is the cell's own
+        except Exception:  # noqa: BLE001, S112 - the cell's own classes compare them
             continue
     return found
 
@@ -153,7 +157,7 @@ def print_super(value: Any, layout: Layout, cycle: bool) -> None:
 
 
 def make_call_printer(arguments: Callable[[Any], List[Any]]) -> Printer:
-    """``Name(argument, argument)``"""
+    """Make a printer that prints ``Name(argument, argument)``."""
 
     def show(value: Any, layout: Layout, cycle: bool) -> None:
         name = type(value).__name__

@@ -1,8 +1,8 @@
-"""PythonSession: variables, imports and functions that stay from one piece of code to the next.
+"""PythonSession keeps variables, imports and functions from one cell of code to the next.
 
 One interpreter runs in the sandbox as a background command (see driver.py). A cell that takes too
-long, or prints too much, is interrupted first: then its variables are still there. Only one that
-does not heed that is killed, with its interpreter; the next cell starts a new one.
+long or prints too much is interrupted first, and then the variables are still there. If it goes on,
+it is killed with its interpreter, and the next cell starts a new one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .cells import Cell, CellResult
 from .frames import FrameReader, compute_frame_limit
 
 MAX_OUTPUT = 4 << 20
-# How long an interrupted cell has to end by itself.
+# The time that an interrupted cell has to end by itself.
 GRACE_SECONDS = 3.0
 _START_SECONDS = 60.0
 _TEN_YEARS = 10 * 365 * 86_400.0
@@ -42,7 +42,7 @@ KEPT = "Its variables are still there."
 
 @cache
 def _read_driver() -> str:
-    """One program out of several texts; the places of errors in it are of no use to anybody."""
+    """Join the files of the program. The driver reports no line numbers of its own."""
     layout = _read_text("layout.py") + "\n" + _read_text("printers.py")
     parts = map(_read_text, ("notebook.py", "values.py", "driver.py"))
     return "\n".join([f"LAYOUT = {layout!r}", *parts])
@@ -53,10 +53,10 @@ def _read_text(name: str) -> str:
 
 
 class PythonSession:
-    """One interpreter in ``sandbox``, started with the first cell. Cells wait for one another.
+    """One interpreter in ``sandbox``, which the first cell starts. Cells run one at a time.
 
-    ``timeout`` is the seconds a cell may take if it does not say, ``max_output`` the bytes that
-    it may print and show.
+    ``timeout`` is the default limit of a cell in seconds, and ``max_output`` the number of bytes
+    that a cell may print and show.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PythonSession:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is an interpreter with variables."""
+        """Whether there is an interpreter, and so variables."""
         return self._command is not None and self._command.poll() is None
 
     async def run(
@@ -93,8 +93,8 @@ class PythonSession:
     ) -> CellResult:
         """Run one cell. An exception in it is part of the result.
 
-        Raises SandboxTimeoutError or ResourceLimitError when it was stopped, and
-        SandboxExecutionError when the interpreter ended; the message says whether the variables
+        Raises SandboxTimeoutError or ResourceLimitError when the cell was stopped, and
+        SandboxExecutionError when the interpreter ended. The message says whether the variables
         are still there.
         """
         seconds = self._timeout if timeout is None else timeout
@@ -107,7 +107,7 @@ class PythonSession:
             self._consumers = Consumers(on_stdout, on_stderr)
             request = json.dumps({"code": code}).encode()
             try:
-                with suppress(BrokenPipeError):  # its end tells more
+                with suppress(BrokenPipeError):  # the exit of the interpreter explains more
                     await self._command.write_stdin(b"%d\n" % len(request) + request)
                 await self._wait_for_end(cell, seconds)
                 await self._consumers.finish()
@@ -119,18 +119,18 @@ class PythonSession:
             return cell.to_result()
 
     async def interrupt(self) -> None:
-        """KeyboardInterrupt in the cell that runs now, if one does."""
+        """Raise KeyboardInterrupt in the cell that runs now, if any."""
         if self._cell is not None and self._command is not None:
             await self._command.send_signal(signal.SIGINT)
 
     async def reset(self) -> None:
-        """Forget every variable: the next cell has a new interpreter. Ends a cell that runs."""
+        """Forget all variables, and end a running cell. The next cell gets a new interpreter."""
         command, self._command = self._command, None
         if command is not None:
             await command.kill()
 
     async def close(self) -> None:
-        """reset(), by another name."""
+        """End the interpreter. The next cell starts a new one, as after reset()."""
         await self.reset()
 
     async def __aenter__(self) -> Self:
@@ -180,7 +180,7 @@ class PythonSession:
             pieces = list(reader.feed(data))
         for piece in pieces:
             if cell is None:
-                continue  # printed by a thread while nobody listens
+                continue  # a thread printed it between two cells
             if isinstance(piece, dict):
                 ready = piece.get("type") == "ready"
                 cell.handle_answer(name, {"type": "end"} if ready else piece)
@@ -191,16 +191,16 @@ class PythonSession:
         self._changed.set()
 
     async def _wait_for_change(self) -> None:
-        """Wait for news of the cell, or of the end of the interpreter."""
+        """Wait for output or an answer of the cell, or for the end of the interpreter."""
         self._changed.clear()
         assert self._command is not None
         ended = asyncio.ensure_future(_wait_quietly(self._command))
-        news = asyncio.ensure_future(self._changed.wait())
+        changed = asyncio.ensure_future(self._changed.wait())
         try:
-            await asyncio.wait((ended, news), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended, changed), return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
-            news.cancel()
+            changed.cancel()
 
     # The end of a cell
 
@@ -229,7 +229,8 @@ class PythonSession:
             await self._wait_for_change()
 
     async def _end_early(self, cell: Cell) -> bool:
-        """Interrupt the cell, kill its interpreter if need be; whether that still lives."""
+        """Interrupt the cell, and kill its interpreter if it goes on. Returns whether the
+        interpreter still runs."""
         assert self._command is not None
         await self._command.send_signal(signal.SIGINT)
         with suppress(TimeoutError):

@@ -1,4 +1,7 @@
-"""Arguments as models write them: other names, other types, fences around code; made regular."""
+"""Makes the arguments that models write regular.
+
+Models use other names and types than the schema, wrap arguments in objects, and put fences around
+code. All of that is accepted where its meaning is clear."""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
-# What models add to say what they are about, whether there is such an argument or not.
+# Arguments that models add as remarks. They are ignored if a tool has no such argument.
 _REMARKS = frozenset(
     [
         "description",
@@ -23,7 +26,7 @@ _REMARKS = frozenset(
         "language",
     ]
 )
-# One of these around all arguments is a wrapper.
+# Names of an object that some models put around all arguments.
 _WRAPPERS = frozenset(["arguments", "parameters", "params", "args", "kwargs", "input"])
 
 _FENCE = re.compile(r"\A\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
@@ -33,18 +36,18 @@ _SECONDS = re.compile(r"(?<=\d)\s*s(?:ec(?:ond)?s?)?\s*\Z", re.IGNORECASE)
 
 
 class ArgumentFault(ValueError):
-    """The arguments cannot be used; the message tells a model what to send instead."""
+    """Arguments that cannot be used. The message tells a model what to send instead."""
 
 
 def parse_arguments(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a call. Raises ArgumentFault when they are no JSON object."""
+    """Parse the arguments of a call. Raises ArgumentFault when they are not a JSON object."""
     if raw is None or raw == "":
         return {}
     if isinstance(raw, Mapping):
         return _unwrap(dict(raw))
     try:
         value = json.loads(_strip_fence(raw), strict=False)
-        if isinstance(value, str):  # encoded twice
+        if isinstance(value, str):  # it was encoded twice
             value = json.loads(value, strict=False)
     except (ValueError, RecursionError) as error:
         raise ArgumentFault(
@@ -70,15 +73,15 @@ def _strip_fence(text: str) -> str:
 
 
 def normalize_name(name: str) -> str:
-    """A name without what models write differently each time: filePath, file-path, file_path."""
+    """Return a name in one spelling, so that filePath, file-path and file_path are equal."""
     return name.lower().replace("_", "").replace("-", "")
 
 
 def rename_arguments(
     arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The arguments under the schema's names; a proper name counts more than another one. Raises
-    ArgumentFault."""
+    """Return the arguments under the schema's names. If an argument comes under its own name and
+    an alias, its own name wins. Raises ArgumentFault."""
     properties: Mapping[str, Schema] = schema["properties"]
     names = {**{normalize_name(alias): known for alias, known in aliases.items()},
              **{normalize_name(known): known for known in properties}}  # fmt: skip
@@ -99,12 +102,13 @@ def rename_arguments(
 def to_regular_arguments(
     arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The arguments under the schema's names and types. Raises ArgumentFault."""
+    """Return the arguments under the names and types of the schema. Raises ArgumentFault."""
     return fit_to_schema(rename_arguments(arguments, schema, aliases), schema)
 
 
 def fit_to_schema(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Arguments under their proper names, of the schema's types. Raises ArgumentFault."""
+    """Convert arguments that have the schema's names to its types, and demand the required ones.
+    Raises ArgumentFault."""
     properties: Mapping[str, Schema] = schema["properties"]
     found = {
         name: convert_value(name, value, properties[name]) for name, value in arguments.items()
@@ -116,7 +120,7 @@ def fit_to_schema(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any
 
 
 def convert_value(name: str, value: Any, schema: Schema) -> Any:
-    """A value of the kind that the schema asks for, if it can be read as one."""
+    """Convert a value to the type in the schema. Raises ArgumentFault if that is not clear."""
     kind = schema["type"]
     if kind == "string":
         value = _to_text(name, value)
@@ -143,6 +147,7 @@ def _to_text(name: str, value: Any) -> str:
 
 
 def to_boolean(name: str, value: Any) -> bool:
+    """Convert a value such as "yes" or 0. Raises ArgumentFault for any other."""
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     answer = words.get(str(value).strip().lower())
     if answer is None:
@@ -162,7 +167,7 @@ def _to_number(name: str, value: Any, schema: Schema) -> float:
 
 
 def _to_list(name: str, value: Any) -> list[str]:
-    """Several names in one text stand for a list: "numpy, pandas" and "numpy and pandas"."""
+    """Convert to a list. One text may name several: "numpy, pandas" or "numpy and pandas"."""
     if isinstance(value, str):
         words = re.split(r"[\s,]+", value.replace(" and ", " ").strip())
         value = [word for word in words if word]
@@ -172,7 +177,8 @@ def _to_list(name: str, value: Any) -> list[str]:
 
 
 def extract_code(text: str) -> str:
-    """The code in a fence, when that is what came: whole, or as the blocks of a message."""
+    """Return the code without Markdown fences: one around all of it, or the Python blocks of a
+    message. Text without fences is returned as it is."""
     whole = _FENCE.match(text)
     if whole and "```" not in whole[1]:
         return whole[1] + "\n"

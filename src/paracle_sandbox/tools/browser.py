@@ -1,4 +1,4 @@
-"""SandboxBrowserTool: a browser in the sandbox, if the sandbox has one, for a model to use."""
+"""SandboxBrowserTool lets a model use a browser in the sandbox, if the sandbox has one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .result import Image, ToolResult, make_failure, shorten
 from .tool import SandboxTool, boolean, number, schema, text
 
 ACTION_SECONDS = 90.0
-# What each action wants beside its name; those in brackets may be left out.
+# The arguments of each action. Those in brackets may be left out.
 _ACTIONS: dict[str, tuple[str, ...]] = {
     "navigate_to": ("url",), "go_back": (), "wait": ("[seconds]",), "screenshot": (),
     "read_page": (), "click_element": ("index",), "input_text": ("index", "text"),
@@ -41,8 +41,11 @@ _number = partial(number, least=0, most=100_000)
 
 
 class SandboxBrowserTool(SandboxTool):
-    """Every answer says where the browser is, what can be clicked, and shows a screenshot. The
-    browser starts with the first action, and has the network of its sandbox: mostly none."""
+    """Controls a browser. Each result has the address, the elements that can be used, and a
+    screenshot.
+
+    The browser starts with the first action. It has the network of its sandbox, which by default
+    is none."""
 
     name = "sandbox_browser"
     description = (
@@ -93,7 +96,7 @@ class SandboxBrowserTool(SandboxTool):
         return _from_cell(await session.run(call, ACTION_SECONDS))
 
     async def _open_session(self) -> PythonSession:
-        """A session with the program in it; a new one if its sandbox, or itself, is gone."""
+        """Return a session that runs browser_program.py. If it is gone, start another."""
         sandbox = await self.sandbox()
         if self._session is None or self._session.sandbox is not sandbox:
             self._session = PythonSession(sandbox)
@@ -127,13 +130,13 @@ def _from_cell(cell: CellResult) -> ToolResult:
 
 
 def _parse_state(text: str) -> dict[str, Any]:
-    """Texts, numbers, and lists of them: a page may have had a hand in it."""
+    """Parse the state. A page may have forged it: only texts, numbers and lists are kept."""
     try:
-        told = decode_json(text.encode("utf-8", "surrogatepass"))
+        state = decode_json(text.encode("utf-8", "surrogatepass"))
     except ProtocolError:
         return {}
-    lists = {key: list(filter(_is_plain, v)) for key, v in told.items() if isinstance(v, list)}
-    return {**{key: value for key, value in told.items() if _is_plain(value)}, **lists}
+    lists = {key: list(filter(_is_plain, v)) for key, v in state.items() if isinstance(v, list)}
+    return {**{key: value for key, value in state.items() if _is_plain(value)}, **lists}
 
 
 def _is_plain(value: object) -> bool:

@@ -1,7 +1,7 @@
-"""A browser inside the sandbox, driven over two pipes of Chromium's own protocol.
+"""Controls Chromium inside the sandbox, over two pipes that speak its DevTools protocol.
 
-The host sends this text as the first cell of a session and never imports it: it has to do with any
-Python that the guest has, and needs nothing but a Chromium.
+The host sends this text as the first cell of a session and never imports it. It runs on any Python
+that a guest has, from 3.8, and needs nothing but Chromium.
 """
 
 import base64
@@ -36,7 +36,7 @@ KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, "Backspace": 8, "Delete": 46, "Arro
         "PageDown": 34}  # fmt: skip
 MODIFIERS = {"Alt": 1, "Control": 2, "Ctrl": 2, "Meta": 4, "Shift": 8}
 
-# The elements that one can do something with; their numbers hold until the page is looked at again.
+# Lists the elements that can be used. Their numbers are valid until the page is listed again.
 ELEMENTS = (
     """(() => {
   const kinds = 'a[href],button,input,select,textarea,summary,[role=button],[role=link],' +
@@ -62,14 +62,15 @@ ELEMENTS = (
 
 
 class Problem(Exception):
-    """Something that whoever asked can do something about."""
+    """A failure that the caller can correct."""
 
 
 class NoBrowser(Exception):
-    """This sandbox has none."""
+    """The sandbox has no browser."""
 
 
 def find_browser() -> str:
+    """Return the path of a browser. Raises NoBrowser."""
     for name in NAMES:
         path = shutil.which(name)
         if path is not None:
@@ -83,7 +84,7 @@ def find_browser() -> str:
 
 
 class Wire:
-    """Requests and answers: JSON and a zero byte, over descriptors 3 and 4 of Chromium."""
+    """The DevTools connection: JSON and a zero byte, over descriptors 3 and 4 of Chromium."""
 
     def __init__(self, path: str) -> None:
         theirs_in, self.out = os.pipe()
@@ -132,7 +133,7 @@ class Wire:
             self.held += data
 
     def is_alive(self) -> bool:
-        """One that was killed may not be gone yet: it is asked."""
+        """Whether the browser runs and responds. One that was killed may not have ended yet."""
         if self.process.poll() is not None:
             return False
         try:
@@ -143,8 +144,8 @@ class Wire:
 
     def make_end_error(self) -> Problem:
         self.log.seek(0)
-        said = self.log.read()[-500:].decode("utf-8", "replace")
-        return Problem("The browser has ended: %s" % (said.strip() or "it said nothing"))
+        output = self.log.read()[-500:].decode("utf-8", "replace")
+        return Problem("The browser has ended: %s" % (output.strip() or "it printed nothing"))
 
     def close(self) -> None:
         self.process.kill()
@@ -156,6 +157,8 @@ class Wire:
 
 
 class Screenshot:
+    """A value that a session shows as an image."""
+
     def __init__(self, data: bytes) -> None:
         self.data = data
 
@@ -167,7 +170,7 @@ class Screenshot:
 
 
 class Browser:
-    """Tabs by number; actions work on the current one."""
+    """The browser and its tabs. Actions work on the current tab."""
 
     def __init__(self) -> None:
         self.wire: Optional[Wire] = None
@@ -177,7 +180,7 @@ class Browser:
     def act(
         self, action: str, show: Callable[[Any], None], screenshot: bool, **arguments: Any
     ) -> Dict[str, Any]:
-        """Do it, and say how things are then; ``show`` gets the picture."""
+        """Do an action and return the state of the page after it. ``show`` gets a screenshot."""
         if self.wire is None or not self.wire.is_alive():
             self.start()
         more = getattr(self, "do_" + action)(**arguments) or {}
@@ -211,24 +214,24 @@ class Browser:
                           awaitPromise=True)  # fmt: skip
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
-            said = details.get("exception", {}).get("description") or details.get("text", "")
-            raise Problem(said.partition("\n")[0].replace("Error: ", ""))
+            text = details.get("exception", {}).get("description") or details.get("text", "")
+            raise Problem(text.partition("\n")[0].replace("Error: ", ""))
         return answer["result"].get("value")
 
     def wait_until_loaded(self) -> None:
-        """Wait until the page is there, or has had time enough."""
+        """Wait until the page is loaded, but no longer than LOAD_SECONDS."""
         deadline = time.monotonic() + LOAD_SECONDS
         time.sleep(0.1)
         while time.monotonic() < deadline:
             try:
                 if self.evaluate("document.readyState") == "complete":
                     return
-            except Problem:  # between two pages
+            except Problem:  # the page is being replaced
                 pass
             time.sleep(0.1)
 
     def run_on_element(self, index: int, script: str) -> Any:
-        """Something done with an element, which the script calls e."""
+        """Run a script with an element, which the script calls ``e``."""
         return self.evaluate(
             "(() => { const e = (window.__paracle || [])[%d];"
             " if (!e || !e.isConnected) throw new Error('There is no element %d any more; look at"

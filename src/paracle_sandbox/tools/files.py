@@ -1,4 +1,4 @@
-"""SandboxFilesTool: the files of a sandbox, made, read, changed, moved and removed."""
+"""SandboxFilesTool makes, reads, changes, moves and removes files of a sandbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .result import MAX_TEXT, ToolResult, make_failure, shorten, to_observation
 from .tool import SandboxTool, boolean, number, schema, text
 
 MAX_LISTED = 500
-# The content of a file becomes lines, and is held as long as its answer is.
+# A file is held in memory, split into lines, until its result is gone.
 MAX_READ = 16 << 20
 EXTRACT_SECONDS = 300.0
 _EXTRACT = """
@@ -55,7 +55,7 @@ _ACTION_ALIASES = {
 
 
 class SandboxFilesTool(SandboxTool):
-    """Paths are relative to the working directory."""
+    """Works on files. Paths are relative to the working directory."""
 
     name = "sandbox_files"
     description = (
@@ -95,7 +95,7 @@ class SandboxFilesTool(SandboxTool):
 
     def __init__(self, client: LocalSandboxClient | None = None) -> None:
         super().__init__(client)
-        # Two changes of one file at once must not lose one of them.
+        # One change at a time: of two changes of one file, neither may be lost.
         self._change_lock = asyncio.Lock()
 
     async def run(self, action: str, file_path: str = "", **rest: Any) -> ToolResult:
@@ -108,8 +108,8 @@ class SandboxFilesTool(SandboxTool):
             return await getattr(self, f"_{action}")(sandbox, file_path, **rest)  # type: ignore[no-any-return]
 
     async def execute(self, **arguments: Any) -> dict[str, Any]:
-        """As call(), for programs: ``observation``, ``success``, and ``content`` or ``files``.
-        Raises SandboxError, and ValueError for arguments that cannot be used."""
+        """Do an action, for programs: returns ``observation``, ``success``, and ``content`` or
+        ``files``. Raises SandboxError, and ValueError for arguments that cannot be used."""
         return to_observation(await self.run(**self.checked(arguments)))
 
     async def _create_file(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
@@ -197,7 +197,7 @@ class SandboxFilesTool(SandboxTool):
     async def _extract_archive(
         self, sandbox: Sandbox, path: str, target_path: str = "", **rest: Any
     ) -> ToolResult:
-        """Inside, where the archive's own tricks meet the walls of the sandbox."""
+        """Extract inside the sandbox, where a hostile archive can do no harm to the host."""
         await sandbox.stat(path)
         argv = ["python3", "-c", _EXTRACT, path, target_path or "."]
         done = await sandbox.execute(argv, EXTRACT_SECONDS)

@@ -1,16 +1,16 @@
-"""What a picture is and how large, read from its first bytes: nothing here decodes one."""
+"""Reads type and size of an image from its header. Nothing here decodes an image."""
 
 from __future__ import annotations
 
 import struct
 
 _MARKERS_WITHOUT_SIZE = frozenset([0xC4, 0xC8, 0xCC])
-# A profile of colours takes up to 256 segments; who makes more wants to keep us busy.
+# A colour profile takes up to 256 segments. A file with more is made to keep us busy.
 _MAX_SEGMENTS = 1000
 
 
 def detect_media_type(data: bytes) -> str | None:
-    """None for what is no picture that models take."""
+    """Return the media type, or None if models do not take it."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -23,7 +23,7 @@ def detect_media_type(data: bytes) -> str | None:
 
 
 def read_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height, as its header says; None when that is cut off or odd."""
+    """Return width and height from the header, or None when it is cut off or invalid."""
     try:
         match detect_media_type(data):
             case "image/png":
@@ -54,7 +54,7 @@ def _read_webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _read_jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Its segments, one after the other, up to the one that holds the size."""
+    """Walk the segments up to the one that holds the size."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         mark, kind, length = struct.unpack_from(">BBH", data, position)

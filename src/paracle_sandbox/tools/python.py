@@ -1,4 +1,4 @@
-"""PythonExecute: Python code in a sandbox, with or without a memory."""
+"""PythonExecute runs Python code in a sandbox, with variables that stay or without."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ CodeType = Literal["process", "report", "others"]
 
 
 class PythonResult(TypedDict):
-    """``observation`` is what a model should see: what was printed, and the error if it failed."""
+    """The result of a run. ``observation`` is what a model should see: what was printed, and the
+    error if it failed."""
 
     observation: str
     success: bool
@@ -31,9 +32,9 @@ class PythonResult(TypedDict):
 
 
 class PythonExecute(SandboxTool):
-    """Runs code in the client's sandbox, which is made on first use and used again afterwards.
+    """Runs code in the client's sandbox, which is made on first use and kept.
 
-    With ``stateful`` variables, imports and functions stay from one call to the next.
+    With ``stateful``, variables, imports and functions stay from one call to the next.
     """
 
     name = "python_execute"
@@ -78,8 +79,8 @@ class PythonExecute(SandboxTool):
         on_stdout: TextCallback | None = None,
         on_stderr: TextCallback | None = None,
     ) -> PythonResult:
-        """Run the code. Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError
-        when it was stopped; code that fails is a result without success."""
+        """Run the code. Code that fails is a result without success. Raises SandboxTimeoutError,
+        ResourceLimitError or SandboxExecutionError when it was stopped."""
         source = extract_code(code)
         sandbox = await self.sandbox()
         limit = self.seconds_for(sandbox, timeout)
@@ -107,19 +108,19 @@ class PythonExecute(SandboxTool):
         )
 
     async def session(self) -> PythonSession:
-        """The interpreter that remembers; a new one if its sandbox is gone."""
+        """Return the interpreter that keeps variables, or a new one if its sandbox is gone."""
         sandbox = await self.sandbox()
         if self._session is None or self._session.sandbox is not sandbox:
             self._session = PythonSession(sandbox)
         return self._session
 
     async def interrupt(self) -> None:
-        """KeyboardInterrupt in the code that runs now."""
+        """Raise KeyboardInterrupt in the code that runs now, if any."""
         if self._session is not None:
             await self._session.interrupt()
 
     async def reset(self) -> None:
-        """Forget the variables."""
+        """Forget all variables. The next call starts a new interpreter."""
         if self._session is not None:
             await self._session.reset()
 
@@ -130,7 +131,7 @@ class PythonExecute(SandboxTool):
 
 
 class NormalPythonExecute(PythonExecute):
-    """For data analysis: may install packages first, and knows what the code is for."""
+    """Runs code for data analysis. It can install packages first."""
 
     description = (
         "Run Python code for data analysis in an isolated sandbox and get what it prints. Only "
@@ -161,8 +162,8 @@ class NormalPythonExecute(PythonExecute):
         on_stdout: TextCallback | None = None,
         on_stderr: TextCallback | None = None,
     ) -> PythonResult:
-        """As of PythonExecute, after installing the packages: where that fails, it is the result
-        and the code is not run. Raises ValueError for what names no package."""
+        """Install the packages and run the code, as PythonExecute does. If the installation fails,
+        that is the result and the code is not run. Raises ValueError for an invalid package."""
         if code_type not in (None, *get_args(CodeType)):
             raise ArgumentFault(f"code_type must be one of {get_args(CodeType)}.")
         installed = await install(await self.sandbox(), packages) if packages else None
@@ -191,6 +192,7 @@ class NormalPythonExecute(PythonExecute):
 
 
 def to_tool_result(result: PythonResult) -> ToolResult:
+    """Return the result as a model gets it, with the images that code has shown."""
     images = tuple(image for shown in result.get("shown", []) for image in _to_images(shown))
     return ToolResult(
         shorten(result["observation"]) or "(no output)",
@@ -211,9 +213,9 @@ def _from_failed_installation(failure: ToolResult) -> PythonResult:
 
 
 def _to_images(shown: Mapping[str, str]) -> list[Image]:
-    """The picture of a value; one is enough where it comes in two forms."""
-    kinds = [kind for kind in ("image/png", "image/jpeg") if kind in shown]
-    return [Image(base64.b64decode(shown[kind]), kind) for kind in kinds[:1]]
+    """Return the image of a value: the first form is enough if it has several."""
+    types = [name for name in ("image/png", "image/jpeg") if name in shown]
+    return [Image(base64.b64decode(shown[name]), name) for name in types[:1]]
 
 
 def _from_program(result: CommandResult) -> PythonResult:
@@ -250,7 +252,7 @@ def _describe_shown(shown: Mapping[str, str]) -> str:
 
 
 def join_lines(*parts: str) -> str:
-    """Parts below one another."""
+    """Join parts so that each begins on a line of its own. Empty parts are left out."""
     whole = ""
     for part in filter(None, parts):
         whole += ("\n" if whole and not whole.endswith("\n") else "") + part

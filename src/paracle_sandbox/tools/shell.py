@@ -1,4 +1,4 @@
-"""SandboxShellTool: commands in a sandbox, in the foreground, in the background, in terminals."""
+"""SandboxShellTool runs commands in a sandbox: in the foreground, the background or a terminal."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _ACTION_ALIASES = {
     "terminate": "terminate_command", "list": "list_commands",
 }  # fmt: skip
 
-# Other names, without what plain() leaves out: of the command, and of the opposite of blocking.
+# Other names, as normalize_name() returns them: of the command, and of the opposite of blocking.
 _COMMAND = ("command", "cmd", "shellcommand")
 _BACKGROUND = ("background", "isbackground", "runinbackground")
 
 
 @dataclass
 class Background:
-    """A command that goes on while the model does other things."""
+    """A command in the background, and how much of its output the model has seen."""
 
     text: str
     command: Command
@@ -45,7 +45,7 @@ class Background:
     seen_err: int = 0
 
     def read_new_output(self) -> str:
-        """What it has printed since the last look; errors after the rest."""
+        """Return what was printed since the last call, with stderr after stdout."""
         out, err = self.command.stdout_bytes, self.command.stderr_bytes
         new_out, new_err = out[self.seen_out :], err[self.seen_err :]
         self.seen_out, self.seen_err = len(out), len(err)
@@ -54,15 +54,17 @@ class Background:
 
     @property
     def is_spent(self) -> bool:
-        """It has ended, and was looked at to its end."""
+        """Whether it has ended and the model has seen all of its output."""
         command = self.command
         seen = (len(command.stdout_bytes), len(command.stderr_bytes))
         return command.poll() is not None and seen == (self.seen_out, self.seen_err)
 
 
 class SandboxShellTool(SandboxTool):
-    """Foreground commands answer with their output. Background ones have a name, under which they
-    are looked at and ended. A terminal keeps directory and variables between commands.
+    """Runs shell commands.
+
+    A command in the foreground returns its output. One in the background has a name, by which a
+    model reads its output and ends it. A terminal keeps directory and variables between commands.
 
     ``policy`` has no effect: a command is run as the model wrote it, and the sandbox is what
     protects the machine. The parameter stays so that older code runs."""
@@ -112,7 +114,8 @@ class SandboxShellTool(SandboxTool):
         self._background: dict[str, Background] = {}
 
     def read(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-        """A list is one command with its arguments; in the background is not waited for."""
+        """Parse the arguments. A list is one command with its arguments, and ``background`` is the
+        opposite of ``blocking``."""
         given = super().read(arguments)
         found = {name: _to_command(name, value) for name, value in given.items()}
         for name in [name for name in found if normalize_name(name) in _BACKGROUND]:
@@ -154,16 +157,16 @@ class SandboxShellTool(SandboxTool):
         action: str | None = None,
         **arguments: Any,
     ) -> CommandResult | dict[str, Any]:
-        """Run a command to its end. With an ``action``, do that as call() does: ``observation``,
-        ``success``, and the result if a command was waited for. Raises as Sandbox.execute does,
-        and ValueError for arguments that cannot be used."""
+        """Run a command to its end. With an ``action``, do that as call() does, and return
+        ``observation``, ``success`` and, if it waited for a command, that command's result. Raises
+        the errors of Sandbox.execute, and ValueError for arguments that cannot be used."""
         line = command if isinstance(command, str) else shlex.join(command)
         if action is None and not arguments:
             sandbox = await self.sandbox()
             return await sandbox.execute(command, self.seconds_for(sandbox, timeout))
         named = {"action": action, "command": line or None, "timeout": timeout}
-        stated = {name: value for name, value in named.items() if value is not None}
-        return to_observation(await self.run(**self.checked({**stated, **arguments})))
+        given = {name: value for name, value in named.items() if value is not None}
+        return to_observation(await self.run(**self.checked({**given, **arguments})))
 
     async def close(self) -> None:
         for background in self._background.values():
@@ -225,7 +228,7 @@ class SandboxShellTool(SandboxTool):
         name, background = self._find_background(name)
         command = background.command
         code = command.poll()
-        new = background.read_new_output()
+        output = background.read_new_output()
         if code is None:
             state = "It still runs."
         else:
@@ -239,7 +242,9 @@ class SandboxShellTool(SandboxTool):
         if kill:
             await self._terminate(name)
             state += " It is ended now."
-        return ToolResult(join_lines(shorten(new), state), data={"exit_code": code, "output": new})
+        return ToolResult(
+            join_lines(shorten(output), state), data={"exit_code": code, "output": output}
+        )
 
     async def _terminate(self, name: str) -> ToolResult:
         if name in self._terminals and name not in self._background:
@@ -259,7 +264,8 @@ class SandboxShellTool(SandboxTool):
         return ToolResult("\n".join(lines) or "Nothing runs in the background.")
 
     def _find_background(self, name: str) -> tuple[str, Background]:
-        """A background command and its name: the only one needs none. Raises ArgumentFault."""
+        """Return a background command and its name. If there is only one, the name may be left out.
+        Raises ArgumentFault."""
         if not name and len(self._background) == 1:
             name = next(iter(self._background))
         if name not in self._background:
@@ -274,7 +280,7 @@ class SandboxShellTool(SandboxTool):
         return f"command-{number}"
 
     def _forget_ended(self) -> None:
-        """Room for more: what ended and was looked at to its end."""
+        """Make room: forget the commands that have ended and whose output was seen."""
         for name, entry in list(self._background.items()):
             if entry.is_spent:
                 del self._background[name]

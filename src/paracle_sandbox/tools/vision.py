@@ -1,4 +1,4 @@
-"""SandboxVisionTool: a model looks at a picture that is in the sandbox."""
+"""SandboxVisionTool shows a model an image file of the sandbox."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .tool import SandboxTool, schema, text
 MAX_READ = 10 << 20
 MAX_SENT = 5 << 20
 MAX_PIXELS = 8000
-# What a model sees anyway: larger ones are made smaller where they come from.
+# Models see no more than this: larger images are scaled down inside the sandbox.
 FITTING = (1920, 1080)
 _SHRINK_SECONDS = 30.0
 
-# Runs inside: the host never decodes a picture of untrusted code.
+# Runs inside: the host never decodes an image of untrusted code.
 _SHRINK = """
 import io, sys
 from PIL import Image, ImageOps
@@ -32,7 +32,7 @@ open(sys.argv[4], "wb").write(target.getvalue())
 
 
 class SandboxVisionTool(SandboxTool):
-    """Pictures go to the model as they are, or smaller if they are large and Pillow is inside."""
+    """Shows an image as it is, or scaled down if it is large and the sandbox has Pillow."""
 
     name = "sandbox_vision"
     description = (
@@ -74,7 +74,7 @@ class SandboxVisionTool(SandboxTool):
         return ToolResult(shown, images=(image,), data=data_of)
 
     async def _shrink(self, sandbox: Sandbox, path: str) -> Image | None:
-        """The same in a size that fits; None where the sandbox has nothing to do that with."""
+        """Return the image scaled down, or None if the sandbox has no Pillow."""
         target = "/tmp/.paracle-smaller"
         argv = ["python3", "-c", _SHRINK, path, *map(str, FITTING), target]
         if (await sandbox.execute(argv, _SHRINK_SECONDS))["exit_code"]:
@@ -94,6 +94,6 @@ def _check_media_type(path: str, data: bytes) -> str:
 
 
 def _is_within(data: bytes, most: tuple[int, int]) -> bool:
-    """Whether it is no larger, as far as its header tells."""
+    """Whether the image is within the limits, by its size in bytes and the size in its header."""
     width, height = read_size(data) or (0, 0)
     return len(data) <= MAX_SENT and width <= most[0] and height <= most[1]

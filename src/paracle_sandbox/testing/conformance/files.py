@@ -1,4 +1,4 @@
-"""Files inside: read, write, list, move, remove, and no way out."""
+"""Checks of files: read, write, list, move and remove them, but never outside the sandbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ODD_NAMES = (
 )  # fmt: skip
 
 
-async def _names(sandbox: Sandbox, path: str = ".") -> list[str]:
+async def _list_names(sandbox: Sandbox, path: str = ".") -> list[str]:
     return sorted(entry["name"] for entry in await sandbox.list_files(path))
 
 
@@ -63,7 +63,7 @@ async def parents_are_made(case: Case) -> None:
 
 @check()
 async def absolute_paths(case: Case) -> None:
-    """Absolute paths below the working directory and /tmp are the same places."""
+    """Absolute paths below the working directory and /tmp name the same files."""
     sandbox = await case.sandbox()
     await sandbox.write_file(f"{sandbox.config.working_dir}/here", "here")
     equal(await sandbox.read_file("here"), "here")
@@ -75,18 +75,18 @@ async def absolute_paths(case: Case) -> None:
 
 @check()
 async def any_name_is_a_name(case: Case) -> None:
-    """Spaces, quotes, shell characters, dashes and 255 bytes: all work everywhere."""
+    """Names with spaces, quotes, shell characters, dashes and 255 bytes work everywhere."""
     sandbox = await case.sandbox()
     for name in ODD_NAMES:
         await sandbox.write_file(f"dir/{name}", name)
     await sandbox.mkdir("moved")
-    equal(await _names(sandbox, "dir"), sorted(ODD_NAMES))
+    equal(await _list_names(sandbox, "dir"), sorted(ODD_NAMES))
     for name in ODD_NAMES:
         equal(await sandbox.read_file(f"dir/{name}"), name)
         await sandbox.move(f"dir/{name}", f"moved/{name}")
         equal(await sandbox.run_command(["cat", "--", f"moved/{name}"]), name)
         await sandbox.remove(f"moved/{name}")
-    equal(await _names(sandbox, "moved"), [])
+    equal(await _list_names(sandbox, "moved"), [])
 
 
 @check()
@@ -113,7 +113,7 @@ async def names_are_exact(case: Case) -> None:
     await sandbox.write_file("report.txt", "kept")
     for name in ("report", "report.tx?", "*", "REPORT.TXT", "report.txt ", "eport.txt"):
         await raises(SandboxFileNotFoundError, sandbox.remove(name))
-    equal(await _names(sandbox), ["report.txt"])
+    equal(await _list_names(sandbox), ["report.txt"])
 
 
 @check()
@@ -129,7 +129,7 @@ async def directories(case: Case) -> None:
     equal(await sandbox.read_file("one/two/file"), "x")
     await sandbox.remove("one/two/three")
     await sandbox.remove("one", recursive=True)
-    equal(await _names(sandbox), [])
+    equal(await _list_names(sandbox), [])
 
 
 @check()
@@ -186,7 +186,7 @@ async def a_directory_of_thousands(case: Case) -> None:
     """A directory of 3000 files is listed whole."""
     sandbox = await case.sandbox()
     await sandbox.execute("mkdir many; cd many; for i in $(seq 3000); do : >$i; done")
-    equal(await _names(sandbox, "many"), sorted(str(n) for n in range(1, 3001)))
+    equal(await _list_names(sandbox, "many"), sorted(str(n) for n in range(1, 3001)))
     await sandbox.remove("many", recursive=True)
 
 
@@ -222,7 +222,7 @@ async def a_file_is_written_as_a_program_would(case: Case) -> None:
     )
     await sandbox.write_file("link", "through")
     await sandbox.write_file("new", "made")
-    if (await sandbox.execute("printf '' >>locked"))["exit_code"]:  # else the user is almighty
+    if (await sandbox.execute("printf '' >>locked"))["exit_code"]:  # root may do everything
         for path in ("locked", "to-locked"):
             error = await raises(PermissionError, sandbox.write_file(path, "x"))
             equal(error.errno, errno.EACCES)

@@ -1,4 +1,4 @@
-"""What agents did is written down, by agent; who breaks limits, or is told to stop, ends."""
+"""The audit log has what each agent did. An agent that breaks limits or is stopped ends."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_log_that_cannot_be_written_is_said_and_stops_nothing(cli: Cli) -> Non
 
 
 def test_pruning_keeps_the_rest_whole(tmp_path: Path) -> None:
-    """Also for a writer that has the log open, and when it is done twice."""
+    """A writer that has the log open continues after pruning, also after a second one."""
     path = tmp_path / "log"
     log, other = AuditLog(path), AuditLog(path)
     for number in range(5):

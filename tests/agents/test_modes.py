@@ -1,4 +1,4 @@
-"""What a mode stands for, and that code of an agent runs where its configuration says."""
+"""Each mode has its configuration, and code of an agent runs where that says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session says, told apart from what its cells print."""
+"""The answers of a session are separated from what its cells print."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def deepest(is_accepted: Callable[[int], bool]) -> int:
 
 
 def far_down(call: Callable[[], Result], frames: int = 60) -> Result:
-    """As an application calls it, whose own calls have taken much of the stack."""
+    """Call a function from an application whose own calls have taken much of the stack."""
     return call() if frames == 0 else far_down(call, frames - 1)
 
 

@@ -17,7 +17,7 @@ pretty = pytest.importorskip("IPython.lib.pretty", reason="compares with it: pip
 
 
 def lay_out(value: Any, limit: int = 10**9) -> str:
-    """As the program of a session does it, which is never imported."""
+    """Run the texts as the program of a session does, because they cannot be imported."""
     parts = (files("paracle_sandbox.sessions").joinpath(p) for p in ("layout.py", "printers.py"))
     scope: dict[str, Any] = {}
     exec("\n".join(part.read_text() for part in parts), scope)

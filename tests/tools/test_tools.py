@@ -560,7 +560,7 @@ async def test_a_command_as_a_list_is_one_command(client: LocalSandboxClient) ->
 
 @pytest.mark.parametrize("how", [{}, {"session_name": "main"}])
 async def test_every_command_is_run(client: LocalSandboxClient, how: dict[str, Any]) -> None:
-    """Also one that could wipe a disk: there is no such disk, nor program, in a sandbox."""
+    """No command is refused. This one would wipe a disk, but a sandbox has none."""
     with pytest.warns(UserWarning, match="no effect"):
         tool = SandboxShellTool(client, policy=lambda command: "not this one")
     answer = await tool.call({"command": "mkfs.none /dev/sda", **how})

@@ -1,4 +1,4 @@
-"""What an image is made of, and what of the machine's pip configuration a build may see."""
+"""An image has its recipe, and a build sees only a part of the machine's pip configuration."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_pip_configuration_of_a_build(tmp_path: Path) -> None:
     listing = LISTING.format(cert=certificates)
     files = package_index.make_files(package_index.read_listing(listing))
     assert files["ca.pem"] == b"a certificate"
-    # What is local is left out, what is for another command too; the environment wins.
+    # Options for this machine or for other commands are left out, and the environment wins.
     assert _conf(files) == {
         "timeout": "7",
         "index-url": "https://install.example/simple",

@@ -27,7 +27,7 @@ class Event:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """How a task ended. ``cost`` is in dollars, or None if the price of the model is unknown."""
+    """The result of a task. ``cost`` is in dollars, or None if the model's price is unknown."""
 
     status: Status
     text: str

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 HINT_AFTER = 3
 STOP_AFTER = 6
 _MAX_EMPTY = 2
-# How often a request is sent, if the model breaks off in the middle of its reply.
+# A request is sent this often if the model breaks off in the middle of its reply.
 ATTEMPTS = 3
 # A cautious average, for endpoints that do not count tokens.
 CHARACTERS_PER_TOKEN = 3

@@ -17,7 +17,7 @@ FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
 
 
 class RunConfig(TypedDict):
-    """What a run may do. ``sandbox``: tools run in one. ``on_host``: the user chose the host."""
+    """The permissions of a run. ``sandbox`` allows tools in one; ``on_host`` names the host."""
 
     mode: str
     sandbox: bool

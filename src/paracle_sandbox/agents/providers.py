@@ -11,7 +11,7 @@ from .model import Model, ModelError
 
 @dataclass(frozen=True)
 class Options:
-    """How requests are sent. None leaves a value to the endpoint, and a key to the variables that
+    """Options of requests. None leaves a value to the endpoint, and a key to the variables that
     the SDK reads. Without ``stream`` a reply comes whole, for endpoints that cannot stream."""
 
     temperature: float | None = None

@@ -1,4 +1,4 @@
-"""What models behind vendors' SDKs share: sending requests, reading streams, and their errors."""
+"""Calls models through vendors' SDKs: it sends requests, reads streams and translates errors."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ LOST = "lines_lost"
 _MAX_TEXT = 2000
 _TAIL = 64 << 10
 _PAUSE_SECONDS = 0.2
-# How many lines may wait for the disk. With the longest texts they take tens of megabytes.
+# So many lines may wait for the disk. With the longest texts they take tens of megabytes.
 _QUEUE_LINES = 5_000
-# How long a response waits for lines that were queued before it, and a shutdown for all lines.
+# A response waits this long for lines that were queued before it, and a shutdown for all.
 WRITE_SECONDS = 10.0
 
 
@@ -369,14 +369,14 @@ class _Header:
 
     def count_removed(self, lines: list[bytes], stamp: str) -> list[bytes]:
         """Count the lines at the beginning that are older than ``stamp``, and return the others."""
-        for place, raw in enumerate(lines):
+        for index, raw in enumerate(lines):
             line = _parse_line(raw) or {}
             if line.get("event") == PRUNED:
                 self._before = int(line["removed"])
             elif str(line.get("time", "")) < stamp:
                 self.new += 1
             else:
-                return lines[place:]
+                return lines[index:]
             self._last = line
         return []
 

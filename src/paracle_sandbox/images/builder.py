@@ -90,7 +90,10 @@ class Images:
             await self._remove_stage(build_id)
         built = await self.find(recipe.image)
         if built is None:
-            raise SandboxError(f"The engine has built {recipe.image}, but does not have it.")
+            raise SandboxError(
+                f"The engine has built {recipe.image}, but does not list it. "
+                f"Try again with: paracle image build {recipe.variant}"
+            )
         return built
 
     async def _stream_build(self, recipe: Recipe, build_id: str) -> AsyncIterator[str]:

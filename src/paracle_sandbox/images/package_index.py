@@ -30,7 +30,7 @@ def read_machine_files() -> dict[str, bytes]:
         command, capture_output=True, text=True, check=False, timeout=_SECONDS,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    # Without pip there is no configuration of pip.
+    # If pip is not installed, it has no configuration.
     return make_files(read_listing(listing.stdout)) if listing.returncode == 0 else {}
 
 

@@ -76,4 +76,6 @@ def _read(name: str) -> bytes:
     for folder in (here.parent / "docker", here.parents[3] / "docker"):
         if (folder / name).is_file():
             return (folder / name).read_bytes()
-    raise SandboxError(f"docker/{name} is missing: install paracle-sandbox anew.")
+    raise SandboxError(
+        f"docker/{name} is missing from the installation. Install paracle-sandbox again."
+    )

@@ -55,7 +55,7 @@ class Wire:
 
     def send(self, answer: Dict[str, Any]) -> None:
         flush()
-        # Without escapes: the host limits an answer to little more than may be shown.
+        # No escapes: the host limits an answer to little more than may be shown.
         payload = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
         self.write(self.out, self.mark + b"%d\n" % len(payload) + payload)
 

@@ -162,7 +162,9 @@ class PythonSession:
         except TimeoutError:
             await self.reset()
             raise SandboxExecutionError(
-                "The interpreter did not start", self.sandbox.sandbox_id
+                f"The interpreter did not start within {_START_SECONDS:g} seconds. Try again, or "
+                "give the sandbox more CPU.",
+                self.sandbox.sandbox_id,
             ) from None
         if cell.ended is None:
             await self._command.wait()

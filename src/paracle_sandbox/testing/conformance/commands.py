@@ -119,8 +119,8 @@ async def env_is_added(case: Case) -> None:
     show = 'printf %s "$FIRST/$BOTH/$ONLY/${PATH:+path}"'
     equal(await sandbox.run_command(show), "1/config//path")
     odd = "with 'quotes' \"and\" $signs\nand lines é"
-    told = await sandbox.run_command(show, env={"BOTH": "call", "ONLY": odd})
-    equal(told, f"1/call/{odd}/path")
+    output = await sandbox.run_command(show, env={"BOTH": "call", "ONLY": odd})
+    equal(output, f"1/call/{odd}/path")
 
 
 @check()
@@ -151,8 +151,8 @@ async def as_many_arguments_as_the_kernel_takes(case: Case) -> None:
         "print(sys.argv[1:] == [word] * 10, os.environ['BIG'] == word, sys.stdin.read())"
     )
     argv, env = ["python3", "-c", show, *[word] * 10], {"BIG": word}
-    told = await sandbox.run_command(argv, env=env, stdin="after it")
-    equal(told, "True True after it\n")
+    output = await sandbox.run_command(argv, env=env, stdin="after it")
+    equal(output, "True True after it\n")
     result = await sandbox.run_code(show, [word] * 10, env=env, stdin="after it")
     equal(result["stdout"], "True True after it\n")
     refused = await sandbox.execute(["true", "x" * (200 << 10)])

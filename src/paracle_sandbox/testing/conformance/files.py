@@ -40,7 +40,7 @@ async def write_then_read(case: Case) -> None:
 
 @check()
 async def bytes_come_back(case: Case) -> None:
-    """Any bytes survive; as text they are refused, or replaced where that is asked for."""
+    """Any bytes survive; read as text they are refused, or replaced on request."""
     sandbox = await case.sandbox()
     data = bytes(range(256)) * 33 + b"\xff\xfe\0"
     await sandbox.write_file("data.bin", data)
@@ -67,10 +67,10 @@ async def absolute_paths(case: Case) -> None:
     sandbox = await case.sandbox()
     await sandbox.write_file(f"{sandbox.config.working_dir}/here", "here")
     equal(await sandbox.read_file("here"), "here")
-    place = f"/tmp/paracle-{sandbox.sandbox_id}"
-    await sandbox.write_file(f"{place}/there", "there")
-    equal(await sandbox.run_command(["cat", f"{place}/there"]), "there")
-    await sandbox.remove(place, recursive=True)
+    folder = f"/tmp/paracle-{sandbox.sandbox_id}"
+    await sandbox.write_file(f"{folder}/there", "there")
+    equal(await sandbox.run_command(["cat", f"{folder}/there"]), "there")
+    await sandbox.remove(folder, recursive=True)
 
 
 @check()
@@ -275,7 +275,7 @@ async def paths_that_leave_are_refused(case: Case) -> None:
 
 @check(needs=("identity",))
 async def places_that_were_made_writable(case: Case) -> None:
-    """With read_only_filesystem=False files of /home and the others are reached, and no others."""
+    """read_only_filesystem=False makes files of /home and similar directories reachable."""
     sandbox = await case.sandbox(read_only_filesystem=False)
     await sandbox.execute("mkdir /opt/dir; ln -s /opt/dir link; ln -s ../etc /srv/out")
     for path in ("/home/a/file", "/mnt/file", "link/file"):
@@ -338,7 +338,7 @@ async def _write_often(sandbox: Sandbox, size: int) -> None:
 
 @check()
 async def files_belong_to_the_user_inside(case: Case) -> None:
-    """What the host writes, programs inside may change and remove, and the other way round."""
+    """Programs inside may change and remove files that the host writes, and vice versa."""
     sandbox = await case.sandbox()
     await sandbox.write_file("dir/ours", "x")
     await sandbox.run_code("open('dir/ours', 'a').write('y'); open('dir/theirs', 'w').write('z')")

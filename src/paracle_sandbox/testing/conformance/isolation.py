@@ -74,9 +74,9 @@ async def the_working_directory_can_be_chosen(case: Case) -> None:
 async def the_system_is_read_only(case: Case) -> None:
     """Nothing can be written outside the working directory and /tmp."""
     sandbox = await case.sandbox()
-    for place in ("/", "/usr", "/usr/bin", "/etc", "/bin", "/lib", "/dev", "/proc", "/sys"):
-        result = await sandbox.execute(f"echo x >{place}/paracle-file")
-        expect(result["exit_code"] != 0, f"{place} can be written to")
+    for folder in ("/", "/usr", "/usr/bin", "/etc", "/bin", "/lib", "/dev", "/proc", "/sys"):
+        result = await sandbox.execute(f"echo x >{folder}/paracle-file")
+        expect(result["exit_code"] != 0, f"{folder} can be written to")
     words = ("Read-only", "Permission denied", "denied")
     result = await sandbox.execute("touch /etc/x")
     expect(any(word in result["stderr"] for word in words), f"it says {result['stderr']!r}")
@@ -227,13 +227,13 @@ async def the_loopback_works(case: Case) -> None:
 async def files_are_not_shared(case: Case) -> None:
     """Two sandboxes have their own working directory, /tmp and /dev/shm."""
     one, two = await case.sandbox(), await case.sandbox()
-    places = ("/workspace", "/tmp", "/dev/shm")
-    for place in places:
-        equal((await one.execute(f"echo one >{place}/file; ls {place}"))["exit_code"], 0)
-    for place in places:
-        equal(await two.run_command(f"ls -A {place}"), "", place)
-        await two.execute(f"echo two >{place}/file")
-        equal(await one.run_command(f"cat {place}/file"), "one\n")
+    folders = ("/workspace", "/tmp", "/dev/shm")
+    for folder in folders:
+        equal((await one.execute(f"echo one >{folder}/file; ls {folder}"))["exit_code"], 0)
+    for folder in folders:
+        equal(await two.run_command(f"ls -A {folder}"), "", folder)
+        await two.execute(f"echo two >{folder}/file")
+        equal(await one.run_command(f"cat {folder}/file"), "one\n")
 
 
 @check(needs=("processes",))

@@ -21,7 +21,7 @@ from .registry import check
 
 @check()
 async def a_manager_has_a_limit(case: Case) -> None:
-    """One sandbox too many is refused at once; when one is gone there is room again."""
+    """A sandbox above the limit is refused at once; after a removal there is room again."""
     manager = case.manager(2)
     first = await manager.create(case.config)
     await manager.create(case.config)
@@ -161,15 +161,15 @@ async def a_batch_runs_side_by_side(case: Case) -> None:
     manager = case.manager(2)
     executor = SandboxExecutor(manager)
     together = asyncio.Event()
-    heard = most = 0
+    printed = most = 0
 
     async def hear(text: str) -> None:
         # The first two jobs end only when both have printed, so that they have to run together.
-        nonlocal heard, most
-        heard += text.count("up")
+        nonlocal printed, most
+        printed += text.count("up")
         listed = await case.backend.list_sandboxes()
         most = max(most, len({i.sandbox_id for i in listed} & set(manager.active_sandboxes)))
-        if heard >= 2:
+        if printed >= 2:
             together.set()
         await asyncio.wait_for(together.wait(), 100)
 

@@ -137,7 +137,7 @@ async def runs_share_nothing_but_files(case: Case) -> None:
 
 @check()
 async def fresh_interpreters_have_nothing_in_common(case: Case) -> None:
-    """With fresh_interpreter=True each program has its own seed of hash(), and addresses."""
+    """Each program has its own seed of hash() and its own addresses if fresh_interpreter=True."""
     sandbox = await case.sandbox(fresh_interpreter=True)
     code = "print(hash('x'), id(object()))"
     printed = [(await sandbox.run_code(code))["stdout"].split() for _ in range(3)]

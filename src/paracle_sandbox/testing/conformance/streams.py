@@ -191,7 +191,7 @@ async def the_configured_output_limit(case: Case) -> None:
 
 @check()
 async def followed_output_is_never_too_much(case: Case) -> None:
-    """With a callback all output is delivered; the result keeps a part and says so."""
+    """A callback gets all output; the result keeps a part and says so."""
     sandbox = await case.sandbox()
     digest = hashlib.sha256()
     result = await sandbox.execute(
@@ -205,7 +205,7 @@ async def followed_output_is_never_too_much(case: Case) -> None:
 
 @check()
 async def a_pty_is_a_terminal(case: Case) -> None:
-    """With pty the program has a controlling terminal of the given size on all three."""
+    """A program with pty has a controlling terminal of the given size as all three streams."""
     sandbox = await case.sandbox()
     program = (
         "import os; print([os.isatty(n) for n in (0, 1, 2)], tuple(os.get_terminal_size()));"

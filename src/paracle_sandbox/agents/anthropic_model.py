@@ -91,7 +91,7 @@ class _AnthropicReplyReader(ReplyReader):
 
     def reply(self) -> Reply:
         usage = Usage(self.input_tokens, self.output_tokens)
-        return Reply(self.text, self.tool_calls(), usage, cut_off=self.finish == "max_tokens")
+        return Reply(self.text, self.to_tool_calls(), usage, cut_off=self.finish == "max_tokens")
 
 
 def to_anthropic_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ class _TooCostly(Exception):
     """The comparison would take too long."""
 
 
-def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str | None:
+def make_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str | None:
     """Return a diff that ``patch`` and ``git apply`` take, or None for binary or large files."""
     if b"\0" in old + new or len(old) + len(new) > _MOST_BYTES:
         return None

@@ -70,7 +70,7 @@ class AgentJournal:
             audit.LOGGER.removeHandler(handler)
 
     def record_event(self, event: Event) -> None:
-        """Record one event of the agent, if it belongs into the log."""
+        """Record one event of the agent, if it belongs in the log."""
         if event.kind == "tool_call":
             self._arguments[event.data["id"]] = event.data["arguments"][:_MAX_ARGUMENTS]
         elif event.kind == "tool_result":

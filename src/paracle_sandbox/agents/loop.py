@@ -113,7 +113,7 @@ class Loop:
             self.steps += 1
             self._emit(Event("step", data={"number": self.steps}))
             try:
-                reply = await self._ask()
+                reply = await self._request_reply()
             except ModelError as error:
                 logger.warning("%s", error)
                 return self.make_result("error", str(error))
@@ -128,7 +128,7 @@ class Loop:
             status, self._last_text, self.steps, self.usage, self._limits.cost(self.usage), error
         )
 
-    async def _ask(self) -> Reply:
+    async def _request_reply(self) -> Reply:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = await self._model.reply(

@@ -17,7 +17,8 @@ FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
 
 
 class RunConfig(TypedDict):
-    """The permissions of a run. ``sandbox`` allows tools in one; ``on_host`` names the host."""
+    """The permissions of a run. ``sandbox`` lets tools run in a sandbox; ``on_host`` says that the
+    user chose the host instead."""
 
     mode: str
     sandbox: bool

@@ -109,7 +109,7 @@ class _OpenAIReplyReader(ReplyReader):
         return self.position_of[index]
 
     def reply(self) -> Reply:
-        return Reply(self.text, self.tool_calls(), self.usage, cut_off=self.finish == "length")
+        return Reply(self.text, self.to_tool_calls(), self.usage, cut_off=self.finish == "length")
 
 
 def to_openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ class ReplyReader(ABC):
     def reply(self) -> Reply:
         """Return the whole reply."""
 
-    def tool_calls(self) -> tuple[ToolCall, ...]:
+    def to_tool_calls(self) -> tuple[ToolCall, ...]:
         """Return the calls in the order in which they began."""
         return tuple(
             ToolCall(call["id"] or f"call_{index}", call["name"], call["arguments"])

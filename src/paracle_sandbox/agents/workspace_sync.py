@@ -21,7 +21,7 @@ from typing import Literal
 from ..errors import SandboxError
 from ..sandbox.files import in_thread
 from ..sandbox.sandbox import Sandbox
-from .diffs import unified_diff
+from .diffs import make_diff
 
 # These are neither copied in nor written back.
 LEFT_OUT = frozenset([
@@ -68,7 +68,7 @@ class Change:
         or takes too long to compare. Call it from a thread: it may take a second."""
         title = f"{self.kind} {self.shown}" + (f" ({self.problem})" if self.problem else "")
         old, new = self.before or b"", self.after or b""
-        text = unified_diff(
+        text = make_diff(
             old,
             new,
             "/dev/null" if self.before is None else f"a/{self.shown}",

@@ -192,7 +192,7 @@ class AuditLog:
             self._end = -1
 
     def _catch_up(self) -> None:
-        """Read the end of the file: another process has written, or we have just opened it."""
+        """Read the end of the file: another process has written, or the file was just opened."""
         size = os.fstat(self._fd).st_size
         last, torn = _read_last_line(self._fd, size)
         self._end = size - len(torn)

@@ -127,7 +127,7 @@ class Layout:
             self._break(group)
 
     def _take_outermost(self) -> Optional[Group]:
-        """Take the next group to break. Groups before it without a break point break later."""
+        """Take the outermost group that has break points. Groups above it break at later ones."""
         for groups in self._unbroken:
             for number, group in enumerate(reversed(groups)):
                 if group.break_points:

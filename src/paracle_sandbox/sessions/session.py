@@ -42,7 +42,7 @@ KEPT = "Its variables are still there."
 
 @cache
 def _read_driver() -> str:
-    """Join the files of the program. The driver reports no line numbers of its own."""
+    """Join the files of the program into one. Line numbers of its tracebacks fit no file."""
     layout = _read_text("layout.py") + "\n" + _read_text("printers.py")
     parts = map(_read_text, ("notebook.py", "values.py", "driver.py"))
     return "\n".join([f"LAYOUT = {layout!r}", *parts])

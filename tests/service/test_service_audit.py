@@ -566,7 +566,7 @@ def test_lines_keep_their_order_and_what_finds_no_room_is_counted(tmp_path: Path
     path = tmp_path / "log"
     log, other = AuditLog(path), AuditLog(path)
     queue = AuditQueue(log, room=3)
-    with other._turn():  # as while another process prunes
+    with other._locked():  # as while another process prunes
         for number in range(5):
             queue.record("event", number=number)
         queue.record("other")
@@ -587,7 +587,7 @@ def test_lines_keep_their_order_and_what_finds_no_room_is_counted(tmp_path: Path
 async def test_the_event_loop_goes_on_while_another_process_has_the_log(tmp_path: Path) -> None:
     path = tmp_path / "log"
     other, journal = AuditLog(path), Journal(AuditLog(path))
-    with other._turn():
+    with other._locked():
         journal.record("event")  # returns, though nobody can write
         waiting = asyncio.create_task(journal.written())
         done, _ = await asyncio.wait([waiting], timeout=0.05)
@@ -610,7 +610,7 @@ def test_a_service_answers_while_its_log_is_held(fake: ServiceProcess, user: str
             )
 
     with fake.client() as client:
-        with other._turn():
+        with other._locked():
             asking = threading.Thread(target=run)
             asking.start()
             for _ in range(20):

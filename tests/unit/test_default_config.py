@@ -20,7 +20,7 @@ from paracle_sandbox import (
 )
 from paracle_sandbox.agents import SandboxAgent
 from paracle_sandbox.agents.agent import AGENT_ENV
-from paracle_sandbox.agents.modes import execute_for, run_config
+from paracle_sandbox.agents.modes import execute_for, make_run_config
 from paracle_sandbox.backends import registry
 from paracle_sandbox.cli.agents.run import Order as AgentOrder
 from paracle_sandbox.cli.agents.run import make_plan
@@ -81,7 +81,7 @@ async def by_an_agent() -> None:
 
 
 async def by_code_of_an_agent() -> None:
-    await execute_for(run_config("sandbox"), "print(1)")
+    await execute_for(make_run_config("sandbox"), "print(1)")
 
 
 async def by_the_command_line() -> None:

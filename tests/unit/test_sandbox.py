@@ -120,7 +120,7 @@ async def test_a_guest_that_is_killed_does_not_hear_before_that_it_ends(kills: b
         kills_guests = kills
 
         async def destroy(self, sandbox_id: str) -> None:
-            heard.append(self._places[sandbox_id].host_end.fileno() < 0)
+            heard.append(self._sandboxes[sandbox_id].host_end.fileno() < 0)
             await super().destroy(sandbox_id)
 
     heard: list[bool] = []

@@ -9,9 +9,9 @@ from typing import Any
 from ..client import LocalSandboxClient
 from ..errors import SandboxError
 from ..tools import ToolResult
-from ..tools.arguments import ArgumentFault, regular
-from ..tools.error_messages import explained
-from ..tools.result import failed
+from ..tools.arguments import ArgumentFault, to_regular_arguments
+from ..tools.error_messages import explain_error
+from ..tools.result import make_failure
 from ..tools.tool import Tool
 from .client_sandboxes import Client, ClientSandboxes, sandbox_toolset
 
@@ -70,15 +70,15 @@ async def call(
         _check_names(arguments)
         if name in _OWN_SCHEMAS:
             return await _own_call(
-                sandboxes, client, name, regular(arguments, _OWN_SCHEMAS[name], {})
+                sandboxes, client, name, to_regular_arguments(arguments, _OWN_SCHEMAS[name], {})
             )
         rest = {key: value for key, value in arguments.items() if key != "sandbox"}
         async with sandboxes.using(client, arguments.get("sandbox")) as sandbox:
             return await sandbox.tools.call(name, rest, on_output=_Reporter(progress))
     except ArgumentFault as fault:
-        return failed(str(fault), error_type="arguments")
+        return make_failure(str(fault), error_type="arguments")
     except SandboxError as error:
-        return explained(error)
+        return explain_error(error)
 
 
 async def _own_call(
@@ -107,7 +107,7 @@ def _listing(names: Mapping[str, str | None]) -> ToolResult:
 async def _destroy(sandboxes: ClientSandboxes, client: Client, name: str) -> ToolResult:
     if await sandboxes.destroy(client, name):
         return ToolResult(f"Removed the sandbox {name} with everything in it.")
-    return failed(f"There is no sandbox {name!r}.", error_type="arguments")
+    return make_failure(f"There is no sandbox {name!r}.", error_type="arguments")
 
 
 class _Reporter:

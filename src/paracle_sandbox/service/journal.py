@@ -51,7 +51,7 @@ class Journal:
 
     async def written(self) -> None:
         """Wait until the lines so far are written, up to ten seconds."""
-        await self._queue.written()
+        await self._queue.wait_until_written()
 
     def know_users(self, user_of: Callable[[str], str | None]) -> None:
         """Set the function that finds the user of a sandbox."""

@@ -1,5 +1,5 @@
-"""What an agent or a program has made of the user's files, over FakeBackend: however much it is,
-and however hard to compare, nobody else on the loop waits for it."""
+"""Changes of the user's files are compared without holding up the event loop, over FakeBackend,
+however large they are and however hard to compare."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paracle_sandbox.agents.workspace_sync import Change, Project
+from paracle_sandbox.agents.workspace_sync import Change, WorkspaceSync
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.testing.fake import FakeBackend
@@ -32,7 +32,7 @@ async def test_the_loop_goes_on_while_many_files_are_compared_and_written(
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "kept.txt").write_text("as it was\n")
-    project = Project.gather(folder)
+    project = WorkspaceSync.gather(folder)
     await project.copy_in(sandbox)
     made = await sandbox.run_code(
         "import os\n"
@@ -64,7 +64,7 @@ def test_texts_that_cannot_be_compared_in_time_are_told_by_their_sizes() -> None
 
 
 def test_large_sources_are_compared() -> None:
-    """As programs are: many lines that come again, and changes all over."""
+    """Large sources have many equal lines, and changes in many places."""
     lines = [f"    value = call({number})\n" if number % 5 else "\n" for number in range(15_000)]
     other = ["changed\n" if number % 50 == 1 else line for number, line in enumerate(lines)]
     expected = "".join(difflib.unified_diff(lines, other, "a/file.txt", "b/file.txt"))

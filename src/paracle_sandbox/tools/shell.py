@@ -18,8 +18,9 @@ from .arguments import ArgumentFault, normalize_name, to_boolean
 from .error_messages import explain_error
 from .python import join_lines
 from .result import ToolResult, shorten, to_observation
+from .schema import boolean, schema, seconds, text
 from .terminals import Terminals
-from .tool import SandboxTool, boolean, schema, seconds, text
+from .tool import SandboxTool
 
 MAX_BACKGROUND = 20
 _ACTIONS = ["execute_command", "check_command_output", "terminate_command", "list_commands"]

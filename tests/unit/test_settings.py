@@ -214,8 +214,10 @@ def test_nobody_else_reads_the_environment() -> None:
     inside = ("guest/", "jail/", "testing/", "tools/browser_program.py", "sandbox/packages.py")
     others = [name for name in readers if not name.startswith(inside)]
     # What starts ahead of our imports only asks whether some of the table's variables are set.
-    # The kind of the user's terminal is no setting.
-    assert sorted(others) == ["backends/ahead.py", "cli/tty.py", "setting_rows.py", "settings.py"]
+    # What the user's shell and terminal say of themselves is no setting.
+    assert sorted(others) == [
+        "backends/ahead.py", "cli/environment.py", "setting_rows.py", "settings.py"
+    ]  # fmt: skip
 
 
 def test_loading_settings_is_light() -> None:

@@ -6,17 +6,34 @@ import json
 import os
 import stat
 import sys
+from argparse import Namespace
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..backends.ahead import end_ahead, prepare_ahead
-from ..config import InvalidConfigError, SandboxConfig
+from ..config import InvalidConfigError, OneOf, SandboxConfig
 from ..errors import SandboxError
 from ..settings import Settings
 from . import exit_codes, output
 from .exit_codes import UsageFault
-from .options import check_backend, check_terminal, settings_or_fault, waived_layers
+from .options import (
+    CONFIG_FIELDS,
+    add_allow_degraded,
+    add_backend,
+    add_config_options,
+    add_env,
+    add_json,
+    add_terminal,
+    add_verbose,
+    check_backend,
+    check_terminal,
+    complete_template,
+    given_limits,
+    settings_or_fault,
+    waived_layers,
+)
+from .parser import Command
 
 if TYPE_CHECKING:
     from ..results import JobResult, Stats
@@ -24,12 +41,12 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 CODE_FILE = "agent_code.py"
+_EXIT_CODES = ("documented", "program")
 _FLAGS = {
-    "cpu_cores": "--cpu", "memory_mb": "--memory", "disk_mb": "--disk",
-    "timeout_seconds": "--timeout", "network_mode": "--network", "base_image": "--template",
+    **{name: flag for flag, name in CONFIG_FIELDS.items()},
+    "base_image": "--template",
     "env_vars": "--env",
-}  # fmt: skip
-
+}
 
 # What a folder is started with, as Python itself would, or as people call it.
 _STARTS = ("__main__.py", "main.py")
@@ -71,6 +88,96 @@ class Order:
         if self.quiet or (self.as_json and not self.verbose):
             return False
         return self.verbose or sys.stderr.isatty()
+
+
+def declare_execute(command: Command) -> None:
+    command.text = """\
+        Run a program in a fresh sandbox, and show what it prints as it prints it.
+
+        FILE is a Python program, - to read one from stdin, or a folder: its __main__.py or main.py
+        is run, among a copy of everything in it. Without FILE, what follows -- is a command; a
+        single word is a line for the shell.
+
+        What is piped or typed into this command reaches the program's stdin. Its stdout and stderr
+        come out unchanged; on a terminal, control sequences are shown escaped. A summary follows
+        on a terminal, or with --verbose.
+
+        Exit codes:
+          0    the program succeeded
+          1    the program failed
+          2    wrong usage
+          3    the sandbox failed, or stopped the program at a limit
+          124  the program was stopped at its timeout
+          130  Ctrl-C (143 for SIGTERM); nothing is left behind
+        With --exit-code program: the program's own, and 125 instead of 3.
+
+        Examples:
+          paracle sandbox execute agent.py
+          paracle sandbox execute agent.py --cpu 0.5 --memory 256 --timeout 60
+          paracle sandbox execute agent.py --inputs data.json --monitor --verbose
+          paracle sandbox execute agent.py --output results.json -- --flag value
+          paracle sandbox execute -c "print(6 * 7)"
+          paracle sandbox execute --file data.csv report.py
+          paracle sandbox execute --workspace . --apply -- python3 -m unittest
+          paracle sandbox execute -it -- bash
+        """
+    command.keeps_dashes = True
+    command.argument("file", "FILE", "Python program, a folder of one, or - for stdin.", "?")
+    command.argument("args", "ARGS", "Arguments of the program; put -- before them.", "*")
+    command.start_section("What to run")
+    command.option("-c", dest="code", metavar="CODE", help="Run this Python code.")
+    command.option("--inputs", metavar="FILE", help="JSON file; becomes inputs.json inside.")
+    add_env(command)
+    add_terminal(command)
+    command.start_section("What goes in and comes out")
+    command.option("--workspace", metavar="DIR", help="Copy this folder in and run there.")
+    command.option(
+        "--file", dest="files", metavar="PATH[:DEST]", is_list=True,
+        help="Copy this file in as well; repeatable.",
+    )  # fmt: skip
+    command.option(
+        "--install", metavar="PKG", is_list=True, help="Install this package first; repeatable."
+    )
+    command.option("--save", metavar="DIR", help="Copy the working directory out, to a new folder.")
+    command.switch("--apply", help="Write what changed back into the workspace.")
+    command.switch("--diff", help="Show what changed in the workspace, as a patch.")
+    command.start_section("The sandbox")
+    add_config_options(command, *CONFIG_FIELDS)
+    command.option(
+        "--template", metavar="NAME", help="default, dev, ml or api.", complete=complete_template
+    )
+    add_allow_degraded(command)
+    add_backend(command)
+    command.start_section("What is shown")
+    command.on_off("--monitor", help="Sample what it uses while it runs.", default=True)
+    command.option("--output", metavar="FILE", help="Save the result as JSON.")
+    command.option(
+        "--exit-code", metavar="|".join(_EXIT_CODES), choices=_EXIT_CODES, default="documented",
+        check=OneOf(*_EXIT_CODES), help="Whose exit code to end with.",
+    )  # fmt: skip
+    command.switch("--raw", help="Let its control sequences reach this terminal.")
+    command.switch("--quiet", "-q", help="Only what the program prints, and errors.")
+    add_verbose(command)
+    add_json(command)
+    command.action = lambda given: execute(_order(given))
+
+
+def _order(given: Namespace) -> Order:
+    """The words tell a file with its arguments from the arguments of ``-c`` and from a command."""
+    words = [*([] if given.file is None else [given.file]), *given.args]
+    after = given.after_dashes or []
+    file = words.pop(0) if given.code is None and words else None
+    is_command = given.code is None and file is None
+    return Order(
+        file=file, code=given.code,
+        command=after if is_command else (), args=() if is_command else [*words, *after],
+        limits=given_limits(given), template=given.template, env=given.env or (),
+        inputs=given.inputs, output=given.output, monitor=given.monitor, as_json=given.as_json,
+        raw=given.raw, verbose=given.verbose, quiet=given.quiet, backend=given.backend,
+        files=given.files or (), workspace=given.workspace, install=given.install or (),
+        save=given.save, apply=given.apply, diff=given.diff, tty=given.tty,
+        allow_degraded=given.allow_degraded or (), own_exit_code=given.exit_code == "program",
+    )  # fmt: skip
 
 
 def execute(order: Order) -> int:
@@ -273,9 +380,10 @@ def _execute(
 
 
 def _with_terminal(job: program.Program, config: SandboxConfig) -> program.Program:
+    from .environment import terminal_kind
     from .tty import OwnTerminal
 
-    kind = OwnTerminal.kind()
+    kind = terminal_kind()
     env = {} if kind is None or "TERM" in config.env_vars else {"TERM": kind}
     return replace(job, terminal=OwnTerminal(job.stdin), env=env)
 

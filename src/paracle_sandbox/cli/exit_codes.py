@@ -8,12 +8,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import SandboxError, SandboxTimeoutError
 from ..platforms import SIGPIPE
@@ -32,7 +31,6 @@ before_leaving: list[Callable[[], None]] = []
 # The signal that ends the command, once there is one.
 ended_by: list[int] = []
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -46,16 +44,6 @@ class Ended(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by signal {number}")
         self.number = number
-
-
-def ends_with_a_code(command: Callable[P, int]) -> Callable[P, None]:
-    """A command that returns its exit code, and whose errors become a line and a code."""
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        sys.exit(code_of(functools.partial(command, *args, **kwargs)))
-
-    return run
 
 
 def code_of(command: Callable[[], int]) -> int:

@@ -5,15 +5,25 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..audit import security_events
 from ..errors import SandboxError
 from . import exit_codes, output
 from .execute import Order, make_config
-from .options import check_backend, settings_or_fault
+from .options import (
+    add_allow_degraded,
+    add_backend,
+    add_config_options,
+    add_json,
+    add_verbose,
+    check_backend,
+    given_limits,
+    settings_or_fault,
+)
+from .parser import Command
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Health
@@ -24,6 +34,29 @@ _SUITE = "paracle_sandbox.testing.conformance"
 _TEST_SECONDS = 30
 _PACKAGE, _COMMAND = "paracle_sandbox", "paracle"
 _SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z`])")
+
+
+def declare_health(command: Command) -> None:
+    command.text = """\
+        Check which sandboxes work on this machine, by using them.
+
+        Exits with 0 when one does, else with 1; says what is missing and what to do about it.
+        """
+    add_verbose(command)
+    add_json(command)
+    add_backend(command)
+    command.action = lambda given: health(given.backend, given.verbose, given.as_json)
+
+
+def declare_test(command: Command) -> None:
+    command.text = "Run a quick test of a sandbox. Exits with 0 when it passes, else with 1."
+    add_config_options(command, "--cpu", "--memory", defaults={"--cpu": 0.5, "--memory": 256})
+    add_allow_degraded(command)
+    add_json(command)
+    add_backend(command)
+    command.action = lambda given: test(
+        given.backend, given_limits(given), given.as_json, given.allow_degraded or ()
+    )
 
 
 def health(backend: str | None, verbose: bool, as_json: bool) -> int:
@@ -118,11 +151,14 @@ def _text(said: str) -> str:
 
 
 def test(
-    backend: str | None, cpu: float, memory: int, as_json: bool, allow_degraded: Sequence[str] = ()
+    backend: str | None,
+    limits: Mapping[str, Any],
+    as_json: bool,
+    allow_degraded: Sequence[str] = (),
 ) -> int:
     settings = settings_or_fault()
     check_backend(backend)
-    limits = {"cpu_cores": cpu, "memory_mb": memory, "timeout_seconds": _TEST_SECONDS}
+    limits = {**limits, "timeout_seconds": _TEST_SECONDS}
     order = Order("-", limits=limits, backend=backend, allow_degraded=allow_degraded)
     config = make_config(order, settings)
     # The checks provoke security events on purpose; those of a real program are still logged.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SandboxCleanupError, SandboxError, SandboxNotFoundError
 from . import exit_codes, output
-from .options import check_backend, settings_or_fault
+from .options import add_json, add_listed_backend, check_backend, settings_or_fault
+from .parser import Command
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, SandboxInfo, Usage
@@ -56,6 +57,13 @@ class Entry:
 
 
 # list
+
+
+def declare_list(command: Command) -> None:
+    command.text = "Show the active sandboxes of every process, with what they use."
+    add_json(command)
+    add_listed_backend(command)
+    command.action = lambda given: list_sandboxes(given.backend, given.as_json)
 
 
 def list_sandboxes(backend: str | None, as_json: bool) -> int:
@@ -141,6 +149,23 @@ def _age(seconds: float) -> str:
 
 
 # cleanup
+
+
+def declare_cleanup(command: Command) -> None:
+    command.text = """\
+        Remove sandboxes that dead processes left behind; with --all, every sandbox.
+
+        Examples:
+          paracle sandbox cleanup
+          paracle sandbox cleanup --all --force
+        """
+    command.switch("--all", dest="everything", help="Also those still in use.")
+    command.switch("--force", help="Do not ask.")
+    add_json(command)
+    add_listed_backend(command)
+    command.action = lambda given: cleanup(
+        given.backend, given.everything, given.force, given.as_json
+    )
 
 
 def cleanup(backend: str | None, everything: bool, force: bool, as_json: bool) -> int:

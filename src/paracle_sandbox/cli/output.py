@@ -7,7 +7,6 @@ a person goes through ``printable``. rich is only imported when a person is look
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -67,6 +66,8 @@ def say_json(document: object) -> None:
 
 
 def as_json(document: object) -> str:
+    import json
+
     return json.dumps(document, indent=2)
 
 

@@ -47,11 +47,6 @@ class OwnTerminal:
                     return rows, columns
         return _USUAL_SIZE
 
-    @staticmethod
-    def kind() -> str | None:
-        """The name under which programs look up what the user's terminal understands."""
-        return os.environ.get("TERM")
-
     def __enter__(self) -> Self:
         if self._descriptor is not None:
             self._before = list(termios.tcgetattr(self._descriptor))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import BackendUnavailableError, SandboxError
 from ..own_directory import STATE_DIRECTORY
 from ..settings import Settings
+from .auto import PROBLEMS
 from .base import Backend, Health, SandboxInfo
 from .registry import BACKENDS, explain, get_backend, real_name, require_linux
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # The fake backend's sandboxes live and die inside one process: no other can see them. Those of a
 # remote service and of Daytona are not of this machine.
+_ENGINES = {"docker": "docker", "gvisor": "docker", "incus": "incus", "incus-vm": "incus"}
 _LISTED = tuple(name for name in BACKENDS if name not in ("fake", "remote", "daytona"))
 
 
@@ -61,7 +63,7 @@ async def listed(
     BackendUnavailableError, and so does a state directory of another user. The backends stay open
     as long as the stack."""
     found = []
-    for name in _asked(only):
+    for name in _asked(only, settings):
         try:
             backend = await stack.enter_async_context(opened(name, settings))
             found += [(backend, info) for info in await backend.list_sandboxes()]
@@ -74,7 +76,7 @@ async def listed(
 async def sweep(settings: Settings, only: str | None = None) -> int:
     """Remove what dead processes left, of the same backends; how many sandboxes that were."""
     swept = 0
-    for name in _asked(only):
+    for name in _asked(only, settings):
         try:
             async with opened(name, settings) as backend:
                 swept += await backend.sweep()
@@ -84,8 +86,13 @@ async def sweep(settings: Settings, only: str | None = None) -> int:
     return swept
 
 
-def _asked(only: str | None) -> tuple[str, ...]:
-    return _LISTED if only is None or only == "auto" else (only,)
+def _asked(only: str | None, settings: Settings) -> list[str]:
+    """A backend that is named, or those of this machine that have an engine to be asked: the
+    client libraries of the others take longer to import than all else that is done here."""
+    if only is not None and only != "auto":
+        return [only]
+    absent = {name for name in _ENGINES.values() if PROBLEMS[name](settings) is not None}
+    return [name for name in _LISTED if _ENGINES.get(name) not in absent]
 
 
 def inside_container(container: str, settings: Settings) -> Backend:

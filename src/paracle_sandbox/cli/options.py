@@ -72,7 +72,7 @@ def add_listed_backend(command: Command) -> None:
 
 
 def _add_backend(command: Command, help: str) -> None:
-    command.option("--backend", metavar="NAME", help=help, choices=MODES)
+    command.option("--backend", metavar="NAME", help=help, complete=complete_backend)
 
 
 def add_allow_degraded(command: Command) -> None:
@@ -101,8 +101,12 @@ def settings_or_fault() -> Settings:
     return settings
 
 
+def complete_backend(incomplete: str) -> list[str]:
+    """For the shell, after its TAB key."""
+    return [name for name in MODES if name.startswith(incomplete)]
+
+
 def complete_template(incomplete: str) -> list[str]:
-    """For the shell's TAB key."""
     from ..backends.catalog import template_names
 
     return [name for name in template_names() if name.startswith(incomplete)]

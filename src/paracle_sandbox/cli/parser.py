@@ -12,7 +12,7 @@ import argparse
 from argparse import Action, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from .exit_codes import UsageFault
 
@@ -24,15 +24,20 @@ Complete = Callable[[str], Sequence[str]]
 Check = Callable[[Any], Any]
 
 
-class Argument(NamedTuple):
+class Argument:
     """A word that is no option; ``times`` is one of "1", "?" (it may be missing), "*" and "+"."""
 
-    name: str
-    metavar: str
-    help: str
-    times: str = "1"
-    default: Any = None
-    complete: Complete | None = None
+    def __init__(
+        self,
+        name: str,
+        metavar: str,
+        help: str,
+        times: str = "1",
+        default: Any = None,
+        complete: Complete | None = None,
+    ) -> None:
+        self.name, self.metavar, self.help = name, metavar, help
+        self.times, self.default, self.complete = times, default, complete
 
     @property
     def usage(self) -> str:
@@ -222,14 +227,22 @@ class Command(argparse.ArgumentParser):
         return None
 
 
-class Entry(NamedTuple):
-    """A command of a group: the function that declares it, as "module:function" of this package."""
+class Entry:
+    """A command of a group: the function that declares it, as "module:function" of this package.
 
-    declared_by: str
-    summary: str
-    heading: str = "Commands"
-    # It runs a program in a sandbox, which can be made while the rest is imported.
-    starts_early: bool = False
+    ``starts_early`` is for one that runs a program in a sandbox, which can be made while the rest
+    is imported."""
+
+    def __init__(
+        self,
+        declared_by: str,
+        summary: str,
+        heading: str = "Commands",
+        *,
+        starts_early: bool = False,
+    ) -> None:
+        self.declared_by, self.summary, self.heading = declared_by, summary, heading
+        self.starts_early = starts_early
 
     def build(self, words: str) -> Command:
         module, _, function = self.declared_by.partition(":")
@@ -238,15 +251,20 @@ class Entry(NamedTuple):
         return command
 
 
-class Group(NamedTuple):
-    """Commands under a common word."""
+class Group:
+    """Commands under a common word; ``declare`` is for options of the group itself."""
 
-    summary: str
-    commands: Mapping[str, Entry | Group]
-    heading: str = "Commands"
-    text: str = ""
-    # Declares options of the group itself.
-    declare: Callable[[Command], None] | None = None
+    def __init__(
+        self,
+        summary: str,
+        commands: Mapping[str, Entry | Group],
+        heading: str = "Commands",
+        *,
+        text: str = "",
+        declare: Callable[[Command], None] | None = None,
+    ) -> None:
+        self.summary, self.commands, self.heading = summary, commands, heading
+        self.text, self.declare = text, declare
 
     def build(self, words: str) -> Command:
         """The parser of what may stand in place of a command."""

@@ -72,7 +72,7 @@ def test_values_behind_an_equals_sign() -> None:
 
 def test_commands_and_options_say_what_they_mean() -> None:
     found = dict(offer(["sandbox"], ""))
-    assert found["rm"] == "Remove sandboxes, whoever made them."
+    assert found["rm"] == "Remove sandboxes of any process."
     assert all(len(meaning) <= 60 for meaning in found.values())
     assert dict(offer(["sandbox", "rm"], "--f")) == {"--force": "Also while it is in use."}
 

@@ -119,7 +119,7 @@ def declare_logs(command: Command) -> None:
 
 
 def declare_rm(command: Command) -> None:
-    command.text = "Remove sandboxes, whoever made them."
+    command.text = "Remove sandboxes of any process."
     command.argument("sandboxes", "ID", "As list shows them, or their beginnings.", "+")
     command.switch("--force", help="Also while it is in use.")
     add_json(command)
@@ -130,7 +130,7 @@ def declare_rm(command: Command) -> None:
 
 
 def execute(order: Order) -> int:
-    """The program's own exit code; 125 when it was not the program that failed."""
+    """Return the program's own exit code, or 125 when it was not the program that failed."""
     if not order.command:
         raise UsageFault("Say what to run: paracle sandbox exec ID -- COMMAND")
     check_terminal(order.tty)
@@ -205,7 +205,7 @@ def _split(text: str) -> tuple[str, str] | None:
 
 
 def _absolute(path: str) -> str:
-    """A slash at the end says that it goes into that directory, and stays."""
+    """Make a path of the inside absolute. A slash at its end, "into that directory", stays."""
     full = posixpath.normpath(posixpath.join(_WORKING_DIR, path))
     return f"{full}/" if path.endswith("/") else full
 

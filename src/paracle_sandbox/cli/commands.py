@@ -62,7 +62,7 @@ _SANDBOX = Group(
             "list_cleanup:declare_cleanup",
             "Remove sandboxes that dead processes left behind; with --all, every sandbox.", _SEE,
         ),
-        "rm": Entry("attach:declare_rm", "Remove sandboxes, whoever made them.", _SEE),
+        "rm": Entry("attach:declare_rm", "Remove sandboxes of any process.", _SEE),
         "logs": Entry("attach:declare_logs", "Say where the output of a sandbox is.", _SEE),
         "exec": Entry(
             "attach:declare_exec", "Run a command in a sandbox that another process made.", _ENTER

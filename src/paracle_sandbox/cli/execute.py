@@ -1,4 +1,4 @@
-"""``paracle sandbox execute``: read what the user gave, run it, show what it did."""
+"""``paracle sandbox execute``: read the order of the user, run it, show what it did."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FLAGS = {
     "env_vars": "--env",
 }
 
-# What a folder is started with, as Python itself would, or as people call it.
+# The files that a folder is started with: Python's own choice first, then people's.
 _STARTS = ("__main__.py", "main.py")
 
 
@@ -84,7 +84,7 @@ class Order:
 
     @property
     def shows_summary(self) -> bool:
-        """The summary is for a person: a log or a pipe gets what the program prints, alone."""
+        """Return whether a person looks: a log or a pipe gets only what the program prints."""
         if self.quiet or (self.as_json and not self.verbose):
             return False
         return self.verbose or sys.stderr.isatty()
@@ -163,7 +163,7 @@ def declare_execute(command: Command) -> None:
 
 
 def _order(given: Namespace) -> Order:
-    """The words tell a file with its arguments from the arguments of ``-c`` and from a command."""
+    """Tell a file with its arguments from the arguments of ``-c`` and from a command."""
     words = [*([] if given.file is None else [given.file]), *given.args]
     after = given.after_dashes or []
     file = words.pop(0) if given.code is None and words else None
@@ -191,7 +191,7 @@ def execute(order: Order) -> int:
 
 
 def _checked_execute(order: Order) -> int:
-    # Everything that can be wrong with the order is found before anything is made for it.
+    # All mistakes in the order are found before anything is made for it.
     settings = settings_or_fault()
     check_backend(order.backend)
     config = make_config(order, settings)
@@ -214,8 +214,8 @@ def _checked_execute(order: Order) -> int:
 
 
 def _import_asyncio_alone() -> None:
-    """Without TLS, which it can be without, and which is a tenth of all imports here: a sandbox of
-    this machine has no use for it."""
+    """Import asyncio without TLS, which is a tenth of all imports here: a sandbox of this machine
+    has no use for it."""
     if "asyncio" in sys.modules or "ssl" in sys.modules:
         return
     sys.modules["ssl"] = None  # type: ignore[assignment]
@@ -252,7 +252,7 @@ def _check_what(order: Order) -> None:
 
 
 def _workspace(order: Order, config: SandboxConfig) -> Workspace | None:
-    """What goes in beside the program, if anything does."""
+    """Check what goes in beside the program; None if nothing does."""
     folder = order.workspace
     if folder is None and _is_folder(order.file):
         folder = order.file
@@ -277,7 +277,7 @@ def _is_folder(file: str | None) -> bool:
 
 
 def _name(order: Order) -> str:
-    """What the program is called inside: as outside, for its own sys.argv and tracebacks."""
+    """Name the program inside as it is named outside, for its own sys.argv and tracebacks."""
     name = os.path.basename(order.file or "")
     if order.file == "-" or not name.isprintable():
         return CODE_FILE
@@ -338,7 +338,7 @@ def _execute(
     config: SandboxConfig,
     settings: Settings,
 ) -> int:
-    """What it imports takes as long as a sandbox does, which is being made meanwhile."""
+    """Run the program. The sandbox is being made while this imports what it needs."""
     from . import program, stdio
 
     job = program.Program(
@@ -443,7 +443,7 @@ class _Outlets:
 
 
 def make_config(order: Order, settings: Settings) -> SandboxConfig:
-    """The settings' defaults, then the flags. Raises UsageFault that names the flag."""
+    """Apply the flags to the settings' defaults. Raises UsageFault that names the flag."""
     backend = order.backend or settings.mode
     if settings.depends_on_backend:
         # Only then: to find out what "auto" stands for, files of this machine have to be read.
@@ -468,7 +468,7 @@ def make_config(order: Order, settings: Settings) -> SandboxConfig:
 
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:
-    """Of ``--env``. Raises UsageFault."""
+    """Read the values of ``--env``. Raises UsageFault."""
     return dict(map(_assignment, texts))
 
 
@@ -523,8 +523,9 @@ def _read(file: str, what: str) -> bytes:
 
 
 def check_output(file: str | None) -> None:
-    """Before the program runs, so that its result is not lost. Until there is one, nothing is left:
-    neither a new file, nor a pipe whose reader has been told that this is all."""
+    """Refuse an ``--output`` that cannot be written before the program runs, so that its result is
+    not lost. Until there is a result, nothing is left: neither a new file, nor a pipe whose reader
+    has been told that this is all."""
     if file is None:
         return
     try:
@@ -548,7 +549,7 @@ def _save(file: str | None, result: JobResult) -> None:
 
 
 def save_document(file: str, document: object) -> None:
-    """As JSON, whole or not at all. Raises SandboxError that names the file."""
+    """Save a document as JSON, whole or not at all. Raises SandboxError that names the file."""
     try:
         _write_whole(file, output.as_json(document) + "\n")
     except OSError as error:

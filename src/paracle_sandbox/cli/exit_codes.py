@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, signals, and errors turned into one plain line.
+"""End a command: with an exit code, after a signal, or with an error in one plain line.
 
 0 success                       3 the sandbox failed, or stopped the program at a limit
 1 the program failed, or "no"   124 the program was stopped at its deadline
@@ -64,7 +64,7 @@ def code_of(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read our output has gone; what is still buffered has nowhere to go.
+        # The reader of our output has gone; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + SIGPIPE
     except OSError as error:
@@ -75,7 +75,7 @@ def code_of(command: Callable[[], int]) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """A mistake of ours. Its traceback is for whoever mends it, and shown when asked for."""
+    """Report a mistake of ours in one line; its traceback is shown at the log level debug."""
     complain(
         f"Unexpected {type(error).__name__}: {error}. This is a mistake in paracle; "
         "PARACLE_SANDBOX_LOG_LEVEL=debug shows where."

@@ -77,8 +77,8 @@ def health(backend: str | None, verbose: bool, as_json: bool) -> int:
 
 
 def find_shadows() -> list[str]:
-    """Other installed distributions that bring our package or our command: which of the two runs
-    is then a matter of what was installed last."""
+    """Find other distributions that bring our package or our command: which of the two runs then
+    depends on what was installed last."""
     from importlib.metadata import entry_points, packages_distributions
 
     others = {
@@ -102,7 +102,7 @@ def _is_ours(distribution: str) -> bool:
 
 
 def _show(found: Sequence[Health], name: str, available: bool, verbose: bool) -> None:
-    """The verdict, what holds, what is missing; then what to do about it, in full."""
+    """Print the verdict, what holds, what is missing, and what to do about it."""
     output.say("🔍 Sandbox Health Check")
     if available:
         output.say_in("bold green", f"✅ Sandbox Available: {name}")
@@ -135,7 +135,7 @@ def _show_working(one: Health, told: set[str]) -> None:
 
 
 def _tell(text: str, remedy: str, told: set[str]) -> None:
-    """What is missing and what to do about it, unless that was said already."""
+    """Print what is missing and what to do about it, unless that was said already."""
     output.say_in("yellow", text.rstrip(": "))
     remedy = _text(remedy)
     if remedy and remedy not in text and remedy not in told:
@@ -145,7 +145,7 @@ def _tell(text: str, remedy: str, told: set[str]) -> None:
 
 
 def _text(said: str) -> str:
-    """Without the advice to run this very command, which errors of creating a sandbox give."""
+    """Remove the advice to run this very command, which errors of creating a sandbox give."""
     kept = (one for one in _SENTENCE.split(said) if "paracle sandbox health" not in one)
     return " ".join(kept).strip()
 

@@ -111,7 +111,7 @@ def revoke(key_id: str, as_json: bool) -> int:
 
 
 def _check_users(users: list[str]) -> None:
-    """A key for somebody whom the service refuses would open nothing."""
+    """Refuse names that the service refuses: a key for them would open nothing."""
     from ..service.errors import BadRequest
     from ..service.users.names import checked_user_id
 
@@ -123,7 +123,7 @@ def _check_users(users: list[str]) -> None:
 
 
 def refuse_windows() -> None:
-    """Before anything of the service is imported that uses what Windows lacks."""
+    """Say that the service needs Linux, before a module is imported that Windows lacks."""
     if sys.platform == "win32":
         raise UsageFault(
             "The service and its keys need Linux, and this is Windows. Run this on the machine of "

@@ -27,7 +27,7 @@ _COLUMNS = ("Sandbox ID", "Backend", "State", "Owner", "Age", "CPU %", "Memory M
 
 @dataclass(frozen=True)
 class Entry:
-    """One sandbox and what it uses; the figures are None when nobody can say."""
+    """One sandbox and what it uses; figures that are not known are None."""
 
     info: SandboxInfo
     cpu_percent: float | None = None
@@ -133,7 +133,7 @@ def _row(entry: Entry, width: int) -> tuple[str, ...]:
 
 
 def id_width(ids: Sequence[str]) -> int:
-    """How many characters tell them apart. (Ids made within a second begin alike.)"""
+    """Count the characters that tell the ids apart. Ids made within a second begin alike."""
     longest = max(map(len, ids), default=_SHORTEST_ID)
     for width in range(_SHORTEST_ID, longest):
         if len({name[:width] for name in ids}) == len(set(ids)):
@@ -219,7 +219,7 @@ def _cleanup_all(settings: Settings, only: str | None, force: bool, as_json: boo
 
 
 def _confirmed(count: int) -> bool:
-    """The question goes to stderr: the answer on stdout may be for a program."""
+    """Ask the user, on stderr: the answer on stdout may be for a program."""
     import sys
 
     print(f"Destroy {count} sandbox(es)? [y/N] ", end="", file=sys.stderr, flush=True)

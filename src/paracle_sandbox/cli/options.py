@@ -49,7 +49,7 @@ def add_config_options(
 
 
 def given_limits(given: Namespace) -> dict[str, Any]:
-    """The fields of SandboxConfig that a command takes; None for those that were not given."""
+    """Return the fields of SandboxConfig; those that were not given are None."""
     return {name: getattr(given, name, None) for name in CONFIG_FIELDS.values()}
 
 
@@ -62,12 +62,12 @@ def add_verbose(command: Command, help: str = "Tell more.") -> None:
 
 
 def add_backend(command: Command) -> None:
-    """For commands that make sandboxes."""
+    """Declare ``--backend`` of a command that makes sandboxes."""
     _add_backend(command, "auto, native, docker, ... [default: auto]")
 
 
 def add_listed_backend(command: Command) -> None:
-    """For commands that look for sandboxes."""
+    """Declare ``--backend`` of a command that looks for sandboxes."""
     _add_backend(command, "Only this one's. [default: all here]")
 
 
@@ -92,7 +92,7 @@ def add_env(command: Command) -> None:
 
 
 def settings_or_fault() -> Settings:
-    """The settings; a wrong one is the user's to mend."""
+    """Load the settings. Raises UsageFault for a wrong one."""
     try:
         settings = load_settings()
     except SandboxError as error:
@@ -102,7 +102,7 @@ def settings_or_fault() -> Settings:
 
 
 def complete_backend(incomplete: str) -> list[str]:
-    """For the shell, after its TAB key."""
+    """Offer names of backends for the TAB key."""
     return [name for name in MODES if name.startswith(incomplete)]
 
 
@@ -118,13 +118,13 @@ def check_backend(name: str | None) -> None:
 
 
 def check_terminal(wanted: bool) -> None:
-    """Whether the user's terminal can be lent to a program: it is put into another mode for it."""
+    """Refuse to lend the user's terminal to a program on Windows, which has not the mode for it."""
     if wanted and sys.platform == "win32":
         raise UsageFault("-t and shell need a terminal of Unix, and this is Windows: use WSL 2")
 
 
 def waived_layers(names: Sequence[str]) -> frozenset[str]:
-    """The layers that ``--allow-degraded`` names. Raises UsageFault."""
+    """Read the layers that ``--allow-degraded`` names. Raises UsageFault."""
     from ..setting_rows import LAYERS, layers
 
     try:

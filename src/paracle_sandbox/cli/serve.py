@@ -139,8 +139,8 @@ def _announce(service: Service, listening: socket.socket) -> None:
 
 
 def _for_the_owner(service: Service, key: str) -> Path | None:
-    """Where the key was written to; None on a terminal. What is printed elsewhere ends in a log,
-    which others read, and is kept for years."""
+    """Write the key to a file and return its path; None on a terminal. A key that is printed
+    elsewhere ends in a log, which others read, and which is kept for years."""
     if sys.stdout.isatty():
         return None
     path = Path(service.settings.service_dir) / "first-key"
@@ -151,7 +151,7 @@ def _for_the_owner(service: Service, key: str) -> Path | None:
 
 
 def _first_key(service: Service) -> str | None:
-    """A key for whoever starts the service for the first time, and has none yet."""
+    """Make a key when the service starts for the first time and has none yet."""
     if service.settings.api_key or any(key.is_good(time.time()) for key in service.keys.all()):
         return None
     key = service.keys.make(admin=True, note="made at the first start")

@@ -168,7 +168,7 @@ def _show_plan(plan: Plan) -> None:
 async def _check_sandbox_available(
     backend: str | None = None, settings: Settings | None = None
 ) -> bool:
-    """Whether there is a sandbox, proved by using one; what is missing goes to stderr."""
+    """Prove by use that there is a sandbox; what is missing is told on stderr."""
     from ...agents.modes import sandbox_problem
 
     problem = await sandbox_problem(backend, settings or settings_or_fault())
@@ -178,7 +178,7 @@ async def _check_sandbox_available(
 
 
 async def _choose(plan: Plan) -> RunConfig:
-    """The configuration to run with: what was asked for, or safe when it cannot be had."""
+    """Choose the configuration: the one that was asked for, or safe when it cannot be had."""
     from ...agents.modes import FALLBACK, run_config
 
     config = run_config(plan.order.mode, on_host=plan.order.on_host)
@@ -259,7 +259,7 @@ def _make_agent(
 
 
 def _keep_tools(agent: SandboxAgent, wanted: Sequence[str]) -> None:
-    """Only those that the agent's file names."""
+    """Remove the tools that the agent's file does not name."""
     from ...agents.definitions import TOOL_NAMES
     from ...tools import SandboxBrowserTool
 

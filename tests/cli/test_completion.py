@@ -56,6 +56,7 @@ LINES = {
     "paracle agents run coder --provider o": "openai ollama",
     "paracle agents run coder -t 'a task' --mode s": "safe sandbox",
     "paracle nothing ": "",
+    "paracle sandbox shell -qx ": "",
     "paracle sandbox execute -- --network ": "",
 }
 

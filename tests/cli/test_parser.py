@@ -53,6 +53,8 @@ def order_of(*words: str) -> Order:
         ("-c 1 x -- -y", {"file": None, "code": "1", "args": ["x", "-y"]}),
         ("-c -1", {"file": None, "code": "-1"}),
         ("-c a=b=c", {"file": None, "code": "a=b=c"}),
+        ("-qc -x", {"file": None, "code": "-x", "quiet": True}),
+        ("-c=1", {"file": None, "code": "1"}),
         ("-cprint()", {"file": None, "code": "print()"}),
         ("--cpu 2 a.py --memory=256", {"limits": {"cpu_cores": "2", "memory_mb": "256"}}),
         ("a.py --timeout 20 --timeout 30", {"limits": {"timeout_seconds": "30"}}),
@@ -105,7 +107,8 @@ def test_an_empty_value_is_a_value() -> None:
         ("sandbox execute -9", "There is no option -9."),
         ("sandbox execute --cpu", "--cpu: its value is missing."),
         ("sandbox execute --json=1", "--json: it takes no value (got '1')."),
-        ("sandbox execute -ix", "-i: it takes no value (got 'x')."),
+        ("sandbox execute -ix", "There is no option -x."),
+        ("sandbox execute -q=1", "-q: it takes no value (got '1')."),
         (
             "sandbox execute --exit-code mine",
             "--exit-code: it must be one of documented, program (got 'mine').",

@@ -152,7 +152,7 @@ def shell(sandbox: str, backend: str | None) -> int:
 
 async def _run(sandbox: Sandbox, order: Order) -> CommandResult:
     from . import program, stdio
-    from .execute import assignments, outlets
+    from .execute import assignments
 
     words = list(order.command)
     job = program.Program(
@@ -160,7 +160,7 @@ async def _run(sandbox: Sandbox, order: Order) -> CommandResult:
         env=assignments(order.env),
         cwd=sandbox.config.working_dir,
         stdin=stdio.own_stdin(),
-        on_output=outlets(order.tty),
+        on_output=stdio.Outlets(order.tty),
         timeout=order.timeout,
     )
     if not order.tty:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from argparse import Namespace
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +33,10 @@ from .options import (
     waived_layers,
 )
 from .parser import Command
+from .result_file import check_output, save_document
 
 if TYPE_CHECKING:
-    from ..results import JobResult, Stats
+    from ..results import JobResult
     from . import program
     from .workspace import Workspace
 
@@ -200,7 +200,9 @@ def _checked_execute(order: Order) -> int:
     job = _program(order, workspace)
     check_output(order.output)
     if order.verbose:
-        _show_config(config)
+        from . import summary
+
+        summary.show_config(config, _FLAGS)
     # One sandbox needs no stock of children for the next.
     settings = replace(settings, stock=0)
     try:
@@ -339,7 +341,7 @@ def _execute(
     settings: Settings,
 ) -> int:
     """Run the program. The sandbox is being made while this imports what it needs."""
-    from . import program, stdio
+    from . import program, stdio, summary
 
     job = program.Program(
         source=what.source,
@@ -353,7 +355,7 @@ def _execute(
     )
     if workspace is not None:
         job = replace(job, before=workspace.bring_in, after=workspace.bring_out)
-    outlets = _Outlets(order.raw or order.tty)
+    outlets = stdio.Outlets(order.raw or order.tty)
     if not order.as_json:
         job = replace(job, on_output=outlets)
     if order.tty:
@@ -372,7 +374,7 @@ def _execute(
         output.say_json(outcome.result)
     if order.shows_summary:
         outlets.end_line()
-        _show_end(outcome, order.verbose)
+        summary.show_end(outcome, order.verbose)
     elif outcome.error is not None and not order.as_json:
         outlets.end_line()
         output.complain(str(outcome.error))
@@ -420,25 +422,6 @@ async def _run(
         return await program.run_program(job, config, backend)
 
 
-class _Outlets:
-    """Our stdout and stderr, as the program's."""
-
-    def __init__(self, raw: bool) -> None:
-        from . import stdio
-
-        self._outlets = {
-            name: stdio.Outlet(stream.fileno(), raw)
-            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
-        }
-
-    def __call__(self, name: str, data: bytes) -> Awaitable[None] | None:
-        return self._outlets[name].write(data)
-
-    def end_line(self) -> None:
-        for outlet in self._outlets.values():
-            outlet.end_line()
-
-
 # Reading the order
 
 
@@ -470,11 +453,6 @@ def make_config(order: Order, settings: Settings) -> SandboxConfig:
 def assignments(texts: Sequence[str]) -> dict[str, str]:
     """Read the values of ``--env``. Raises UsageFault."""
     return dict(map(_assignment, texts))
-
-
-def outlets(raw: bool) -> _Outlets:
-    """Our stdout and stderr for what a program prints."""
-    return _Outlets(raw)
 
 
 def _image_of(template: str) -> str:
@@ -522,71 +500,9 @@ def _read(file: str, what: str) -> bytes:
         raise UsageFault(f"{what} cannot be read: {file}: {reason}") from None
 
 
-def check_output(file: str | None) -> None:
-    """Refuse an ``--output`` that cannot be written before the program runs, so that its result is
-    not lost. Until there is a result, nothing is left: neither a new file, nor a pipe whose reader
-    has been told that this is all."""
-    if file is None:
-        return
-    try:
-        is_new = not os.path.lexists(file)
-        if is_new or not stat.S_ISFIFO(os.stat(file).st_mode):
-            with open(file, "ab"):
-                pass
-        if is_new:
-            os.unlink(file)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageFault(f"--output: cannot write {file}: {reason}") from None
-
-
-# Showing the outcome
-
-
 def _save(file: str | None, result: JobResult) -> None:
     if file is not None:
         save_document(file, result)
-
-
-def save_document(file: str, document: object) -> None:
-    """Save a document as JSON, whole or not at all. Raises SandboxError that names the file."""
-    try:
-        _write_whole(file, output.as_json(document) + "\n")
-    except OSError as error:
-        raise SandboxError(
-            f"--output: {file} cannot be written: {error.strerror or error}. Nothing was saved."
-        ) from error
-
-
-def _write_whole(file: str, text: str) -> None:
-    """Replace a file by a new one; a disk that is full leaves the old one, and no half."""
-    target = os.path.realpath(file)
-    try:
-        is_regular = stat.S_ISREG(os.stat(target).st_mode)
-    except FileNotFoundError:
-        is_regular = True
-    if not is_regular:
-        with open(target, "w", encoding="utf-8") as opened:
-            opened.write(text)
-        return
-    draft = f"{target}.{os.urandom(6).hex()}"
-    try:
-        opened = open(draft, "x", encoding="utf-8")  # noqa: SIM115
-    except PermissionError:  # of the folder; the file itself may be ours to write
-        opened = open(target, "w", encoding="utf-8")  # noqa: SIM115
-        draft = target
-    try:
-        with opened:
-            opened.write(text)
-        if draft == target:
-            return
-        if os.path.exists(target):
-            os.chmod(draft, os.stat(target).st_mode & 0o777)
-        os.replace(draft, target)
-    except OSError:
-        if draft != target and os.path.lexists(draft):
-            os.unlink(draft)
-        raise
 
 
 def _save_failure(order: Order, error: SandboxError) -> None:
@@ -599,55 +515,3 @@ def _save_failure(order: Order, error: SandboxError) -> None:
         output.complain(unsaved.message)
     if order.as_json:
         output.say_json(result)
-
-
-def _show_config(config: SandboxConfig) -> None:
-    rows = [(flag, str(getattr(config, name))) for name, flag in _FLAGS.items()]
-    # What a variable holds may be a secret; its name is enough.
-    rows[-1] = ("--env", ", ".join(config.env_vars))
-    output.table("Configuration", ("Flag", "Value"), rows, sys.stderr)
-
-
-def _show_end(outcome: program.Outcome, verbose: bool) -> None:
-    result = outcome.result
-    if result["success"]:
-        output.note("✅ Execution Successful")
-    else:
-        output.note("❌ Execution Failed")
-        # What the program said itself has been shown already.
-        code = result["result"]["exit_code"] if "result" in result else None
-        reason = f"exit code {code}" if outcome.error is None else str(outcome.error)
-        output.complain(reason)
-    if "stats" in result:
-        stats = result["stats"]
-        if verbose:
-            _show_stats(stats, result["sandbox_id"])
-        else:
-            output.notes([*zip(*_figures(stats), strict=True)])
-    missing = result["posture"]["missing"] if "posture" in result else []
-    if missing:
-        output.note(f"Without: {', '.join(missing)} (see paracle sandbox health)")
-
-
-def _figures(stats: Stats) -> list[tuple[str, str]]:
-    return [
-        ("time", f"{stats['duration_seconds']:.3f} s"),
-        ("cpu", f"{stats['cpu_seconds']:.3f} s"),
-        ("memory peak", f"{stats['memory_peak_mb']:.1f} of {stats['memory_limit_mb']} MB"),
-        ("disk", f"{stats['disk_mb']:.1f} of {stats['disk_limit_mb']} MB"),
-    ]
-
-
-def _show_stats(stats: Stats, sandbox_id: str | None) -> None:
-    rows = [("sandbox", str(sandbox_id)), *_figures(stats)]
-    received, sent = stats["network_rx_bytes"], stats["network_tx_bytes"]
-    unknown = received is None or sent is None
-    rows.append(("network", "not known (the host's)" if unknown else f"{received} in, {sent} out"))
-    if "monitoring" in stats:
-        monitoring = stats["monitoring"]
-        for name, seen in (("averages", monitoring["averages"]), ("peaks", monitoring["peaks"])):
-            rows.append(
-                (name, f"{seen['cpu_percent']:.1f} % CPU, {seen['memory_mb']:.1f} MB memory")
-            )
-        rows.append(("samples", str(monitoring["history_samples"])))
-    output.table("Used", ("", ""), rows, sys.stderr)

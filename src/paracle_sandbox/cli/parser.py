@@ -155,14 +155,33 @@ class Command(argparse.ArgumentParser):
         a dash for another option."""
         rest = iter(words)
         for word in rest:
-            action = self._by_flag.get(word)
+            *switches, last = self._split_letters(word)
+            yield from switches
+            action = self._by_flag.get(last)
             if action is None or action.nargs == 0:
-                yield word
+                yield last
                 continue
             value = next(rest, None)
             if value is None:
-                self.error(f"{word}: its value is missing")
-            yield f"{word}={value}"
+                self.error(f"{last}: its value is missing")
+            yield f"{last}={value}"
+
+    def _split_letters(self, word: str) -> list[str]:
+        """Write ``-it`` as two words, and ``-cCODE`` with an equals sign."""
+        if word in self._by_flag or word[:2] not in self._by_flag:
+            return [word]
+        found: list[str] = []
+        for at, letter in enumerate(word[1:], 2):
+            flag = f"-{letter}"
+            action = self._by_flag.get(flag)
+            if letter == "=":
+                self.error(f"{found[-1]}: it takes no value (got {word[at:]!r})")
+            if action is None and flag not in HELP:
+                self._refuse_unknown(flag)
+            if action is not None and action.nargs != 0 and word[at:]:
+                return [*found, f"{flag}={word[at:].removeprefix('=')}"]
+            found.append(flag)
+        return found
 
     def _give_to_arguments(self, words: list[str], given: Namespace) -> None:
         for argument in self.arguments:
@@ -207,7 +226,10 @@ class Command(argparse.ArgumentParser):
             meanings = {flag: action.help or "" for flag, action in self._by_flag.items()}
             meanings |= dict.fromkeys(HELP, HELP_TEXT)
             return [one for one in meanings.items() if one[0].startswith(incomplete)]
-        argument = self._argument_at(before)
+        try:
+            argument = self._argument_at(before)
+        except UsageFault:
+            return []
         if argument is None or argument.complete is None:
             return []
         return [(one, "") for one in argument.complete(incomplete)]

@@ -106,6 +106,23 @@ async def _in_thread(work: Callable[[], None]) -> None:
     await done
 
 
+class Outlets:
+    """Our stdout and stderr, as the program's."""
+
+    def __init__(self, raw: bool) -> None:
+        self._outlets = {
+            name: Outlet(stream.fileno(), raw)
+            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
+        }
+
+    def __call__(self, name: str, data: bytes) -> Awaitable[None] | None:
+        return self._outlets[name].write(data)
+
+    def end_line(self) -> None:
+        for outlet in self._outlets.values():
+            outlet.end_line()
+
+
 def own_stdin() -> int | None:
     """Return the stdin that the program gets: ours, unless it is closed, or a terminal that another
     job of its shell uses now. To read from such a terminal would stop this process."""

@@ -12,9 +12,10 @@ from ...errors import SandboxError
 from ...settings import Settings
 from .. import exit_codes, output
 from ..execute import Order as ExecuteOrder
-from ..execute import check_output, make_config, save_document
+from ..execute import make_config
 from ..exit_codes import UsageFault
 from ..options import check_backend, settings_or_fault
+from ..result_file import check_output, save_document
 from .audit import opened_log, process_label
 from .screen import Screen, ask
 

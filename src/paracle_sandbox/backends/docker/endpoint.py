@@ -7,6 +7,7 @@ called here, so that "there is no engine" is a quick answer.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -84,8 +85,6 @@ def find_endpoint(settings: Settings) -> Endpoint:
 def _of_context(folder: Path, name: str) -> Endpoint:
     """A socket is one of this machine, whoever names it. What else a context has, a host with keys
     or behind ssh, is the library's to read."""
-    import hashlib  # not for every list: few have a context
-
     place = folder / "contexts/meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
     try:
         host = json.loads(place.read_bytes())["Endpoints"]["docker"]["Host"]

@@ -30,12 +30,11 @@ import packaging.requirements
 import pydantic
 import rich.console
 import rich.table
-import typer.main
 import websockets.asyncio.client
 
 _OTHERS = (
     asyncio, http.client, logging, pathlib, shutil, ssl, subprocess, tempfile, zoneinfo, httpx2,
-    packaging.requirements, pydantic.BaseModel, rich.console, rich.table, typer.main,
+    packaging.requirements, pydantic.BaseModel, rich.console, rich.table,
     websockets.asyncio.client,
 )  # fmt: skip
 

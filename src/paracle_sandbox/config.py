@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import InvalidValueError
 
@@ -36,7 +36,6 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "t": True, "y": T
              "0": False, "false": False, "no": False, "off": False, "f": False,
              "n": False}  # fmt: skip
 
-Number = TypeVar("Number", int, float)
 # Answers the value as it is kept. Raises ValueError, whose text says what it has to be.
 Check = Callable[[Any], Any]
 
@@ -57,30 +56,40 @@ class InvalidConfigError(InvalidValueError):
         ]
 
 
-def option(default: Any, check: Check) -> Any:
-    """A field of a configuration. ``check`` sees each value but the default."""
+def option(default: Any, check: Check, help: str = "") -> Any:
+    """A field of a configuration. ``check`` sees each value but the default; ``help`` is what the
+    command line says about the field."""
+    metadata = {"check": check, "help": help}
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"check": check})
-    return field(default=default, metadata={"check": check})
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def number(kind: type[Number], low: Number, high: Number) -> Check:
-    """A number from ``low`` to ``high``; the text of one is taken as well."""
+class InRange:
+    """Takes a number from ``low`` to ``high``, or the text of one."""
 
-    def check(value: Any) -> Number:
+    def __init__(self, kind: type[int] | type[float], low: float, high: float) -> None:
+        self.kind, self.low, self.high = kind, low, high
+
+    def __call__(self, value: Any) -> Any:
         try:
             if isinstance(value, bool) or not isinstance(value, int | float | str):
                 raise ValueError
-            found = kind(value)
+            found = self.kind(value)
             if not math.isfinite(found) or (isinstance(value, float) and found != value):
                 raise ValueError
         except (ValueError, OverflowError):
-            raise ValueError(f"it must be {_KINDS[kind]} from {low:g} to {high:g}") from None
-        if not low <= found <= high:
-            raise ValueError(f"it must be from {low:g} to {high:g}")
+            raise ValueError(f"it must be {_KINDS[self.kind]}{self.bounds}") from None
+        if not self.low <= found <= self.high:
+            raise ValueError(f"it must be{self.bounds.removeprefix(' of')}")
         return found
 
-    return check
+    @property
+    def bounds(self) -> str:
+        """In words, after a space; empty where there are none."""
+        if self.high < math.inf:
+            return f" from {self.low:g} to {self.high:g}"
+        return f" of at least {self.low:g}" if self.low > -math.inf else ""
 
 
 _KINDS = {int: "a whole number", float: "a number"}
@@ -94,13 +103,16 @@ def flag(value: Any) -> bool:
     return found
 
 
-def one_of(*choices: str) -> Check:
-    def check(value: Any) -> str:
-        if value not in choices:
-            raise ValueError(f"it must be one of {', '.join(choices)}")
-        return str(value)
+class OneOf:
+    """Takes one of some words."""
 
-    return check
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def __call__(self, value: Any) -> str:
+        if value not in self.choices:
+            raise ValueError(f"it must be one of {', '.join(self.choices)}")
+        return str(value)
 
 
 def text(value: Any) -> str:
@@ -247,20 +259,22 @@ class SandboxConfig(Options):
 
     # The image, or the native template that it stands for.
     base_image: str = option(DEFAULT_IMAGE, _image_name)
-    cpu_cores: float = option(1.0, number(float, 0.1, 16.0))
-    memory_mb: int = option(512, number(int, 128, 16384))
-    disk_mb: int = option(1024, number(int, 256, 10240))
-    timeout_seconds: int = option(300, number(int, 10, 3600))
-    network_mode: NetworkMode = option("none", one_of("none", "bridge", "host"))  # noqa: RUF009
+    cpu_cores: float = option(1.0, InRange(float, 0.1, 16.0), "CPU cores")
+    memory_mb: int = option(512, InRange(int, 128, 16384), "Memory in MB")
+    disk_mb: int = option(1024, InRange(int, 256, 10240), "Disk in MB")
+    timeout_seconds: int = option(300, InRange(int, 10, 3600), "Timeout in seconds")
+    network_mode: NetworkMode = option(  # noqa: RUF009
+        "none", OneOf("none", "bridge", "host"), "Network mode"
+    )
     read_only_filesystem: bool = option(True, flag)
     drop_capabilities: bool = option(True, flag)
     working_dir: str = option("/workspace", _free_directory)
     env_vars: dict[str, str] = option({}, _environment)  # noqa: RUF009
     # A path of the host: a path inside, read-only unless it ends in ":rw".
     volumes: dict[str, str] = option({}, _bindings)  # noqa: RUF009
-    cleanup_timeout: int = option(30, number(int, 5, 300))
-    max_processes: int = option(256, number(int, 8, 4096))
-    max_output_mb: int = option(16, number(int, 1, 1024))
+    cleanup_timeout: int = option(30, InRange(int, 5, 300))
+    max_processes: int = option(256, InRange(int, 8, 4096))
+    max_output_mb: int = option(16, InRange(int, 1, 1024))
     fresh_interpreter: bool = option(False, flag)
     allow_degraded: frozenset[str] = option(frozenset(), _names)
 

@@ -12,12 +12,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-import click
-import typer
-
 from paracle_sandbox import results, settings
-from paracle_sandbox.cli import app as command_line
 from paracle_sandbox.cli import exit_codes
+from paracle_sandbox.cli.commands import ROOT
+from paracle_sandbox.cli.parser import walk
 from paracle_sandbox.service import app, schemas
 
 # Modules that the docs or the specified systems name.
@@ -106,20 +104,12 @@ def _routes() -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
-    def walk(words: str, command: Any) -> Iterator[str]:
-        context = click.Context(command)
-        for parameter in command.get_params(context):
-            if parameter.param_type_name == "option":
-                for option in [*parameter.opts, *parameter.secondary_opts]:
-                    yield f"option {words} {option}"
-            else:
-                yield f"argument {words} {parameter.name}"
-        if hasattr(command, "list_commands"):
-            for name in command.list_commands(context):
-                yield f"command {words} {name}"
-                yield from walk(f"{words} {name}", command.get_command(context, name))
-
-    yield from walk("paracle", typer.main.get_command(command_line.app))
+    for words, command in walk(ROOT):
+        if words != "paracle":
+            yield f"command {words}"
+        # -h is the short form of an option that every command has.
+        yield from (f"option {words} {flag}" for flag in command.flags if flag != "-h")
+        yield from (f"argument {words} {argument.name}" for argument in command.arguments)
 
 
 def _codes() -> Iterator[str]:

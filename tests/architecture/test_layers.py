@@ -223,8 +223,8 @@ def test_the_environment_is_read_in_one_place() -> None:
     wrong = [
         f"{name}:{line}"
         for name in files()
-        # The kind of the user's terminal is no setting of ours.
-        if top(name) not in READS_ENVIRONMENT and name not in (PRESTART, "cli.tty")
+        # What the user's shell and terminal say of themselves is no setting of ours.
+        if top(name) not in READS_ENVIRONMENT and name not in (PRESTART, "cli.environment")
         for line in environment_reads(tree(name))
     ]
     assert not wrong, f"make it a setting: {wrong}"
@@ -302,7 +302,7 @@ SDKS = {"anthropic", "daytona", "fastapi", "mcp", "openai", "uvicorn"}
 
 def test_importing_the_package_costs_nothing() -> None:
     loaded = loaded_by("import paracle_sandbox")
-    heavy = {"pydantic", "asyncio", "typer", "rich", "subprocess", "socket", "httpx2", *SDKS}
+    heavy = {"pydantic", "asyncio", "argparse", "rich", "subprocess", "socket", "httpx2", *SDKS}
     assert not heavy & loaded
     assert {name for name in loaded if is_below(name, PACKAGE)} == {PACKAGE}, "only its own names"
 

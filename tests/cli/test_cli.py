@@ -526,7 +526,7 @@ def test_a_short_command_imports_no_rich(cli: Cli) -> None:
 def test_ctrl_c_during_any_import_is_quiet(cli: Cli) -> None:
     program = (
         "import os, sys\n"
-        "from paracle_sandbox.cli.main import main\n"
+        "from paracle_sandbox.cli.app import main\n"
         "class Interrupts:\n"
         "    def find_spec(self, *_): os.kill(os.getpid(), 2)\n"
         "sys.meta_path.insert(0, Interrupts())\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import shlex
 import shutil
 import socket
@@ -166,13 +165,6 @@ def test_mcp_says_on_a_terminal_what_it_is(cli: Cli) -> None:
         end(process)
         os.close(ours)
         os.close(theirs)
-
-
-def test_the_range_of_typer_is_true() -> None:
-    """Before 0.15.4 it takes any click, and --help fails with those of today."""
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    found = re.search(r'"typer>=(\d+)\.(\d+)(?:\.(\d+))?,', text)
-    assert found and tuple(int(part or 0) for part in found.groups()) >= (0, 15, 4)
 
 
 def test_a_layer_that_cannot_be_waived_is_two(cli: Cli) -> None:

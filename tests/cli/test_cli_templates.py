@@ -163,7 +163,7 @@ def test_nothing_of_the_working_directory_is_run(cli: Cli) -> None:
     for name in ("pip", "tempfile"):
         (cli.home / f"{name}.py").write_text(f"open({str(cli.home / 'ran')!r}, 'w')\n")
     program = cli.program(_USES_IT)
-    starter = "import sys; sys.path.remove(''); from paracle_sandbox.cli.main import main; main()"
+    starter = "import sys; sys.path.remove(''); from paracle_sandbox.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", starter, "sandbox", "execute", program],
         env=cli.env, cwd=cli.home, capture_output=True, stdin=subprocess.DEVNULL, timeout=120,

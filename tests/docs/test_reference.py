@@ -6,15 +6,14 @@ import builtins
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import typer
 from pages import REPOSITORY, code_words, sections
 
 import paracle_sandbox
 from paracle_sandbox import errors
-from paracle_sandbox.cli.app import app
+from paracle_sandbox.cli.commands import ROOT
+from paracle_sandbox.cli.parser import walk
 from paracle_sandbox.settings import SHARED_KEYS, settings_table
 
 API, CLI, ERRORS, SETTINGS = (
@@ -64,37 +63,28 @@ def test_no_setting_is_stale() -> None:
 # Command line
 
 
-def commands() -> Iterator[tuple[str, Any]]:
-    def walk(command: Any, words: str) -> Iterator[tuple[str, Any]]:
-        yield words, command
-        for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
-            yield from walk(command.get_command(None, name), f"{words} {name}")
-
-    return walk(typer.main.get_command(app), "paracle")
+COMMANDS = dict(walk(ROOT))
 
 
-@pytest.mark.parametrize(("words", "command"), [pytest.param(*c, id=c[0]) for c in commands()])
-def test_command(words: str, command: Any) -> None:
+@pytest.mark.parametrize("words", COMMANDS)
+def test_command(words: str) -> None:
     text = sections(CLI).get(words)
     assert text is not None, f"{CLI} has no section {words}"
     assert text.strip(), f"{words}: say what it does"
     documented = code_words(text)
-    for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            name = (parameter.metavar or parameter.name).strip("[]. ").upper()
-            assert re.search(rf"\b{name}\b", text), f"{words}: the argument {name}"
-        else:
-            missing = {*parameter.opts, *parameter.secondary_opts} - documented
-            assert not missing, f"{words}: {missing}"
+    for argument in COMMANDS[words].arguments:
+        name = argument.metavar
+        assert re.search(rf"\b{name}\b", text), f"{words}: the argument {name}"
+    missing = {*COMMANDS[words].flags} - HELP - documented
+    assert not missing, f"{words}: {missing}"
 
 
 def test_no_command_and_no_flag_is_stale() -> None:
-    known = dict(commands())
     for title, text in sections(CLI).items():
         if not title.startswith("paracle"):
             continue
-        assert title in known, f"there is no command {title!r}"
-        flags = {o for p in known[title].params for o in (*p.opts, *p.secondary_opts)}
+        assert title in COMMANDS, f"there is no command {title!r}"
+        flags = {*COMMANDS[title].flags}
         named = {word for word in code_words(text) if re.match(r"--?[a-z]", word)}
         named = {word for word in named if " " not in word}
         assert named <= flags | HELP, f"{title}: {named - flags - HELP}"

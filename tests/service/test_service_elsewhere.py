@@ -17,8 +17,8 @@ IMPORTS = """
 import paracle_sandbox
 for name in paracle_sandbox.__all__:
     getattr(paracle_sandbox, name)
-from paracle_sandbox.cli import main
-from paracle_sandbox.cli.app import *
+from paracle_sandbox.cli import app
+from paracle_sandbox.cli.commands import *
 try:
     paracle_sandbox.no_such_name
 except AttributeError as error:
@@ -49,7 +49,7 @@ asyncio.run(main(pathlib.Path(sys.argv[1])))
 COMMANDS = """
 import sys
 sys.argv = ["paracle", *sys.argv[1:]]
-from paracle_sandbox.cli.main import main
+from paracle_sandbox.cli.app import main
 main()
 """
 # Mistakes, and remedies that are for others or for Linux.
@@ -134,7 +134,7 @@ def test_a_remote_service_does_the_work(system: str, fake: ServiceProcess, tmp_p
 def test_the_command_line_starts(system: str, fake: ServiceProcess) -> None:
     program = (
         "import sys\nsys.argv = ['paracle', 'sandbox', 'execute', '-c', 'print(6 * 7)']\n"
-        "from paracle_sandbox.cli.main import main\nmain()"
+        "from paracle_sandbox.cli.app import main\nmain()"
     )
     variables = {"SANDBOX_MODE": "remote", "SANDBOX_API_URL": fake.url, "SANDBOX_API_KEY": fake.key}
     assert python(system, program, **variables) == "42\n"

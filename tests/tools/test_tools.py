@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paracle_sandbox import (
-from paracle_sandbox.errors import SandboxError
     LocalSandboxClient,
     SandboxConfig,
+    SandboxError,
     SandboxFileNotFoundError,
     SandboxManager,
     SandboxTimeoutError,

@@ -25,7 +25,8 @@ from paracle_sandbox.backends import registry
 from paracle_sandbox.cli.agents.run import Order as AgentOrder
 from paracle_sandbox.cli.agents.run import make_plan
 from paracle_sandbox.cli.execute import Order, make_config
-from paracle_sandbox.cli.mcp import mcp
+from paracle_sandbox.cli.mcp import declare_mcp
+from paracle_sandbox.cli.parser import Command
 from paracle_sandbox.mcp import transports
 from paracle_sandbox.service.users.user_sandboxes import UserSandboxes
 from paracle_sandbox.testing.fake import FakeBackend
@@ -232,8 +233,9 @@ def test_every_command_says_for_which_backend_its_limits_are(
         seen.append((backend, config.memory_mb))
 
     monkeypatch.setattr(transports, "serve_stdio", served)
-    with pytest.raises(SystemExit, match="0"):
-        mcp(backend="docker")
+    command = Command("paracle mcp")
+    declare_mcp(command)
+    assert command.action(command.read(["--backend", "docker"])) == 0
     assert seen == [("docker", 333)]
 
 

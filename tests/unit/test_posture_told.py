@@ -9,8 +9,8 @@ import pytest
 from paracle_sandbox.backends.health_probe import limit_layers
 from paracle_sandbox.backends.machine.cgroup_usage import KeptLimits, read_limits
 from paracle_sandbox.backends.native.spawner_protocol import missing_layers
-from paracle_sandbox.cli.execute import _show_end
 from paracle_sandbox.cli.program import Outcome
+from paracle_sandbox.cli.summary import show_end
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.executor import SandboxExecutor
 from paracle_sandbox.manager import SandboxManager
@@ -32,7 +32,7 @@ async def test_every_result_says_what_is_missing() -> None:
 
 def test_the_command_line_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     posture = {"backend": "native", "missing": ["cpu limit"]}
-    _show_end(Outcome({"success": True, "sandbox_id": "x", "posture": posture}), verbose=False)  # type: ignore[typeddict-item]
+    show_end(Outcome({"success": True, "sandbox_id": "x", "posture": posture}), verbose=False)  # type: ignore[typeddict-item]
     assert "Without: cpu limit (see paracle sandbox health)" in capsys.readouterr().err
 
 

@@ -220,8 +220,8 @@ def test_nobody_else_reads_the_environment() -> None:
     inside = ("guest/", "jail/", "testing/", "tools/browser_program.py", "sandbox/packages.py")
     others = [name for name in readers if not name.startswith(inside)]
     # What starts ahead of our imports only asks whether some of the table's variables are set.
-    # The kind of the user's terminal is no setting.
-    assert sorted(others) == ["backends/native/prestart.py", "cli/tty.py", "settings.py"]
+    # What the user's shell and terminal say of themselves is no setting.
+    assert sorted(others) == ["backends/native/prestart.py", "cli/environment.py", "settings.py"]
 
 
 def test_loading_settings_is_light() -> None:

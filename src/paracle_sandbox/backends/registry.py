@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 _WITH_RUNTIME = ("docker", "gvisor")
 # The fake backend's sandboxes live and die inside one process: no other can see them. Those of a
 # remote service and of Daytona are not of this machine.
+_ENGINES = {"docker": "docker", "gvisor": "docker", "incus": "incus", "incus-vm": "incus"}
 _LISTED = tuple(name for name in BACKENDS if name not in ("fake", "remote", "daytona"))
 
 # -- open one ---------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ async def find_sandboxes(
     there, and for a state directory of another user. The backends stay open as long as the
     stack."""
     found = []
-    for name in _names_to_ask(only):
+    for name in _names_to_ask(only, settings):
         try:
             backend = await stack.enter_async_context(open_backend(name, settings))
             with _blaming(backend.name):
@@ -273,7 +274,7 @@ async def sweep(settings: Settings, only: str | None = None) -> int:
     """Remove what dead processes left, of the same backends. Returns how many sandboxes that
     were."""
     swept = 0
-    for name in _names_to_ask(only):
+    for name in _names_to_ask(only, settings):
         try:
             async with open_backend(name, settings) as backend:
                 with _blaming(backend.name):
@@ -284,8 +285,13 @@ async def sweep(settings: Settings, only: str | None = None) -> int:
     return swept
 
 
-def _names_to_ask(only: str | None) -> tuple[str, ...]:
-    return (*_LISTED, *outside_backends()) if only is None or only == "auto" else (only,)
+def _names_to_ask(only: str | None, settings: Settings) -> list[str]:
+    """Return the backend that is named, or those of this machine whose engine is there: the client
+    libraries of the others take longer to import than all else that is done here."""
+    if only is not None and only != "auto":
+        return [only]
+    absent = {name for name in _ENGINES.values() if PROBLEMS[name](settings) is not None}
+    return [*(name for name in _LISTED if _ENGINES.get(name) not in absent), *outside_backends()]
 
 
 def inside_container(container: str, settings: Settings) -> Backend:

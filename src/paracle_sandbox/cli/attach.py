@@ -14,10 +14,20 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from ..config import InRange
 from ..errors import SandboxError
 from . import exit_codes, output
 from .exit_codes import UsageFault
-from .options import check_backend, check_terminal, settings_or_fault
+from .options import (
+    add_env,
+    add_json,
+    add_listed_backend,
+    add_terminal,
+    check_backend,
+    check_terminal,
+    settings_or_fault,
+)
+from .parser import Command
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, SandboxInfo
@@ -44,12 +54,85 @@ class Order:
     backend: str | None = None
 
 
+def _add_sandbox(command: Command) -> None:
+    command.argument("sandbox", "ID", "As list shows it, or its beginning.")
+
+
+def declare_exec(command: Command) -> None:
+    command.text = """\
+        Run a command in a sandbox that another process made; those of docker and gvisor.
+
+        Ends with the program's own exit code; 125 when it was not the program that failed.
+
+        Examples:
+          paracle sandbox exec 01hq3 -- ls -l
+          paracle sandbox exec 01hq3 -- 'cat *.log | wc -l'
+        """
+    command.keeps_dashes = True
+    _add_sandbox(command)
+    command.argument("command", "COMMAND", "Put -- before it.", "*")
+    add_terminal(command)
+    add_env(command)
+    command.option(
+        "--timeout", metavar="NUMBER", help=f"Timeout in seconds (1-{_LONGEST_SECONDS}).",
+        check=InRange(int, 1, _LONGEST_SECONDS), default=_LONGEST_SECONDS,
+    )  # fmt: skip
+    add_listed_backend(command)
+    command.action = lambda given: execute(
+        Order(
+            given.sandbox, [*given.command, *(given.after_dashes or ())], given.env or (),
+            given.tty, given.timeout, given.backend,
+        )
+    )  # fmt: skip
+
+
+def declare_shell(command: Command) -> None:
+    command.text = (
+        "Open a shell in a sandbox that another process made; those of docker and gvisor."
+    )
+    _add_sandbox(command)
+    add_listed_backend(command)
+    command.action = lambda given: shell(given.sandbox, given.backend)
+
+
+def declare_cp(command: Command) -> None:
+    command.text = """\
+        Copy a file or folder into a sandbox or out of it; those of docker and gvisor.
+
+        Examples:
+          paracle sandbox cp 01hq3:report.txt .
+          paracle sandbox cp data/ 01hq3:data
+        """
+    command.argument("source", "SOURCE", "A path here, or ID:PATH.")
+    command.argument("target", "TARGET", "ID:PATH, or a path here.")
+    add_listed_backend(command)
+    command.action = lambda given: copy(given.source, given.target, given.backend)
+
+
+def declare_logs(command: Command) -> None:
+    command.text = """\
+        Say where the output of a sandbox is: with the process that made it, because none is kept.
+        """
+    _add_sandbox(command)
+    add_listed_backend(command)
+    command.action = lambda given: logs(given.sandbox, given.backend)
+
+
+def declare_rm(command: Command) -> None:
+    command.text = "Remove sandboxes of any process."
+    command.argument("sandboxes", "ID", "As list shows them, or their beginnings.", "+")
+    command.switch("--force", help="Also while it is in use.")
+    add_json(command)
+    add_listed_backend(command)
+    command.action = lambda given: remove(
+        given.sandboxes, given.backend, given.force, given.as_json
+    )
+
+
 def execute(order: Order) -> int:
-    """The program's own exit code; 125 when it was not the program that failed."""
+    """Return the program's own exit code, or 125 when it was not the program that failed."""
     if not order.command:
         raise UsageFault("Say what to run: paracle sandbox exec ID -- COMMAND")
-    if not 0 < order.timeout <= _LONGEST_SECONDS:
-        raise UsageFault(f"--timeout: from 1 to {_LONGEST_SECONDS} seconds")
     check_terminal(order.tty)
     try:
         result = exit_codes.run(_used(order.sandbox, order.backend, lambda one: _run(one, order)))
@@ -69,7 +152,7 @@ def shell(sandbox: str, backend: str | None) -> int:
 
 async def _run(sandbox: Sandbox, order: Order) -> CommandResult:
     from . import program, stdio
-    from .execute import assignments, outlets
+    from .execute import assignments
 
     words = list(order.command)
     job = program.Program(
@@ -77,15 +160,16 @@ async def _run(sandbox: Sandbox, order: Order) -> CommandResult:
         env=assignments(order.env),
         cwd=sandbox.config.working_dir,
         stdin=stdio.own_stdin(),
-        on_output=outlets(order.tty),
+        on_output=stdio.Outlets(order.tty),
         timeout=order.timeout,
     )
     if not order.tty:
         return await program.run_command(sandbox, job)
+    from .environment import terminal_kind
     from .tty import OwnTerminal
 
     terminal = OwnTerminal(job.stdin)
-    kind = {"TERM": terminal.kind() or "dumb"}
+    kind = {"TERM": terminal_kind() or "dumb"}
     with terminal:
         return await program.run_command(
             sandbox, replace(job, terminal=terminal, env={**kind, **(job.env or {})})
@@ -121,7 +205,7 @@ def _split(text: str) -> tuple[str, str] | None:
 
 
 def _absolute(path: str) -> str:
-    """A slash at the end says that it goes into that directory, and stays."""
+    """Make a path of the inside absolute. A slash at its end, "into that directory", stays."""
     full = posixpath.normpath(posixpath.join(_WORKING_DIR, path))
     return f"{full}/" if path.endswith("/") else full
 

@@ -5,37 +5,33 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from . import exit_codes, output
-from .exit_codes import UsageFault, ends_with_a_code
-from .options import settings_or_fault
+from .exit_codes import UsageFault
+from .options import ANY_COUNT, add_json, settings_or_fault
+from .parser import Command
 
-app = typer.Typer(
-    help="The audit log of the sandbox service.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-User = Annotated[str | None, typer.Option("--user", help="Only of this user.")]
-Event = Annotated[str | None, typer.Option("--event", help="Only of this kind.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+_JSON = "Print JSON, one object a line."
 _SHOWN_APART = ("n", "time", "event", "user", "previous", "hash")
 
 
-@app.command()
-@ends_with_a_code
-def show(
-    user: User = None,
-    event: Event = None,
-    last: Annotated[int, typer.Option(help="So many lines at most.")] = 100,
-    as_json: Json = False,
-) -> int:
-    """Show what was written down, the newest last."""
+def _add_filters(command: Command) -> None:
+    command.option("--user", metavar="NAME", help="Only of this user.")
+    command.option("--event", metavar="KIND", help="Only of this kind.")
+
+
+def declare_show(command: Command) -> None:
+    command.text = "Show what was written down, the newest last."
+    _add_filters(command)
+    command.option(
+        "--last", metavar="NUMBER", check=ANY_COUNT, default=100, help="So many lines at most."
+    )
+    add_json(command, _JSON)
+    command.action = lambda given: show(given.user, given.event, given.last, given.as_json)
+
+
+def show(user: str | None, event: str | None, last: int, as_json: bool) -> int:
     from collections import deque
 
     from ..audit.log import read
@@ -46,16 +42,19 @@ def show(
     return exit_codes.SUCCESS
 
 
-@app.command()
-@ends_with_a_code
-def verify(
-    after: Annotated[
-        str | None,
-        typer.Option(help="Hash of the last line that is kept elsewhere, when early files are."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> int:
-    """Check that nothing was changed or removed. Exits with 1 when something was."""
+def declare_verify(command: Command) -> None:
+    command.text = """\
+        Check that nothing was changed or removed. Exits with 1 when something was.
+        """
+    command.option(
+        "--after", metavar="HASH",
+        help="Hash of the last line that is kept elsewhere, when early files are.",
+    )  # fmt: skip
+    add_json(command, "Print JSON.")
+    command.action = lambda given: verify(given.after, given.as_json)
+
+
+def verify(after: str | None, as_json: bool) -> int:
     from ..audit.log import FIRST, verify
 
     verdict = verify(_path(), after or FIRST)
@@ -75,10 +74,14 @@ def verify(
     return exit_codes.SUCCESS if whole else exit_codes.FAILURE
 
 
-@app.command()
-@ends_with_a_code
-def tail(user: User = None, event: Event = None, as_json: Json = False) -> int:
-    """Show what is written down from now on, until Ctrl-C."""
+def declare_tail(command: Command) -> None:
+    command.text = "Show what is written down from now on, until Ctrl-C."
+    _add_filters(command)
+    add_json(command, _JSON)
+    command.action = lambda given: tail(given.user, given.event, given.as_json)
+
+
+def tail(user: str | None, event: str | None, as_json: bool) -> int:
     from ..audit.log import follow
 
     for line in follow(_path()):

@@ -1,37 +1,54 @@
-"""``paracle sandbox execute``: read what the user gave, run it, show what it did."""
+"""``paracle sandbox execute``: read the order of the user, run it, show what it did."""
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..backends.native.prestart import end_early, prepare_early
-from ..config import InvalidConfigError, SandboxConfig
+from ..config import InvalidConfigError, OneOf, SandboxConfig
 from ..errors import SandboxError
 from ..settings import Settings
 from . import exit_codes, output
 from .exit_codes import UsageFault
-from .options import check_backend, check_terminal, settings_or_fault, waived_layers
+from .options import (
+    CONFIG_FIELDS,
+    add_allow_degraded,
+    add_backend,
+    add_config_options,
+    add_env,
+    add_json,
+    add_terminal,
+    add_verbose,
+    check_backend,
+    check_terminal,
+    complete_template,
+    given_limits,
+    settings_or_fault,
+    waived_layers,
+)
+from .parser import Command
+from .result_file import check_output, save_document
 
 if TYPE_CHECKING:
-    from ..results import JobResult, Stats
+    from ..results import JobResult
     from . import program
     from .workspace import Workspace
 
 CODE_FILE = "agent_code.py"
+_EXIT_CODES = ("documented", "program")
 _FLAGS = {
-    "cpu_cores": "--cpu", "memory_mb": "--memory", "disk_mb": "--disk",
-    "timeout_seconds": "--timeout", "network_mode": "--network", "base_image": "--template",
+    **{name: flag for flag, name in CONFIG_FIELDS.items()},
+    "base_image": "--template",
     "env_vars": "--env",
-}  # fmt: skip
+}
 
-
-# What a folder is started with, as Python itself would, or as people call it.
+# The files that a folder is started with: Python's own choice first, then people's.
 _STARTS = ("__main__.py", "main.py")
 
 
@@ -67,10 +84,100 @@ class Order:
 
     @property
     def shows_summary(self) -> bool:
-        """The summary is for a person: a log or a pipe gets what the program prints, alone."""
+        """Return whether a person looks: a log or a pipe gets only what the program prints."""
         if self.quiet or (self.as_json and not self.verbose):
             return False
         return self.verbose or sys.stderr.isatty()
+
+
+def declare_execute(command: Command) -> None:
+    command.text = """\
+        Run a program in a fresh sandbox, and show what it prints as it prints it.
+
+        FILE is a Python program, - to read one from stdin, or a folder: its __main__.py or main.py
+        is run, among a copy of everything in it. Without FILE, what follows -- is a command; a
+        single word is a line for the shell.
+
+        What is piped or typed into this command reaches the program's stdin. Its stdout and stderr
+        come out unchanged; on a terminal, control sequences are shown escaped. A summary follows
+        on a terminal, or with --verbose.
+
+        Exit codes:
+          0    the program succeeded
+          1    the program failed
+          2    wrong usage
+          3    the sandbox failed, or stopped the program at a limit
+          124  the program was stopped at its timeout
+          130  Ctrl-C (143 for SIGTERM); nothing is left behind
+        With --exit-code program: the program's own, and 125 instead of 3.
+
+        Examples:
+          paracle sandbox execute agent.py
+          paracle sandbox execute agent.py --cpu 0.5 --memory 256 --timeout 60
+          paracle sandbox execute agent.py --inputs data.json --monitor --verbose
+          paracle sandbox execute agent.py --output results.json -- --flag value
+          paracle sandbox execute -c "print(6 * 7)"
+          paracle sandbox execute --file data.csv report.py
+          paracle sandbox execute --workspace . --apply -- python3 -m unittest
+          paracle sandbox execute -it -- bash
+        """
+    command.keeps_dashes = True
+    command.argument("file", "FILE", "Python program, a folder of one, or - for stdin.", "?")
+    command.argument("args", "ARGS", "Arguments of the program; put -- before them.", "*")
+    command.start_section("What to run")
+    command.option("-c", dest="code", metavar="CODE", help="Run this Python code.")
+    command.option("--inputs", metavar="FILE", help="JSON file; becomes inputs.json inside.")
+    add_env(command)
+    add_terminal(command)
+    command.start_section("What goes in and comes out")
+    command.option("--workspace", metavar="DIR", help="Copy this folder in and run there.")
+    command.option(
+        "--file", dest="files", metavar="PATH[:DEST]", is_list=True,
+        help="Copy this file in as well; repeatable.",
+    )  # fmt: skip
+    command.option(
+        "--install", metavar="PKG", is_list=True, help="Install this package first; repeatable."
+    )
+    command.option("--save", metavar="DIR", help="Copy the working directory out, to a new folder.")
+    command.switch("--apply", help="Write what changed back into the workspace.")
+    command.switch("--diff", help="Show what changed in the workspace, as a patch.")
+    command.start_section("The sandbox")
+    add_config_options(command, *CONFIG_FIELDS)
+    command.option(
+        "--template", metavar="NAME", help="default, dev, ml or api.", complete=complete_template
+    )
+    add_allow_degraded(command)
+    add_backend(command)
+    command.start_section("What is shown")
+    command.on_off("--monitor", help="Sample what it uses while it runs.", default=True)
+    command.option("--output", metavar="FILE", help="Save the result as JSON.")
+    command.option(
+        "--exit-code", metavar="|".join(_EXIT_CODES), choices=_EXIT_CODES, default="documented",
+        check=OneOf(*_EXIT_CODES), help="Whose exit code to end with.",
+    )  # fmt: skip
+    command.switch("--raw", help="Let its control sequences reach this terminal.")
+    command.switch("--quiet", "-q", help="Only what the program prints, and errors.")
+    add_verbose(command)
+    add_json(command)
+    command.action = lambda given: execute(_order(given))
+
+
+def _order(given: Namespace) -> Order:
+    """Tell a file with its arguments from the arguments of ``-c`` and from a command."""
+    words = [*([] if given.file is None else [given.file]), *given.args]
+    after = given.after_dashes or []
+    file = words.pop(0) if given.code is None and words else None
+    is_command = given.code is None and file is None
+    return Order(
+        file=file, code=given.code,
+        command=after if is_command else (), args=() if is_command else [*words, *after],
+        limits=given_limits(given), template=given.template, env=given.env or (),
+        inputs=given.inputs, output=given.output, monitor=given.monitor, as_json=given.as_json,
+        raw=given.raw, verbose=given.verbose, quiet=given.quiet, backend=given.backend,
+        files=given.files or (), workspace=given.workspace, install=given.install or (),
+        save=given.save, apply=given.apply, diff=given.diff, tty=given.tty,
+        allow_degraded=given.allow_degraded or (), own_exit_code=given.exit_code == "program",
+    )  # fmt: skip
 
 
 def execute(order: Order) -> int:
@@ -84,7 +191,7 @@ def execute(order: Order) -> int:
 
 
 def _checked_execute(order: Order) -> int:
-    # Everything that can be wrong with the order is found before anything is made for it.
+    # All mistakes in the order are found before anything is made for it.
     settings = settings_or_fault()
     check_backend(order.backend)
     config = make_config(order, settings)
@@ -93,7 +200,9 @@ def _checked_execute(order: Order) -> int:
     job = _program(order, workspace)
     check_output(order.output)
     if order.verbose:
-        _show_config(config)
+        from . import summary
+
+        summary.show_config(config, _FLAGS)
     # One sandbox needs no stock of children for the next.
     settings = replace(settings, stock=0)
     try:
@@ -107,8 +216,8 @@ def _checked_execute(order: Order) -> int:
 
 
 def _import_asyncio_alone() -> None:
-    """Without TLS, which it can be without, and which is a tenth of all imports here: a sandbox of
-    this machine has no use for it."""
+    """Import asyncio without TLS, which is a tenth of all imports here: a sandbox of this machine
+    has no use for it."""
     if "asyncio" in sys.modules or "ssl" in sys.modules:
         return
     sys.modules["ssl"] = None  # type: ignore[assignment]
@@ -145,7 +254,7 @@ def _check_what(order: Order) -> None:
 
 
 def _workspace(order: Order, config: SandboxConfig) -> Workspace | None:
-    """What goes in beside the program, if anything does."""
+    """Check what goes in beside the program; None if nothing does."""
     folder = order.workspace
     if folder is None and _is_folder(order.file):
         folder = order.file
@@ -170,7 +279,7 @@ def _is_folder(file: str | None) -> bool:
 
 
 def _name(order: Order) -> str:
-    """What the program is called inside: as outside, for its own sys.argv and tracebacks."""
+    """Name the program inside as it is named outside, for its own sys.argv and tracebacks."""
     name = os.path.basename(order.file or "")
     if order.file == "-" or not name.isprintable():
         return CODE_FILE
@@ -231,8 +340,8 @@ def _execute(
     config: SandboxConfig,
     settings: Settings,
 ) -> int:
-    """What it imports takes as long as a sandbox does, which is being made meanwhile."""
-    from . import program, stdio
+    """Run the program. The sandbox is being made while this imports what it needs."""
+    from . import program, stdio, summary
 
     job = program.Program(
         source=what.source,
@@ -246,7 +355,7 @@ def _execute(
     )
     if workspace is not None:
         job = replace(job, before=workspace.bring_in, after=workspace.bring_out)
-    outlets = _Outlets(order.raw or order.tty)
+    outlets = stdio.Outlets(order.raw or order.tty)
     if not order.as_json:
         job = replace(job, on_output=outlets)
     if order.tty:
@@ -265,7 +374,7 @@ def _execute(
         output.say_json(outcome.result)
     if order.shows_summary:
         outlets.end_line()
-        _show_end(outcome, order.verbose)
+        summary.show_end(outcome, order.verbose)
     elif outcome.error is not None and not order.as_json:
         outlets.end_line()
         output.complain(str(outcome.error))
@@ -273,9 +382,10 @@ def _execute(
 
 
 def _with_terminal(job: program.Program, config: SandboxConfig) -> program.Program:
+    from .environment import terminal_kind
     from .tty import OwnTerminal
 
-    kind = OwnTerminal.kind()
+    kind = terminal_kind()
     env = {} if kind is None or "TERM" in config.env_vars else {"TERM": kind}
     return replace(job, terminal=OwnTerminal(job.stdin), env=env)
 
@@ -312,30 +422,11 @@ async def _run(
         return await program.run_program(job, config, backend)
 
 
-class _Outlets:
-    """Our stdout and stderr, as the program's."""
-
-    def __init__(self, raw: bool) -> None:
-        from . import stdio
-
-        self._outlets = {
-            name: stdio.Outlet(stream.fileno(), raw)
-            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
-        }
-
-    def __call__(self, name: str, data: bytes) -> Awaitable[None] | None:
-        return self._outlets[name].write(data)
-
-    def end_line(self) -> None:
-        for outlet in self._outlets.values():
-            outlet.end_line()
-
-
 # Reading the order
 
 
 def make_config(order: Order, settings: Settings) -> SandboxConfig:
-    """The settings' defaults, then the flags. Raises UsageFault that names the flag."""
+    """Apply the flags to the settings' defaults. Raises UsageFault that names the flag."""
     backend = order.backend or settings.mode
     if settings.depends_on_backend:
         # Only then: to find out what "auto" stands for, files of this machine have to be read.
@@ -360,13 +451,8 @@ def make_config(order: Order, settings: Settings) -> SandboxConfig:
 
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:
-    """Of ``--env``. Raises UsageFault."""
+    """Read the values of ``--env``. Raises UsageFault."""
     return dict(map(_assignment, texts))
-
-
-def outlets(raw: bool) -> _Outlets:
-    """Our stdout and stderr for what a program prints."""
-    return _Outlets(raw)
 
 
 def _image_of(template: str) -> str:
@@ -414,70 +500,9 @@ def _read(file: str, what: str) -> bytes:
         raise UsageFault(f"{what} cannot be read: {file}: {reason}") from None
 
 
-def check_output(file: str | None) -> None:
-    """Before the program runs, so that its result is not lost. Until there is one, nothing is left:
-    neither a new file, nor a pipe whose reader has been told that this is all."""
-    if file is None:
-        return
-    try:
-        is_new = not os.path.lexists(file)
-        if is_new or not stat.S_ISFIFO(os.stat(file).st_mode):
-            with open(file, "ab"):
-                pass
-        if is_new:
-            os.unlink(file)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageFault(f"--output: cannot write {file}: {reason}") from None
-
-
-# Showing the outcome
-
-
 def _save(file: str | None, result: JobResult) -> None:
     if file is not None:
         save_document(file, result)
-
-
-def save_document(file: str, document: object) -> None:
-    """As JSON, whole or not at all. Raises SandboxError that names the file."""
-    try:
-        _write_whole(file, output.as_json(document) + "\n")
-    except OSError as error:
-        raise SandboxError(
-            f"--output: {file} cannot be written: {error.strerror or error}. Nothing was saved."
-        ) from error
-
-
-def _write_whole(file: str, text: str) -> None:
-    """Replace a file by a new one; a disk that is full leaves the old one, and no half."""
-    target = os.path.realpath(file)
-    try:
-        is_regular = stat.S_ISREG(os.stat(target).st_mode)
-    except FileNotFoundError:
-        is_regular = True
-    if not is_regular:
-        with open(target, "w", encoding="utf-8") as opened:
-            opened.write(text)
-        return
-    draft = f"{target}.{os.urandom(6).hex()}"
-    try:
-        opened = open(draft, "x", encoding="utf-8")  # noqa: SIM115
-    except PermissionError:  # of the folder; the file itself may be ours to write
-        opened = open(target, "w", encoding="utf-8")  # noqa: SIM115
-        draft = target
-    try:
-        with opened:
-            opened.write(text)
-        if draft == target:
-            return
-        if os.path.exists(target):
-            os.chmod(draft, os.stat(target).st_mode & 0o777)
-        os.replace(draft, target)
-    except OSError:
-        if draft != target and os.path.lexists(draft):
-            os.unlink(draft)
-        raise
 
 
 def _save_failure(order: Order, error: SandboxError) -> None:
@@ -490,55 +515,3 @@ def _save_failure(order: Order, error: SandboxError) -> None:
         output.complain(unsaved.message)
     if order.as_json:
         output.say_json(result)
-
-
-def _show_config(config: SandboxConfig) -> None:
-    rows = [(flag, str(getattr(config, name))) for name, flag in _FLAGS.items()]
-    # What a variable holds may be a secret; its name is enough.
-    rows[-1] = ("--env", ", ".join(config.env_vars))
-    output.table("Configuration", ("Flag", "Value"), rows, sys.stderr)
-
-
-def _show_end(outcome: program.Outcome, verbose: bool) -> None:
-    result = outcome.result
-    if result["success"]:
-        output.note("✅ Execution Successful")
-    else:
-        output.note("❌ Execution Failed")
-        # What the program said itself has been shown already.
-        code = result["result"]["exit_code"] if "result" in result else None
-        reason = f"exit code {code}" if outcome.error is None else str(outcome.error)
-        output.complain(reason)
-    if "stats" in result:
-        stats = result["stats"]
-        if verbose:
-            _show_stats(stats, result["sandbox_id"])
-        else:
-            output.notes([*zip(*_figures(stats), strict=True)])
-    missing = result["posture"]["missing"] if "posture" in result else []
-    if missing:
-        output.note(f"Without: {', '.join(missing)} (see paracle sandbox health)")
-
-
-def _figures(stats: Stats) -> list[tuple[str, str]]:
-    return [
-        ("time", f"{stats['duration_seconds']:.3f} s"),
-        ("cpu", f"{stats['cpu_seconds']:.3f} s"),
-        ("memory peak", f"{stats['memory_peak_mb']:.1f} of {stats['memory_limit_mb']} MB"),
-        ("disk", f"{stats['disk_mb']:.1f} of {stats['disk_limit_mb']} MB"),
-    ]
-
-
-def _show_stats(stats: Stats, sandbox_id: str | None) -> None:
-    rows = [("sandbox", str(sandbox_id)), *_figures(stats)]
-    received, sent = stats["network_rx_bytes"], stats["network_tx_bytes"]
-    unknown = received is None or sent is None
-    rows.append(("network", "not known (the host's)" if unknown else f"{received} in, {sent} out"))
-    if "monitoring" in stats:
-        monitoring = stats["monitoring"]
-        for name, seen in (("averages", monitoring["averages"]), ("peaks", monitoring["peaks"])):
-            rows.append(
-                (name, f"{seen['cpu_percent']:.1f} % CPU, {seen['memory_mb']:.1f} MB memory")
-            )
-        rows.append(("samples", str(monitoring["history_samples"])))
-    output.table("Used", ("", ""), rows, sys.stderr)

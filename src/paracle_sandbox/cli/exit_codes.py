@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, signals, and errors turned into one plain line.
+"""End a command: with an exit code, after a signal, or with an error in one plain line.
 
 0 success                       3 the sandbox failed, or stopped the program at a limit
 1 the program failed, or "no"   124 the program was stopped at its deadline
@@ -8,12 +8,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import SandboxError, SandboxTimeoutError
 from ..host.platforms import SIGPIPE
@@ -32,7 +31,6 @@ before_leaving: list[Callable[[], None]] = []
 # The signal that ends the command, once there is one.
 ended_by: list[int] = []
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -46,16 +44,6 @@ class Ended(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by signal {number}")
         self.number = number
-
-
-def ends_with_a_code(command: Callable[P, int]) -> Callable[P, None]:
-    """A command that returns its exit code, and whose errors become a line and a code."""
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        sys.exit(code_of(functools.partial(command, *args, **kwargs)))
-
-    return run
 
 
 def code_of(command: Callable[[], int]) -> int:
@@ -76,7 +64,7 @@ def code_of(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read our output has gone; what is still buffered has nowhere to go.
+        # The reader of our output has gone; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + SIGPIPE
     except OSError as error:
@@ -87,7 +75,7 @@ def code_of(command: Callable[[], int]) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """A mistake of ours. Its traceback is for whoever mends it, and shown when asked for."""
+    """Report a mistake of ours in one line; its traceback is shown at the log level debug."""
     complain(
         f"Unexpected {type(error).__name__}: {error}. This is a mistake in paracle; "
         "PARACLE_SANDBOX_LOG_LEVEL=debug shows where."

@@ -5,15 +5,25 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..audit import security_events
 from ..errors import SandboxError
 from . import exit_codes, output
 from .execute import Order, make_config
-from .options import check_backend, settings_or_fault
+from .options import (
+    add_allow_degraded,
+    add_backend,
+    add_config_options,
+    add_json,
+    add_verbose,
+    check_backend,
+    given_limits,
+    settings_or_fault,
+)
+from .parser import Command
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Health
@@ -24,6 +34,29 @@ _SUITE = "paracle_sandbox.testing.conformance"
 _TEST_SECONDS = 30
 _PACKAGE, _COMMAND = "paracle_sandbox", "paracle"
 _SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z`])")
+
+
+def declare_health(command: Command) -> None:
+    command.text = """\
+        Check which sandboxes work on this machine, by using them.
+
+        Exits with 0 when one does, else with 1; says what is missing and what to do about it.
+        """
+    add_verbose(command)
+    add_json(command)
+    add_backend(command)
+    command.action = lambda given: health(given.backend, given.verbose, given.as_json)
+
+
+def declare_test(command: Command) -> None:
+    command.text = "Run a quick test of a sandbox. Exits with 0 when it passes, else with 1."
+    add_config_options(command, "--cpu", "--memory", defaults={"--cpu": 0.5, "--memory": 256})
+    add_allow_degraded(command)
+    add_json(command)
+    add_backend(command)
+    command.action = lambda given: test(
+        given.backend, given_limits(given), given.as_json, given.allow_degraded or ()
+    )
 
 
 def health(backend: str | None, verbose: bool, as_json: bool) -> int:
@@ -44,8 +77,8 @@ def health(backend: str | None, verbose: bool, as_json: bool) -> int:
 
 
 def find_shadows() -> list[str]:
-    """Other installed distributions that bring our package or our command: which of the two runs
-    is then a matter of what was installed last."""
+    """Find other distributions that bring our package or our command: which of the two runs then
+    depends on what was installed last."""
     from importlib.metadata import entry_points, packages_distributions
 
     others = {
@@ -69,7 +102,7 @@ def _is_ours(distribution: str) -> bool:
 
 
 def _show(found: Sequence[Health], name: str, available: bool, verbose: bool) -> None:
-    """The verdict, what holds, what is missing; then what to do about it, in full."""
+    """Print the verdict, what holds, what is missing, and what to do about it."""
     output.say("🔍 Sandbox Health Check")
     if available:
         output.say_in("bold green", f"✅ Sandbox Available: {name}")
@@ -102,7 +135,7 @@ def _show_working(one: Health, told: set[str]) -> None:
 
 
 def _tell(text: str, remedy: str, told: set[str]) -> None:
-    """What is missing and what to do about it, unless that was said already."""
+    """Print what is missing and what to do about it, unless that was said already."""
     output.say_in("yellow", text.rstrip(": "))
     remedy = _text(remedy)
     if remedy and remedy not in text and remedy not in told:
@@ -112,17 +145,20 @@ def _tell(text: str, remedy: str, told: set[str]) -> None:
 
 
 def _text(said: str) -> str:
-    """Without the advice to run this very command, which errors of creating a sandbox give."""
+    """Remove the advice to run this very command, which errors of creating a sandbox give."""
     kept = (one for one in _SENTENCE.split(said) if "paracle sandbox health" not in one)
     return " ".join(kept).strip()
 
 
 def test(
-    backend: str | None, cpu: float, memory: int, as_json: bool, allow_degraded: Sequence[str] = ()
+    backend: str | None,
+    limits: Mapping[str, Any],
+    as_json: bool,
+    allow_degraded: Sequence[str] = (),
 ) -> int:
     settings = settings_or_fault()
     check_backend(backend)
-    limits = {"cpu_cores": cpu, "memory_mb": memory, "timeout_seconds": _TEST_SECONDS}
+    limits = {**limits, "timeout_seconds": _TEST_SECONDS}
     order = Order("-", limits=limits, backend=backend, allow_degraded=allow_degraded)
     config = make_config(order, settings)
     # The checks provoke security events on purpose; those of a real program are still logged.

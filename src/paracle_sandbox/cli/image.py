@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from . import exit_codes, output
-from .exit_codes import UsageFault, ends_with_a_code
+from .exit_codes import UsageFault
+from .options import add_json
+from .parser import Command
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -16,32 +16,16 @@ if TYPE_CHECKING:
     from ..images.builder import Image
     from ..images.recipe import Recipe
 
-app = typer.Typer(
-    help="Images that Docker, gVisor and Incus sandboxes start from.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-Variant = Annotated[
-    str, typer.Argument(help="sandbox, dev, ml, api or browser.", metavar="[VARIANT]")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-IfMissing = Annotated[
-    bool, typer.Option("--if-missing", help="Do nothing when it is there and not outdated.")
-]
-Incus = Annotated[bool, typer.Option("--incus", help="Build on the Incus server.")]
-Base = Annotated[
-    str | None,
-    typer.Option("--from", help="Incus image to start from; INCUS_SANDBOX_IMAGE if not given."),
-]
+_JSON = "Print one JSON document."
 
 
-@app.command("list")
-@ends_with_a_code
-def list_images(as_json: Json = False) -> int:
-    """Show the images, those made from them, and whether they are there."""
+def declare_list(command: Command) -> None:
+    command.text = "Show the images, those made from them, and whether they are there."
+    add_json(command, _JSON)
+    command.action = lambda given: list_images(given.as_json)
+
+
+def list_images(as_json: bool) -> int:
     from ..images.recipe import RECIPES
 
     found = {image.name: image for image in exit_codes.run(_listed())}
@@ -54,23 +38,38 @@ def list_images(as_json: Json = False) -> int:
     return exit_codes.SUCCESS
 
 
-@app.command()
-@ends_with_a_code
-def build(
-    variant: Variant = "sandbox",
-    if_missing: IfMissing = False,
-    incus: Incus = False,
-    base: Base = None,
-    as_json: Json = False,
-) -> int:
-    """Build an image on the Docker engine or Incus server, with this machine's pip configuration.
+def declare_build(command: Command) -> None:
+    command.text = """\
+        Build an image on the Docker engine or Incus server, with this machine's pip configuration.
 
-    \b
-    Examples:
-      paracle image build
-      paracle image build ml --if-missing
-      paracle image build --incus --from images:debian/12/cloud
-    """
+        Examples:
+          paracle image build
+          paracle image build ml --if-missing
+          paracle image build --incus --from images:debian/12/cloud
+        """
+    command.argument(
+        "variant", "VARIANT", "sandbox, dev, ml, api or browser.", "?", default="sandbox",
+        complete=_complete_variant,
+    )  # fmt: skip
+    command.switch("--if-missing", help="Do nothing when it is there and not outdated.")
+    command.switch("--incus", help="Build on the Incus server.")
+    command.option(
+        "--from", dest="base", metavar="IMAGE",
+        help="Incus image to start from; INCUS_SANDBOX_IMAGE if not given.",
+    )  # fmt: skip
+    add_json(command, _JSON)
+    command.action = lambda given: build(
+        given.variant, given.if_missing, given.incus, given.base, given.as_json
+    )
+
+
+def _complete_variant(incomplete: str) -> list[str]:
+    from ..images.recipe import RECIPES
+
+    return [name for name in RECIPES if name.startswith(incomplete)]
+
+
+def build(variant: str, if_missing: bool, incus: bool, base: str | None, as_json: bool) -> int:
     recipe = _known(variant)
     if incus and not recipe.has_packages:
         raise UsageFault(

@@ -2,61 +2,58 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from ..config import InRange
 from ..errors import SandboxError
 from . import exit_codes, output
-from .exit_codes import UsageFault, ends_with_a_code
-from .options import settings_or_fault
+from .exit_codes import UsageFault
+from .options import add_json, settings_or_fault
+from .parser import Command
 
 if TYPE_CHECKING:
     from ..service.keys import KeyStore
 
-app = typer.Typer(
-    help="API keys of the sandbox service.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_JSON = "Print one JSON document."
 _DAY = 86_400
 
 
-@app.command()
-@ends_with_a_code
-def make(
-    users: Annotated[
-        list[str] | None, typer.Argument(metavar="USERS", help="The users it acts for.")
-    ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="It acts for every user.")] = False,
-    days: Annotated[float | None, typer.Option(help="It expires after so many days.")] = None,
-    note: Annotated[str, typer.Option(help="What it is for.")] = "",
-    as_json: Json = False,
-) -> int:
-    """Make a key and show it, this once: only its hash is kept.
+def declare_make(command: Command) -> None:
+    command.text = """\
+        Make a key and show it, this once: only its hash is kept.
 
-    \b
-    Examples:
-      paracle keys make alice bob
-      paracle keys make --admin --days 30 --note "dashboard"
-    """
+        Examples:
+          paracle keys make alice bob
+          paracle keys make --admin --days 30 --note "dashboard"
+        """
+    command.argument("users", "USERS", "The users it acts for.", "*")
+    command.switch("--admin", help="It acts for every user.")
+    command.option(
+        "--days", metavar="NUMBER", check=InRange(float, -math.inf, math.inf),
+        help="It expires after so many days.",
+    )  # fmt: skip
+    command.option("--note", metavar="TEXT", default="", help="What it is for.")
+    add_json(command, _JSON)
+    command.action = lambda given: make(
+        given.users, given.admin, given.days, given.note, given.as_json
+    )
+
+
+def make(users: list[str], admin: bool, days: float | None, note: str, as_json: bool) -> int:
     if not users and not admin:
         raise UsageFault("Name the users it acts for, or give --admin")
     if days is not None and days <= 0:
         raise UsageFault("--days must be more than 0")
-    _check_users(users or [])
+    _check_users(users)
     expires = None if days is None else time.time() + days * _DAY
     with _store() as store:
-        key = store.make(users or (), admin=admin, expires=expires, note=note)
+        key = store.make(users, admin=admin, expires=expires, note=note)
     _record("key_made", key=key.split("_")[1], admin=admin)
     if as_json:
         output.say_json({"key": key, "key_id": key.split("_")[1]})
@@ -65,10 +62,13 @@ def make(
     return exit_codes.SUCCESS
 
 
-@app.command("list")
-@ends_with_a_code
-def list_keys(as_json: Json = False) -> int:
-    """Show the keys, without their secrets."""
+def declare_list(command: Command) -> None:
+    command.text = "Show the keys, without their secrets."
+    add_json(command, _JSON)
+    command.action = lambda given: list_keys(given.as_json)
+
+
+def list_keys(as_json: bool) -> int:
     with _store() as store:
         keys = store.all()
     now = time.time()
@@ -90,13 +90,14 @@ def list_keys(as_json: Json = False) -> int:
     return exit_codes.SUCCESS
 
 
-@app.command()
-@ends_with_a_code
-def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Its id, as list shows it.")],
-    as_json: Json = False,
-) -> int:
-    """Make a key useless, at once and for good."""
+def declare_revoke(command: Command) -> None:
+    command.text = "Make a key useless, at once and for good."
+    command.argument("key_id", "KEY", "Its id, as list shows it.")
+    add_json(command, _JSON)
+    command.action = lambda given: revoke(given.key_id, given.as_json)
+
+
+def revoke(key_id: str, as_json: bool) -> int:
     with _store() as store:
         revoked = store.revoke(key_id)
     if not revoked:
@@ -110,7 +111,7 @@ def revoke(
 
 
 def _check_users(users: list[str]) -> None:
-    """A key for somebody whom the service refuses would open nothing."""
+    """Refuse names that the service refuses: a key for them would open nothing."""
     from ..service.errors import BadRequest
     from ..service.users.names import checked_user_id
 
@@ -122,7 +123,7 @@ def _check_users(users: list[str]) -> None:
 
 
 def refuse_windows() -> None:
-    """Before anything of the service is imported that uses what Windows lacks."""
+    """Say that the service needs Linux, before a module is imported that Windows lacks."""
     if sys.platform == "win32":
         raise UsageFault(
             "The service and its keys need Linux, and this is Windows. Run this on the machine of "

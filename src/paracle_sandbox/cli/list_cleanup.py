@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SandboxCleanupError, SandboxError, SandboxNotFoundError
 from . import exit_codes, output
-from .options import check_backend, settings_or_fault
+from .options import add_json, add_listed_backend, check_backend, settings_or_fault
+from .parser import Command
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, SandboxInfo, Usage
@@ -26,7 +27,7 @@ _COLUMNS = ("Sandbox ID", "Backend", "State", "Owner", "Age", "CPU %", "Memory M
 
 @dataclass(frozen=True)
 class Entry:
-    """One sandbox and what it uses; the figures are None when nobody can say."""
+    """One sandbox and what it uses; figures that are not known are None."""
 
     info: SandboxInfo
     cpu_percent: float | None = None
@@ -56,6 +57,13 @@ class Entry:
 
 
 # list
+
+
+def declare_list(command: Command) -> None:
+    command.text = "Show the active sandboxes of every process, with what they use."
+    add_json(command)
+    add_listed_backend(command)
+    command.action = lambda given: list_sandboxes(given.backend, given.as_json)
 
 
 def list_sandboxes(backend: str | None, as_json: bool) -> int:
@@ -125,7 +133,7 @@ def _row(entry: Entry, width: int) -> tuple[str, ...]:
 
 
 def id_width(ids: Sequence[str]) -> int:
-    """How many characters tell them apart. (Ids made within a second begin alike.)"""
+    """Count the characters that tell the ids apart. Ids made within a second begin alike."""
     longest = max(map(len, ids), default=_SHORTEST_ID)
     for width in range(_SHORTEST_ID, longest):
         if len({name[:width] for name in ids}) == len(set(ids)):
@@ -141,6 +149,23 @@ def _age(seconds: float) -> str:
 
 
 # cleanup
+
+
+def declare_cleanup(command: Command) -> None:
+    command.text = """\
+        Remove sandboxes that dead processes left behind; with --all, every sandbox.
+
+        Examples:
+          paracle sandbox cleanup
+          paracle sandbox cleanup --all --force
+        """
+    command.switch("--all", dest="everything", help="Also those still in use.")
+    command.switch("--force", help="Do not ask.")
+    add_json(command)
+    add_listed_backend(command)
+    command.action = lambda given: cleanup(
+        given.backend, given.everything, given.force, given.as_json
+    )
 
 
 def cleanup(backend: str | None, everything: bool, force: bool, as_json: bool) -> int:
@@ -194,7 +219,7 @@ def _cleanup_all(settings: Settings, only: str | None, force: bool, as_json: boo
 
 
 def _confirmed(count: int) -> bool:
-    """The question goes to stderr: the answer on stdout may be for a program."""
+    """Ask the user, on stderr: the answer on stdout may be for a program."""
     import sys
 
     print(f"Destroy {count} sandbox(es)? [y/N] ", end="", file=sys.stderr, flush=True)

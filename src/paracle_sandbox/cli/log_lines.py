@@ -1,4 +1,4 @@
-"""Log records on stderr: one line each, and none steers the terminal that it is shown on.
+"""Print log records to stderr, one line each; none can steer the terminal.
 
 Records quote what came from inside a sandbox, from an engine or from a service. Only the traceback
 of an exception has lines of its own.
@@ -15,7 +15,7 @@ _PLAIN, _WITH_LEVEL = "%(message)s", "%(levelname)s %(message)s"
 
 
 def log_to_stderr(level: str, *, with_level: bool) -> None:
-    """Instead of whatever was set up before. Without levels, for a command whose own last line says
+    """Replace the handlers that there are. Without levels, for a command whose own last line says
     what went wrong, the record of a failed operation would only say it twice."""
     handler = logging.StreamHandler()
     if not with_level:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from argparse import Namespace
 
-import typer
-
-from .exit_codes import ends_with_a_code
-from .sandbox import AllowDegraded, Backend, Network
+from .options import (
+    ANY_COUNT,
+    add_allow_degraded,
+    add_backend,
+    add_config_options,
+    check_backend,
+    given_limits,
+    settings_or_fault,
+)
+from .parser import Command
 
 _FOR_A_PERSON = """\
 This is an MCP server: an assistant starts it and speaks to it over stdin and stdout.
@@ -19,46 +25,53 @@ Name it in the assistant's configuration:
 To serve clients over HTTP: paracle mcp --http
 It waits for a client now. Ctrl-C ends it."""
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+def declare_mcp(command: Command) -> None:
+    command.text = """\
+        Serve sandboxes to an MCP client, over stdin and stdout or over HTTP.
+
+        Every client has its own sandboxes, and they end with it.
+
+        Examples:
+          paracle mcp
+          paracle mcp --http --port 8765
+          paracle mcp --network bridge --memory 1024
+        """
+    command.switch("--http", help="Serve many clients over HTTP.")
+    command.option(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="With --http: the address."
+    )
+    command.option(
+        "--port", metavar="PORT", check=ANY_COUNT, default=8765,
+        help="With --http: the port; 0 takes a free one.",
+    )  # fmt: skip
+    add_config_options(command, "--memory", "--cpu", "--network")
+    command.option(
+        "--max-sandboxes", metavar="NUMBER", check=ANY_COUNT, default=20,
+        help="Sandboxes of all clients together.",
+    )  # fmt: skip
+    add_allow_degraded(command)
+    add_backend(command)
+    command.action = mcp
 
 
-@app.command()
-@ends_with_a_code
-def mcp(
-    http: Annotated[bool, typer.Option("--http", help="Serve many clients over HTTP.")] = False,
-    host: Annotated[str, typer.Option(help="With --http: the address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="With --http: the port; 0 takes a free one.")] = 8765,
-    memory: Annotated[int | None, typer.Option(help="Memory of a sandbox in MB.")] = None,
-    cpu: Annotated[float | None, typer.Option(help="CPU cores of a sandbox.")] = None,
-    network: Annotated[Network | None, typer.Option(help="Network of a sandbox.")] = None,
-    max_sandboxes: Annotated[int, typer.Option(help="Sandboxes of all clients together.")] = 20,
-    allow_degraded: AllowDegraded = None,
-    backend: Backend = None,
-) -> int:
-    """Serve sandboxes to an MCP client, over stdin and stdout or over HTTP.
-
-    Every client has its own sandboxes, and they end with it.
-
-    \b
-    Examples:
-      paracle mcp
-      paracle mcp --http --port 8765
-      paracle mcp --network bridge --memory 1024
-    """
+def mcp(given: Namespace) -> int:
     from ..mcp import transports
     from . import exit_codes, output
     from .execute import Order, make_config
-    from .options import check_backend, settings_or_fault
 
     settings = settings_or_fault()
-    check_backend(backend)
-    limits = {"memory_mb": memory, "cpu_cores": cpu, "network_mode": network and network.value}
-    order = Order(file="-", limits=limits, backend=backend, allow_degraded=allow_degraded or ())
+    check_backend(given.backend)
+    order = Order(
+        file="-", limits=given_limits(given), backend=given.backend,
+        allow_degraded=given.allow_degraded or (),
+    )  # fmt: skip
     config = make_config(order, settings)
-    if http:
+    backend, most = given.backend, given.max_sandboxes
+    if given.http:
         exit_codes.run(
             transports.serve_http(
-                backend, config, max_sandboxes, host=host, port=port, key=settings.mcp_key,
+                backend, config, most, host=given.host, port=given.port, key=settings.mcp_key,
                 trusted_proxies=settings.trusted_proxies,
                 on_start=lambda url: output.note(f"Serving MCP on {url}"),
             )
@@ -68,9 +81,7 @@ def mcp(
         async def serve() -> None:
             if sys.stdin is not None and sys.stdin.isatty():
                 output.note(_FOR_A_PERSON)
-            await transports.serve_stdio(
-                backend, config, max_sandboxes, exit_codes.leave_for_signal
-            )
+            await transports.serve_stdio(backend, config, most, exit_codes.leave_for_signal)
 
         exit_codes.run(serve())
     return exit_codes.SUCCESS

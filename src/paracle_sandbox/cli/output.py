@@ -1,31 +1,33 @@
-"""What the command line says: lines, tables and JSON, none of which a program can forge.
+"""This module prints lines, tables and JSON for the command line; no program can forge them.
 
 Text that comes from inside a sandbox may hold terminal control sequences; everything shown to
-a person goes through ``printable``. rich is only imported when a person is looking.
+a person goes through ``printable``. rich is only imported when a table is drawn.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from typing import TextIO
+
+from .environment import allows_colour
 
 # C0 without tab and newline, DEL, C1, and the characters that reorder text on the screen.
 _FORBIDDEN = [*range(9), *range(11, 32), *range(127, 160), 0x200E, 0x200F, 0x2028, 0x2029,
               *range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # fmt: skip
 _ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _FORBIDDEN}
 _ESCAPES[0x0D] = "\\r"
+_COLOURS = {"green": "32", "yellow": "33", "bold green": "1;32", "bold red": "1;31"}
 
 
 def printable(text: str) -> str:
-    """Line feeds, tabs and letters of every script stay; what would steer a terminal does not."""
+    """Escape what would steer a terminal. Line feeds, tabs and letters of every script stay."""
     return text.replace("\r\n", "\n").translate(_ESCAPES)
 
 
 def never_fail_on_a_letter() -> None:
-    """A ✅ must not end the command where the locale has none."""
+    """Print a question mark for a letter that the locale lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -35,25 +37,22 @@ def say(text: str = "") -> None:
     print(printable(text))
 
 
-def say_in(style: str, text: str) -> None:
-    """In a colour, for eyes; never cut nor broken into lines, so that it can be copied."""
-    if not sys.stdout.isatty():
+def say_in(colour: str, text: str) -> None:
+    """Print a line, on a terminal in a colour. It is never cut, so that it can be copied."""
+    if sys.stdout.isatty() and allows_colour():
+        print(f"\x1b[{_COLOURS[colour]}m{printable(text)}\x1b[0m")
+    else:
         say(text)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    Console(highlight=False).print(Text(printable(text), style=style), soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """Beside the result, not part of it: to stderr, whether or not anybody reads that."""
+    """Print a line that is not part of the result to stderr, whether or not it can be read."""
     with contextlib.suppress(OSError):
         print(printable(text), file=sys.stderr)
 
 
 def notes(rows: Sequence[Sequence[str]]) -> None:
-    """A small table of them."""
+    """Print a small table to stderr."""
     for line in plain_columns(rows):
         note(line)
 
@@ -67,6 +66,8 @@ def say_json(document: object) -> None:
 
 
 def as_json(document: object) -> str:
+    import json
+
     return json.dumps(document, indent=2)
 
 
@@ -77,7 +78,7 @@ def tick(yes: bool) -> str:
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], file: TextIO | None = None
 ) -> None:
-    """For eyes when there are eyes, else plain columns that cut and awk understand."""
+    """Draw a table on a terminal; elsewhere print plain columns that cut and awk understand."""
     out = sys.stdout if file is None else file
     cells = [[_one_line(cell) for cell in row] for row in rows]
     if out.isatty():

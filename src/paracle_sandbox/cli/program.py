@@ -12,25 +12,21 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..errors import SandboxError
 from ..ids import new_sandbox_id
-from ..sandbox.monitor import SandboxMonitor
+from ..sandbox.execution import CODE_FILE, INPUTS_FILE, error_result, execute
 from ..sandbox.sandbox import Sandbox
 from . import stdio
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
     from ..config import SandboxConfig
-    from ..results import CommandResult, JobResult, Stats
+    from ..results import CommandResult, JobResult
     from ..sandbox.command import Command
     from ..sandbox.command_options import CommandOptions
     from .tty import OwnTerminal
-
-CODE_FILE = "agent_code.py"
-INPUTS_FILE = "inputs.json"
-_MONITOR_SECONDS = 0.5
 
 OnOutput = Callable[[str, bytes], Awaitable[None] | None]
 
@@ -70,13 +66,11 @@ async def run_program(program: Program, config: SandboxConfig, backend: Backend)
     """Raises SandboxError when there is no sandbox to run it in."""
     sandbox = Sandbox(backend, new_sandbox_id(), config, {"purpose": "cli"})
     async with sandbox:
-        directory = config.working_dir
         if program.before is not None:
             await program.before(sandbox)
         if program.inputs is not None:
-            await sandbox.write_file(f"{directory}/{INPUTS_FILE}", program.inputs)
+            await sandbox.write_file(f"{config.working_dir}/{INPUTS_FILE}", program.inputs)
         if program.source is not None:
-            await sandbox.write_file(f"{directory}/{program.path}", program.source)
             await sandbox.wait_for_packages(program.source)
         outcome = await _outcome(sandbox, program)
         if program.after is not None:
@@ -87,22 +81,10 @@ async def run_program(program: Program, config: SandboxConfig, backend: Backend)
 async def _outcome(sandbox: Sandbox, program: Program) -> Outcome:
     started = time.monotonic()
     try:
-        command, stats = await _watched(sandbox, program)
+        result = await execute(sandbox, lambda: _run(sandbox, program), monitor=program.monitor)
     except SandboxError as error:
         return await _stopped(sandbox, error, time.monotonic() - started)
-    stats["duration_seconds"] = time.monotonic() - started
-    return Outcome(_result(sandbox, command, stats))
-
-
-async def _watched(sandbox: Sandbox, program: Program) -> tuple[CommandResult, Stats]:
-    if not program.monitor:
-        command = await _run(sandbox, program)
-        return command, await sandbox.get_stats()
-    async with SandboxMonitor(sandbox, _MONITOR_SECONDS) as monitor:
-        command = await _run(sandbox, program)
-    stats = monitor.get_latest() or await sandbox.get_stats()
-    stats["monitoring"] = monitor.get_summary()
-    return command, stats
+    return Outcome(cast("JobResult", result))
 
 
 async def _run(sandbox: Sandbox, program: Program) -> CommandResult:
@@ -141,27 +123,15 @@ async def _start(sandbox: Sandbox, program: Program, options: CommandOptions) ->
         return await sandbox.start_command(program.command, timeout=program.timeout, **options)
     if program.code is not None:
         return await sandbox.start_code(program.code, program.args, **options)
+    if program.source is not None:
+        return await sandbox.commands.start_source(
+            program.path, program.source, program.args, **options
+        )
     path = f"{sandbox.config.working_dir}/{program.path}"
     return await sandbox.start_file(path, program.args, **options)
 
 
-def _result(sandbox: Sandbox, command: CommandResult, stats: Stats) -> JobResult:
-    result: JobResult = {
-        "success": command["exit_code"] == 0,
-        "result": command,
-        "stats": stats,
-        "sandbox_id": sandbox.sandbox_id,
-        "posture": sandbox.posture,
-    }
-    if not result["success"]:
-        nothing_said = f"Execution failed with exit code {command['exit_code']}"
-        result["error"] = command["stderr"] if command["stderr"].strip() else nothing_said
-    return result
-
-
 async def _stopped(sandbox: Sandbox, error: SandboxError, seconds: float) -> Outcome:
-    from ..sandbox.execution import error_result
-
     error.sandbox_id = error.sandbox_id or sandbox.sandbox_id
     result = error_result(error)
     result["posture"] = sandbox.posture

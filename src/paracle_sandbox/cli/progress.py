@@ -1,4 +1,4 @@
-"""What a long command says while it works: a moving line for a person, plain lines for a log."""
+"""Show how far a long command is: in one changing line of a terminal, else in plain lines."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from . import output
 
 @contextmanager
 def progress(title: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Give a function that shows a step of the work; the line is empty again after the block."""
     if quiet:
-        yield lambda line: None
+        yield lambda step: None
     elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.markup import escape
-
-        console = Console(stderr=True)
-        with console.status(escape(title)) as status:
-            room = max(20, console.width - 4)
-            yield lambda line: status.update(escape(output.printable(f"{title}: {line}")[:room]))
+        _show_line(title)
+        try:
+            yield lambda step: _show_line(f"{title}: {step}")
+        finally:
+            _show_line("")
     else:
         output.note(title)
-        yield lambda line: output.note(f"  {line}")
+        yield lambda step: output.note(f"  {step}")
 
 
 def late_progress() -> Callable[[str], None] | None:
-    """For what may have to be waited for before a program starts: each step in one line of a
-    terminal, which is empty again before the program prints. Nothing for a log, which has been
-    told already what is waited for."""
-    if not sys.stderr.isatty():
-        return None
+    """Return what shows steps that a program may have to wait for before it starts. The terminal's
+    line is empty again before the program prints. A log has been told already what is waited for:
+    for it the answer is None."""
+    return _show_line if sys.stderr.isatty() else None
 
-    def show(step: str) -> None:
-        room = max(20, os.get_terminal_size(sys.stderr.fileno()).columns - 2)
-        sys.stderr.write(f"\r\x1b[K{output.printable(step)[:room]}")
-        sys.stderr.flush()
 
-    return show
+def _show_line(text: str) -> None:
+    """Replace the terminal's current line, cut to its width."""
+    room = max(20, (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 2)
+    sys.stderr.write(f"\r\x1b[K{output.printable(' '.join(text.split()))[:room]}")
+    sys.stderr.flush()

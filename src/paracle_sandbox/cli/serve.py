@@ -6,19 +6,25 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from ..config import InRange
 from ..host.platforms import is_part_of_python
 from . import exit_codes, output
-from .exit_codes import UsageFault, ends_with_a_code
+from .exit_codes import UsageFault
 from .keys import database_errors_explained, refuse_windows
 from .log_lines import log_to_stderr
-from .options import check_backend, settings_or_fault, waived_layers
-from .sandbox import AllowDegraded
+from .options import (
+    add_allow_degraded,
+    add_backend,
+    check_backend,
+    settings_or_fault,
+    waived_layers,
+)
+from .parser import Command
 
 if TYPE_CHECKING:
     import socket
@@ -26,39 +32,33 @@ if TYPE_CHECKING:
     from ..service.service import Service
     from ..settings import Settings
 
-app = typer.Typer(
-    help="Serve sandboxes over HTTP.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
 INSTALL = "pip install '.[service]', in a checkout of Paracle Sandbox"
 
 
-@app.command()
-@ends_with_a_code
-def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on [default: 127.0.0.1]")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 takes any [default: 8080]"),
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option("--backend", metavar="NAME", help="auto, native, docker, ...")
-    ] = None,
-    allow_degraded: AllowDegraded = None,
-) -> int:
-    """Serve sandboxes over HTTP until Ctrl-C. The first start makes a key: it is shown once on a
-    terminal, and written to the file first-key in SANDBOX_DATA_DIR elsewhere.
+def declare_serve(command: Command) -> None:
+    command.text = """\
+        Serve sandboxes over HTTP until Ctrl-C. The first start makes a key: it is shown once on a
+        terminal, and written to the file first-key in SANDBOX_DATA_DIR elsewhere.
 
-    \b
-    Examples:
-      paracle serve
-      paracle serve --host 0.0.0.0 --port 8080
-    """
+        Examples:
+          paracle serve
+          paracle serve --host 0.0.0.0 --port 8080
+        """
+    command.option("--host", metavar="ADDRESS", help="Address to listen on [default: 127.0.0.1]")
+    command.option(
+        "--port", metavar="PORT", check=InRange(int, 0, 65535),
+        help="Port; 0 takes any [default: 8080]",
+    )  # fmt: skip
+    add_backend(command)
+    add_allow_degraded(command)
+    command.action = lambda given: serve(
+        given.host, given.port, given.backend, given.allow_degraded or ()
+    )
+
+
+def serve(
+    host: str | None, port: int | None, backend: str | None, allow_degraded: Sequence[str]
+) -> int:
     settings = settings_or_fault()
     check_backend(backend)
     waived = (*waived_layers(allow_degraded),) if allow_degraded else None
@@ -139,8 +139,8 @@ def _announce(service: Service, listening: socket.socket) -> None:
 
 
 def _for_the_owner(service: Service, key: str) -> Path | None:
-    """Where the key was written to; None on a terminal. What is printed elsewhere ends in a log,
-    which others read, and is kept for years."""
+    """Write the key to a file and return its path; None on a terminal. A key that is printed
+    elsewhere ends in a log, which others read, and which is kept for years."""
     if sys.stdout.isatty():
         return None
     path = Path(service.settings.service_dir) / "first-key"
@@ -151,7 +151,7 @@ def _for_the_owner(service: Service, key: str) -> Path | None:
 
 
 def _first_key(service: Service) -> str | None:
-    """A key for whoever starts the service for the first time, and has none yet."""
+    """Make a key when the service starts for the first time and has none yet."""
     if service.settings.api_key or any(key.is_good(time.time()) for key in service.keys.all()):
         return None
     key = service.keys.make(admin=True, note="made at the first start")

@@ -1,7 +1,7 @@
-"""The program's own streams: its output to ours as it comes, our piped input to it.
+"""This module joins the program's streams with ours: its output as it comes, our input to it.
 
 Nothing here may block the event loop, on which the deadline and Ctrl-C depend. A write that
-could wait (a pager that nobody scrolls) and a read that could (a pipe that nobody writes to)
+could wait (a pager that is not scrolled) and a read that could (a pipe without a writer)
 happen in daemon threads, which do not keep the process from ending.
 """
 
@@ -41,7 +41,8 @@ class Outlet:
         self._given_up = False
 
     def write(self, data: bytes) -> Awaitable[None] | None:
-        """Done when it returns None. Raises BrokenPipeError when nobody reads any more."""
+        """Write the data; if that could take long, it is done when the answer was awaited. Raises
+        BrokenPipeError when the reader has gone."""
         if self._given_up:
             return None
         self._last = data[-1:] or self._last
@@ -56,17 +57,17 @@ class Outlet:
         try:
             await _in_thread(lambda: _write_all(self._descriptor, data))
         except asyncio.CancelledError:
-            # The program is being stopped while nobody reads: the rest would wait here too.
+            # The program is being stopped while its reader waits: the rest would wait here too.
             self._given_up = True
             raise
 
     def end_line(self) -> None:
-        """On a terminal, what we say next begins on a line of its own."""
+        """Begin a new line on a terminal, for what we say next."""
         if self._last != b"\n" and not self._given_up and os.isatty(self._descriptor):
             _write_all(self._descriptor, b"\n")
 
     def _takes(self, size: int) -> bool:
-        """Whether so much can be written without waiting: a writable pipe has room for this."""
+        """Return whether so much can be written without waiting."""
         if not hasattr(select, "poll") or size > select.PIPE_BUF:
             return False
         poll = select.poll()
@@ -105,9 +106,26 @@ async def _in_thread(work: Callable[[], None]) -> None:
     await done
 
 
+class Outlets:
+    """Our stdout and stderr, as the program's."""
+
+    def __init__(self, raw: bool) -> None:
+        self._outlets = {
+            name: Outlet(stream.fileno(), raw)
+            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
+        }
+
+    def __call__(self, name: str, data: bytes) -> Awaitable[None] | None:
+        return self._outlets[name].write(data)
+
+    def end_line(self) -> None:
+        for outlet in self._outlets.values():
+            outlet.end_line()
+
+
 def own_stdin() -> int | None:
-    """The stdin that the program gets: ours, unless it is closed, or a terminal that another job
-    of its shell uses now. Reading from such a one would stop this process."""
+    """Return the stdin that the program gets: ours, unless it is closed, or a terminal that another
+    job of its shell uses now. To read from such a terminal would stop this process."""
     if sys.stdin is None or sys.stdin.closed:
         return None
     try:
@@ -153,11 +171,11 @@ def _feed(
             time.sleep(_CTRL_D_SECONDS)
         asyncio.run_coroutine_threadsafe(command.close_stdin(), loop).result()
     except (OSError, RuntimeError, asyncio.CancelledError):
-        pass  # the program, or the loop, has ended: nobody wants the rest
+        pass  # the program, or the loop, has ended: the rest is not wanted
 
 
 def _read(descriptor: int) -> bytes:
-    """A terminal that can no longer be read is at its end."""
+    """Read a piece; a terminal that can no longer be read counts as ended."""
     try:
         return os.read(descriptor, _CHUNK)
     except OSError:

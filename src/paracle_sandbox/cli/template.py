@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ..errors import SandboxError
 from . import exit_codes, output
-from .exit_codes import UsageFault, ends_with_a_code
-from .options import complete_template, settings_or_fault
+from .exit_codes import UsageFault
+from .options import add_json, complete_template, settings_or_fault
+from .parser import Command
 from .progress import progress
 
 if TYPE_CHECKING:
     from ..backends.registry import Template, Templates
 
-app = typer.Typer(
-    help="Sets of packages that native sandboxes start with.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-Name = Annotated[
-    str,
-    typer.Argument(
-        help="default, dev, ml or api.", metavar="NAME", autocompletion=complete_template
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-IfMissing = Annotated[
-    bool,
-    typer.Option(
-        "--if-missing",
-        help="Do nothing when it is there; only warn when it cannot be built.",
-    ),
-]
+_JSON = "Print one JSON document."
 
 
-@app.command("list")
-@ends_with_a_code
-def list_templates(as_json: Json = False) -> int:
-    """Show the templates and whether they are built."""
+def _add_name(command: Command) -> None:
+    command.argument("name", "NAME", "default, dev, ml or api.", complete=complete_template)
+
+
+def declare_list(command: Command) -> None:
+    command.text = "Show the templates and whether they are built."
+    add_json(command, _JSON)
+    command.action = lambda given: list_templates(given.as_json)
+
+
+def list_templates(as_json: bool) -> int:
     templates = _templates()
     found = [templates.get(name) for name in templates.names()]
     if as_json:
@@ -53,16 +38,23 @@ def list_templates(as_json: Json = False) -> int:
     return exit_codes.SUCCESS
 
 
-@app.command()
-@ends_with_a_code
-def build(name: Name, if_missing: IfMissing = False, as_json: Json = False) -> int:
-    """Install the packages of a template, once for all sandboxes.
+def declare_build(command: Command) -> None:
+    command.text = """\
+        Install the packages of a template, once for all sandboxes.
 
-    \b
-    Examples:
-      paracle template build default
-      paracle template build ml --if-missing
-    """
+        Examples:
+          paracle template build default
+          paracle template build ml --if-missing
+        """
+    _add_name(command)
+    command.switch(
+        "--if-missing", help="Do nothing when it is there; only warn when it cannot be built."
+    )
+    add_json(command, _JSON)
+    command.action = lambda given: build(given.name, given.if_missing, given.as_json)
+
+
+def build(name: str, if_missing: bool, as_json: bool) -> int:
     templates = _templates()
     built = False
     if not _known(templates, name).is_built or not if_missing:
@@ -85,10 +77,14 @@ def build(name: Name, if_missing: IfMissing = False, as_json: Json = False) -> i
     return exit_codes.SUCCESS
 
 
-@app.command()
-@ends_with_a_code
-def remove(name: Name, as_json: Json = False) -> int:
-    """Delete a template; sandboxes that use it now keep running."""
+def declare_remove(command: Command) -> None:
+    command.text = "Delete a template; sandboxes that use it now keep running."
+    _add_name(command)
+    add_json(command, _JSON)
+    command.action = lambda given: remove(given.name, given.as_json)
+
+
+def remove(name: str, as_json: bool) -> int:
     templates = _templates()
     _known(templates, name)
     removed = templates.remove(name)

@@ -1,4 +1,4 @@
-"""The user's terminal while a program inside has one of its own.
+"""This module lends the user's terminal to a program inside.
 
 What is typed reaches the program key by key, Ctrl-C included, and its output steers this
 terminal. Ctrl-] three times within a second ends the command, for programs that do not end on
@@ -47,11 +47,6 @@ class OwnTerminal:
                     return rows, columns
         return _USUAL_SIZE
 
-    @staticmethod
-    def kind() -> str | None:
-        """The name under which programs look up what the user's terminal understands."""
-        return os.environ.get("TERM")
-
     def __enter__(self) -> Self:
         if self._descriptor is not None:
             self._before = list(termios.tcgetattr(self._descriptor))
@@ -86,7 +81,7 @@ class OwnTerminal:
         loop.add_signal_handler(signal.SIGWINCH, changed)
 
     def watch(self, typed: bytes) -> bool:
-        """Whether these keys were not for the program but for us."""
+        """Return whether these keys were for us and not for the program."""
         if self._before is None:
             return False
         for key in typed:

@@ -1,4 +1,4 @@
-"""What ``execute`` takes into the sandbox beside the program, and what it brings back.
+"""Take a folder, files and packages into the sandbox of ``execute``, and bring changes back.
 
 A folder of the user goes in as a copy. Coming back, what changed is listed, and written only with
 ``--apply``: whole, never through a link, never over what the user changed meanwhile, and not where
@@ -69,7 +69,7 @@ class Workspace:
         return cls(wanted, _project(wanted.folder), files, working_dir)
 
     def find(self, file: str) -> str | None:
-        """The path below the workspace of a file that the user names from here, or from there;
+        """Find the path below the workspace of a file that the user names from here, or from there;
         None when it is not one of the workspace's."""
         if self.project is None or self.project.folder is None:
             return None
@@ -104,7 +104,8 @@ class Workspace:
             )  # fmt: skip
 
     async def bring_out(self, sandbox: Sandbox, outcome: Outcome) -> None:
-        """Also of a program that failed; of one that we stopped only what ``--save`` names."""
+        """Bring back what the flags ask for, also when the program failed; when we stopped it, only
+        what ``--save`` names."""
         try:
             if self.wanted.save is not None:
                 await sandbox.copy_from(sandbox.config.working_dir, self.wanted.save)
@@ -155,7 +156,7 @@ class Workspace:
 
 
 def _python_of(project: WorkspaceSync) -> bytes:
-    """What its modules say, for whoever wants to know what they import."""
+    """Join the sources of its modules, from which their imports can be read."""
     modules = [path for inside, path in project.sources.items() if inside.endswith(".py")]
     return b"\n".join(path.read_bytes() for path in modules[:_READ_MODULES])
 

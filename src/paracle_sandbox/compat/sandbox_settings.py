@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import InvalidConfigError, Options, SandboxConfig, flag, number, option, text
+from ..config import InRange, InvalidConfigError, Options, SandboxConfig, flag, option, text
 from ..errors import SandboxError
 from ..settings import SHARED_KEYS, Environment, parse_memory_mb, read_section
 
@@ -20,8 +20,8 @@ class SandboxSettings(Options):
     image: str = option("python:3.12-slim", text)
     work_dir: str = option("/workspace", text)
     memory_limit: str = option("512m", text)
-    cpu_limit: float = option(1.0, number(float, 0.0, 1e6))
-    timeout: int = option(300, number(int, 0, 1 << 31))
+    cpu_limit: float = option(1.0, InRange(float, 0.0, 1e6))
+    timeout: int = option(300, InRange(int, 0, 1 << 31))
     network_enabled: bool = option(False, flag)
 
     def to_config(self) -> SandboxConfig:

@@ -29,7 +29,7 @@ _DAY = 86_400
 
 @contextmanager
 def opened_log(settings: Settings) -> Iterator[AuditLog | None]:
-    """The log of agents; None, said aloud, where it cannot be written."""
+    """Open the log of agents for a block. Where it cannot be written, say so and give None."""
     from ...agents.journal import open_agents_log
     from ...errors import SandboxError
 
@@ -126,7 +126,7 @@ def process_label() -> dict[str, str]:
 
 
 def stop(name: str, as_json: bool) -> int:
-    """Interrupt the runs of an agent, and remove all its sandboxes, whoever made them."""
+    """Interrupt the runs of an agent, and remove all its sandboxes, of any process."""
     from ...agents.agent import AGENT_LABEL
     from ..list_cleanup import destroy_those
 
@@ -153,6 +153,6 @@ def stop(name: str, as_json: bool) -> int:
 
 
 def _own_process(info: SandboxInfo) -> int | None:
-    """The process that runs the agent, if it is one of this machine and still the same."""
+    """Find the process that runs the agent, if it is one of this machine and still the same."""
     owner = Owner.parse(info.labels.get(PROCESS_LABEL, ""))
     return owner.pid if owner is not None and owner == Owner.of(owner.pid) else None

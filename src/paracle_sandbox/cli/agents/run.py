@@ -12,9 +12,10 @@ from ...errors import SandboxError
 from ...settings import Settings
 from .. import exit_codes, output
 from ..execute import Order as ExecuteOrder
-from ..execute import check_output, make_config, save_document
+from ..execute import make_config
 from ..exit_codes import UsageFault
 from ..options import check_backend, settings_or_fault
+from ..result_file import check_output, save_document
 from .audit import opened_log, process_label
 from .screen import Screen, ask
 
@@ -170,7 +171,7 @@ def _show_plan(plan: Plan) -> None:
 async def _check_sandbox_available(
     backend: str | None = None, settings: Settings | None = None
 ) -> bool:
-    """Whether there is a sandbox, proved by using one; what is missing goes to stderr."""
+    """Prove by use that there is a sandbox; what is missing is told on stderr."""
     from ...agents.modes import find_sandbox_problem
 
     problem = await find_sandbox_problem(backend, settings or settings_or_fault())
@@ -180,7 +181,7 @@ async def _check_sandbox_available(
 
 
 async def _choose(plan: Plan) -> RunConfig:
-    """The configuration to run with: what was asked for, or safe when it cannot be had."""
+    """Choose the configuration: the one that was asked for, or safe when it cannot be had."""
     from ...agents.modes import FALLBACK, make_run_config
 
     config = make_run_config(plan.order.mode, on_host=plan.order.on_host)
@@ -263,7 +264,7 @@ def _make_agent(
 
 
 def _keep_tools(agent: SandboxAgent, wanted: Sequence[str]) -> None:
-    """Only those that the agent's file names."""
+    """Remove the tools that the agent's file does not name."""
     from ...agents.definitions import TOOL_NAMES
     from ...tools import SandboxBrowserTool
 

@@ -1,4 +1,4 @@
-"""What a person sees of an agent at work: its words on stdout, everything beside them on stderr."""
+"""Show a person an agent at work: its words on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...agents.events import AgentResult, Event
 
 _SHOWN = 2000
-# Of a call that somebody is to allow: a whole file, but no flood.
+# How much of a call is shown to the person who has to allow it: a whole file, but no flood.
 _SHOWN_TO_ALLOW = 100_000
 
 
@@ -78,14 +78,15 @@ class Screen:
 
 
 def _cut(text: str, most: int = _SHOWN) -> str:
-    """Its beginning, and how much of it is not shown."""
+    """Keep the beginning, and say how much is not shown."""
     if len(text) <= most:
         return text
     return f"{text[:most]}\n[... {len(text) - most} more characters are not shown]"
 
 
 async def ask(question: str) -> str:
-    """A line from stdin; nothing at its end. Its thread is no reason to stay when we are ended."""
+    """Read a line from stdin, an empty one at its end. The thread that reads does not keep the
+    process from ending."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str] = loop.create_future()
 

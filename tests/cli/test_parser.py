@@ -237,7 +237,7 @@ def test_help_imports_next_to_nothing(tmp_path: Path, words: list[str]) -> None:
     assert not (HEAVY | {"asyncio", "logging", "dataclasses", "json"}) & imported
     ours = {name for name in imported if name.startswith("paracle_sandbox.")}
     assert {name for name in ours if ".cli" not in name} <= {
-        "paracle_sandbox.errors", "paracle_sandbox.platforms",
+        "paracle_sandbox.errors", "paracle_sandbox.host", "paracle_sandbox.host.platforms",
     }  # fmt: skip
 
 
@@ -248,13 +248,16 @@ def test_a_command_imports_no_other(tmp_path: Path) -> None:
                        "keys", "audit", "mcp", "completion", "help"}  # fmt: skip
 
 
-def test_a_spawner_imports_little() -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(SOURCE)!r}); "
-        "from paracle_sandbox.jail.launch import _import_everything; "
-        "_import_everything(); print(*sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, check=True
-    )
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from paracle_sandbox.jail.launch import _import_spawner; _import_spawner(path)",
+        "import paracle_sandbox.jail.zygote",
+    ],
+    ids=["spawner", "zygote"],
+)
+def test_what_sandboxes_come_from_imports_little(imports: str) -> None:
+    code = f"import sys; path = {str(SOURCE)!r}; sys.path.insert(0, path); {imports}; "
+    command = [sys.executable, "-I", "-S", "-E", "-c", f"{code}print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not HEAVY_INSIDE & set(done.stdout.split())

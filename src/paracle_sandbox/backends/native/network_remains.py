@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 async def take(ended: Iterable[Link | None]) -> None:
-    """What would go with the namespaces, a little later, and the rules with the last of them."""
+    """Remove links that would go with the namespaces, a little later, and at last the rules."""
     links = [link for link in ended if link is not None]
     if links:
         from . import network

@@ -17,6 +17,7 @@ import pytest
 from paracle_sandbox.jail import spawner as spawner_module
 from paracle_sandbox.jail import warm_pool
 from paracle_sandbox.jail.child import Child
+from paracle_sandbox.jail.limits.cgroup_keepalive import KeepAlive
 from paracle_sandbox.jail.limits.cgroups import Limits
 from paracle_sandbox.jail.limits.sandbox_resources import Grant
 from paracle_sandbox.jail.shape import Identity, Shape
@@ -67,6 +68,7 @@ def spawner_on(control: socket.socket) -> Spawner:
         give_identity_back=lambda identity: None,
     )
     resources.cgroups = None
+    resources.keep_alive = KeepAlive(wanted=False)
     zygote: Any = SimpleNamespace()
     options = {
         "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,

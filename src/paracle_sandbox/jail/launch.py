@@ -125,7 +125,7 @@ def _become_spawner(control: socket.socket, package_path: str, *, rootless: bool
 
 
 def _prepare_process() -> None:
-    """What the zygote is to have, too. (Guests change it for themselves.)"""
+    """Set limits and signals, which the zygote inherits. (Guests change them for themselves.)"""
     # A sandbox costs a descriptor or two; what it may open itself is limited later.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

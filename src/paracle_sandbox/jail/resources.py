@@ -12,6 +12,7 @@ from ..host.own_directory import open_own_directory
 from . import root
 from .child import Child
 from .clone import can_clone_into
+from .limits.cgroup_keepalive import KeepAlive
 from .limits.cgroups import Cgroups, CgroupsUnavailable
 from .limits.sandbox_resources import Place
 from .limits.shared_space import Space
@@ -34,6 +35,8 @@ class Resources:
         self._root = os.path.join(options["state_dir"], f"root-{self.instance}")
         self._state = open_own_directory(options["state_dir"])
         self.cgroups, self.cgroup_note = self._find_cgroups()
+        is_v1 = self.cgroups is not None and self.cgroups.version == 1
+        self.keep_alive = KeepAlive(wanted=is_v1 and options["keep_alive"])
         is_born_in_group = self.cgroups is not None and can_clone_into(self.cgroups)
         self._host_proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.own_network, self.capabilities = -1, 0
@@ -151,6 +154,7 @@ class Resources:
         """Remove what is ours. The records of the children in ``keep``, of which something is
         left, stay for the next sweep."""
         self._give_space_back()
+        self.keep_alive.close()
         if self.cgroups:
             self.cgroups.close()
         with contextlib.suppress(OSError):

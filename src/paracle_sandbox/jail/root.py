@@ -148,8 +148,8 @@ def _show_python(root: str, template_dir: str | None) -> None:
 
 
 def _show_commands(root: str, packages: str | None, interpreter: str) -> None:
-    """What the template's packages install as commands, and a pip for the interpreter inside: the
-    pip of the host, if it has one, belongs to another."""
+    """Show the commands of the template's packages, and a pip for the interpreter inside: that
+    of the host, if there is one, belongs to another interpreter."""
     os.makedirs(root + COMMANDS)
     for name in ("pip", "pip3"):
         path = f"{root}{COMMANDS}/{name}"

@@ -31,7 +31,6 @@ from typing import Any
 
 from ..channel.frames import to_json
 from .child import GO, Child
-from .limits.cgroup_keepalive import KeepAlive
 from .limits.sandbox_resources import Grant, Process
 from .resources import Resources
 from .shape import Shape
@@ -76,8 +75,6 @@ class Spawner:
         self._stuck_at = 0.0
         self._spare = -1
         self._slots = 0
-        version = resources.cgroups.version if resources.cgroups else 0
-        self._keep_alive = KeepAlive(wanted=version == 1 and options["keep_alive"])
         self._selector = selectors.DefaultSelector()
         self._ends = False
 
@@ -97,7 +94,7 @@ class Spawner:
             for key, _ in events:
                 key.data()
             if self._pool.in_burst:
-                self._keep_alive.beat()
+                self._resources.keep_alive.beat()
             self._retry_busy()
             self._retry_stuck()
         self._end()
@@ -110,7 +107,8 @@ class Spawner:
             return _BUSY_RETRY_SECONDS
         if self._stuck:
             return _STUCK_RETRY_SECONDS
-        if self._pool.in_burst and (until_beat := self._keep_alive.until_beat()) is not None:
+        until_beat = self._resources.keep_alive.until_beat() if self._pool.in_burst else None
+        if until_beat is not None:
             return until_beat
         # One child at a time: the end of what starts wakes us.
         return None if self._pool.is_full or self._starting else self._pool.seconds_until_quiet()

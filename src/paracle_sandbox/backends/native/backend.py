@@ -217,7 +217,7 @@ class NativeBackend(Backend):
             raise
 
     async def _refuse_missing_limits(self, spawner: Spawner, config: SandboxConfig) -> None:
-        """As root a limit that cannot be kept is an error, unless it was waived by name."""
+        """Refuse, as root, a limit that cannot be kept, unless it was waived by name."""
         posture = spawner.posture
         if posture["cgroup_version"] or posture["rootless"]:
             return

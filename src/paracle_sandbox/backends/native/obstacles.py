@@ -137,7 +137,7 @@ def _of_user(read: Read, mounts: str) -> list[tuple[str, str]]:
 
 
 def covered_in_proc(mountinfo: str) -> list[str]:
-    """What is mounted over parts of /proc. In a user namespace the kernel allows a new /proc only
+    """List mounts over parts of /proc. In a user namespace the kernel allows a new /proc only
     where one that shows everything can be seen: then this is empty."""
     rows = [line.split() for line in mountinfo.splitlines()]
     whole = [row for row in rows if len(row) > 8 and row[row.index("-") + 1] == "proc"]
@@ -154,7 +154,7 @@ def covered_in_proc(mountinfo: str) -> list[str]:
 
 
 def refused_calls(with_rights: bool) -> list[str]:
-    """Those of the system calls of a start that a seccomp filter refuses. ``with_rights``: this
+    """List the system calls of a start that a seccomp filter refuses. ``with_rights``: this
     process has the capabilities, without which the kernel itself refuses two of them."""
     import ctypes
     import platform
@@ -215,7 +215,7 @@ def is_confined(read: Read) -> bool:
 
 @cache
 def tried(python: str, euid: int) -> tuple[str, ...]:
-    """What a trial says is in the way, where ``find`` knows of nothing. Takes as long as a start of
+    """Try what is in the way, where ``find`` knows of nothing. That takes as long as a start of
     Python, but only once: neither a filter nor a profile is ever taken off a process."""
     failed = try_steps(python)
     found = _of_trial(failed) or _as_it_failed(failed)
@@ -246,7 +246,7 @@ def _as_it_failed(failed: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def remedy_for(causes: list[str], euid: int, container: str) -> str:
-    """What takes all of the causes away, without a second error after the first. ``container`` is
+    """Say what takes all the causes away, without a second error after the first. ``container`` is
     what container_kind says."""
     text = "; ".join(causes)
     host = _host_remedy(text)
@@ -281,7 +281,7 @@ def remedy_for(causes: list[str], euid: int, container: str) -> str:
 
 
 def _host_remedy(text: str) -> str:
-    """As root, on the machine itself."""
+    """Remedies that root has on the machine itself."""
     remedies = []
     if _RESTRICTED in text:
         remedies.append(

@@ -34,7 +34,7 @@ _NICENESS = 5
 
 @dataclass(frozen=True)
 class Build:
-    """What to build, as the owner says it in JSON. ``path`` is where it goes; ``lock`` and
+    """An order to build, which the owner sends as JSON. ``path`` is where it goes; ``lock`` and
     ``lifeline`` are descriptors."""
 
     name: str

@@ -162,7 +162,7 @@ class TemplateFiles:
             path.rename(path.with_name(f".{name}-{os.getpid()}-{time.monotonic_ns()}"))
 
     def remove_unused(self, name: str) -> None:
-        """What was hidden and nobody sees any more, and what killed builders left."""
+        """Remove what was hidden and is not used any more, and what killed builders left."""
         self.check()
         for path in self.directory.glob(f".{name}-*"):
             with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ class TemplateFiles:
                 (self.directory / f".use-{number}").unlink()
 
     def _lock_use(self, number: int, kind: int) -> int | None:
-        """Of the directory with this inode number."""
+        """Lock the use of the directory with this inode number."""
         with self._open() as directory:
             return _lock(f".use-{number}", kind, directory)
 

@@ -109,7 +109,7 @@ def refuse_other_python(image: str, settings: Settings) -> str | None:
 
 
 def find_template(name: str, settings: Settings) -> Template:
-    """As the first sandbox will have it, as far as one knows now. Raises SandboxError for one that
+    """Find it as the first sandbox will, as far as one knows now. Raises SandboxError for one that
     others can write to."""
     require_trusted_templates(str(templates_dir(settings)))
     template = template_at(template_path(name, settings), name, make=settings.template_build)
@@ -119,7 +119,7 @@ def find_template(name: str, settings: Settings) -> Template:
 
 
 def template_at(path: Path, name: str, *, make: bool = False) -> Template:
-    """As far as it is there. ``make`` an empty directory where there is none, so that sandboxes
+    """Describe it. ``make`` an empty directory where there is none, so that sandboxes
     which are made now see the packages as soon as they are there. Raises BackendUnavailableError
     where others can write to the directory that it is to be made in."""
     is_built = os.path.exists(f"{path}/{MANIFEST}")

@@ -74,7 +74,7 @@ class Templates:
     # Looking
 
     def get(self, name: str) -> Template:
-        """As far as it is there. Raises BackendUnavailableError where others can write to it."""
+        """Describe it. Raises BackendUnavailableError where others can write to it."""
         self._files.check()
         return template_at(self._path(name), name)
 

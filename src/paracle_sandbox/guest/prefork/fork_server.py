@@ -88,7 +88,7 @@ class ForkServer:
             end_child(self.pid)
 
     def has_ended(self) -> None:
-        """Its number may be another's from now on."""
+        """Forget its pid, which may be reused from now on."""
         self.pid = 0
 
 
@@ -109,7 +109,7 @@ def _fork_when_told(guest: socket.socket, line: int) -> socket.socket:
     while True:
         message, ancillary, _, _ = guest.recvmsg(1, _RIGHTS_BYTES)
         if not message:
-            os._exit(0)  # nobody wants us any more
+            os._exit(0)  # the guest has hung up
         (given,) = _LINE.unpack(ancillary[0][2])
         try:
             pid = fork_sibling()

@@ -2,7 +2,7 @@
 
 A fork takes a millisecond, and as long again until it has its own copies of the pages that every
 program writes to. So the next one is forked when somebody is likely to want it, at a moment when
-nobody waits for us.
+no request waits for us.
 """
 
 import time
@@ -26,11 +26,11 @@ KEEP_SECONDS = 5.0
 LOOK_SECONDS = 2.0
 # For so long a fork waits for what comes right after a program.
 HELD_SECONDS = 0.05
-# And as long for whoever gets the result: it would wait for the processor until we have forked.
+# And as long for the reader of the result: it would wait for the processor until we have forked.
 AFTER_SECONDS = 0.002
-# Whoever runs a program so soon after the last will go on like that.
+# A caller that runs a program so soon after the last will go on like that.
 HURRY_SECONDS = 0.02
-# Whoever runs so many more in a hurry gets a process that does nothing but fork them.
+# For a caller that runs so many more in a hurry there is a process that only forks them.
 SERIES_PROGRAMS = 2
 
 
@@ -106,7 +106,7 @@ class PreforkPolicy:
         not take long."""
         self.programs += 1
         self._last_end = time.monotonic()
-        # Whoever ran two will run a third; many sandboxes are made for a single program.
+        # A caller that ran two will run a third; many sandboxes are made for a single program.
         if self.programs < 2 or self._children.has_preforked:
             return
         self._hurried = False
@@ -122,7 +122,7 @@ class PreforkPolicy:
         self.wanted = not self._children.has_preforked
 
     def _keep(self) -> None:
-        """For a while, from now on."""
+        """Keep the preforked process for a while, from now on."""
         if self._kept_until is None:
             self._loop.call_later(LOOK_SECONDS, self._waited)
         self._kept_until = time.monotonic() + KEEP_SECONDS

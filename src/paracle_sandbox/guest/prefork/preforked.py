@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from ..kernel import SET_DUMPABLE, close_from, drop_signals, end_child, fork, prctl, unblock_signals
 from ..python.program import become, become_program, main_module, ready_for, rehearse
 
-# A message must fit into the socket at once, since the guest waits for nobody.
+# A message must fit into the socket at once, since the guest does not wait for it.
 MAX_MESSAGE_BYTES = 64 << 10
 # Made here, for forks to write only to as much of it as they get.
 _message = bytearray(MAX_MESSAGE_BYTES)
@@ -112,12 +112,12 @@ class Preforked:
         return self._socket.fileno() < 0
 
     def close(self) -> None:
-        """Whoever is at the other end, known to us or not, ends by itself."""
+        """Hang up: the process at the other end, known to us or not, ends by itself."""
         self._socket.close()
 
     def end(self) -> None:
-        """Whether it was stopped or not. It must not be known to have ended: its number may be
-        another's then."""
+        """Kill it, even if it is stopped. Do not call this after its pid was reaped: the number may
+        have been reused."""
         self.close()
         if self.pid:
             end_child(self.pid)
@@ -147,7 +147,7 @@ def receive(guest: socket.socket) -> Dict[str, Any]:
     """Wait for the program, and take what it comes with."""
     size, ancillary, _, _ = guest.recvmsg_into([_message], _RIGHTS_BYTES)
     if not size:
-        os._exit(0)  # nobody wants us any more
+        os._exit(0)  # the guest has hung up
     for number, given in enumerate(_STDIO.unpack(ancillary[0][2])):
         os.dup2(given, number)
     # Closed below: what has its number then is not ours to close. Not the method that Python has
@@ -156,13 +156,13 @@ def receive(guest: socket.socket) -> Dict[str, Any]:
     told, cwd, terminal = marshal.loads(_message)  # noqa: S302  from the guest itself
     program = {**ready_for(), **told}
     os.chdir(cwd)
-    drop_signals()  # sent to whoever was there, not to the program
+    drop_signals()  # sent to this process before it was the program
     take_over(terminal)
     return program
 
 
 def settle() -> None:
-    """What a program's process has, whatever the program: a session of its own."""
+    """Take a session of its own, which each program has."""
     os.setsid()
 
 

@@ -53,7 +53,7 @@ def _tell(status: int) -> None:
 
 
 def _let_go(*fds: int) -> None:
-    """Of the channel: it ends when the guest ends."""
+    """Let go of the channel: it ends when the guest ends."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in fds:
         os.dup2(null, fd)

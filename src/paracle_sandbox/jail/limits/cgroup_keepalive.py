@@ -20,7 +20,9 @@ _BEAT_SECONDS = 0.001
 
 
 class KeepAlive:
-    """Does nothing where it is not ``wanted``, or where the group may not be entered."""
+    """Does nothing where it is not ``wanted``, or where the group may not be entered.
+
+    It is made while /proc and the groups can be seen, and works on a descriptor afterwards."""
 
     def __init__(self, wanted: bool) -> None:
         self._group = -1

@@ -69,7 +69,7 @@ class Cgroups:
 
     @property
     def directories(self) -> list[int]:
-        """What `adopt` takes."""
+        """The descriptors that `adopt` takes."""
         return list(self._fds.values())
 
     @classmethod

@@ -110,7 +110,7 @@ class Volume:
 
     @property
     def root(self) -> int:
-        """What `adopt` takes."""
+        """The descriptor that `adopt` takes."""
         return self._root
 
     def path(self, name: str) -> str:

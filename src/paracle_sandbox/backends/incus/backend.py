@@ -3,8 +3,8 @@
     make (or take a ready one) ── start ── exec ── boot message ...   one stream for its life
     the stream ends: the guest ends: its porter ends the instance: the server removes it
 
-So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
-had not started yet carries its name in a key, and the next start of anybody removes it.
+So when an owner is killed, its instances remove themselves. An instance that it had not started yet
+has the owner's name in a key, and the next start of any owner removes it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PATIENCE = 2
 
 @dataclass
 class Owned(Metered):
-    """What this process holds of a sandbox that it made. The channel goes to whoever connects."""
+    """What this process holds of a sandbox that it made. connect() gives the channel away."""
 
     channel: ExecChannel | None = None
 
@@ -138,7 +138,7 @@ class IncusBackend(Backend):
         self.stock.refill(source)
 
     async def _check_machine(self) -> None:
-        """Whether this server can have such instances at all."""
+        """Raise an error if this server cannot have such instances at all."""
 
     async def _place(self, config: SandboxConfig, keys: Mapping[str, str]) -> Place:
         from .network import nic_for
@@ -237,7 +237,7 @@ class IncusBackend(Backend):
         self._remains.add(sandbox_id, owned.slot)
 
     async def _find(self, sandbox_id: str) -> str | None:
-        """An instance of ours that another process made."""
+        """Find an instance of ours that another process made."""
         try:
             found = await self.instances.find(instance_name(sandbox_id))
         except Refused as refused:
@@ -259,7 +259,8 @@ class IncusBackend(Backend):
         return usage
 
     def init_pid(self, sandbox_id: str) -> int:
-        """The first process of a sandbox of ours that was looked at, as its machine counts."""
+        """Return the pid of a sandbox's first process, as its machine counts. It must be a sandbox
+        of ours whose usage was measured."""
         return guest_pid(self._owned[sandbox_id].cgroups)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
@@ -297,8 +298,8 @@ class IncusBackend(Backend):
 
 
 def _end_unclosed(pid: int, settings: Settings, names: set[str]) -> None:
-    """At the end of a process that did not close its backend: stopped instances do not end by
-    themselves, as sandboxes do."""
+    """Remove ready instances at the end of a process that did not close its backend. Unlike
+    sandboxes, stopped instances do not end by themselves."""
     if not names or os.getpid() != pid:
         return
 

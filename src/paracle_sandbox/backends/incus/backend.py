@@ -53,7 +53,7 @@ from .spec import (
 )
 from .storage import Homes
 from .usage import Meter, Metered, guest_pid
-from .warm_pool import Stock
+from .warm_pool import WarmPool
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +84,9 @@ class IncusBackend(Backend):
         self.maker = Maker(self.instances)
         self.homes = Homes(self.server, self.settings)
         self._remains = Remains(self.homes.remove)
-        self.stock = Stock(self.settings.incus_warm, self._make_ready, self.instances.remove)
+        self.warm_pool = WarmPool(self.settings.incus_warm, self._make_ready, self.instances.remove)
         # Without a reference to this backend, which nobody may have any more.
-        self._at_exit = partial(_end_unclosed, os.getpid(), self.settings, self.stock.names)
+        self._at_exit = partial(_end_unclosed, os.getpid(), self.settings, self.warm_pool.names)
         beside = OWN_PROCESSES if self.kind == CONTAINER else 0
         self._meter = Meter(self.instances, self.homes, beside)
         self._owned: dict[str, Owned] = {}
@@ -135,7 +135,7 @@ class IncusBackend(Backend):
         if not self._remembers:
             self._remembers = True
             atexit.register(self._at_exit)
-        self.stock.refill(source)
+        self.warm_pool.refill(source)
 
     async def _check_machine(self) -> None:
         """Raise an error if this server cannot have such instances at all."""
@@ -161,7 +161,7 @@ class IncusBackend(Backend):
         try:
             home = await self.homes.make(slot, config.disk_mb, Owner.of(os.getpid()))
             place = replace(place, home=home)
-            await self.maker.make(sandbox_id, place, config, source, self.stock.take(source))
+            await self.maker.make(sandbox_id, place, config, source, self.warm_pool.take(source))
         except BaseException:
             self._remains.add(sandbox_id, slot)
             await self._remains.try_to_remove(sandbox_id)
@@ -283,7 +283,7 @@ class IncusBackend(Backend):
         return swept
 
     async def close(self) -> None:
-        await self.stock.close()
+        await self.warm_pool.close()
         for sandbox_id in list(self._owned):
             try:
                 await self.destroy(sandbox_id)

@@ -25,7 +25,7 @@ Make = Callable[[str, dict[str, str], Mapping[str, Any]], Awaitable[None]]
 Remove = Callable[[str], Awaitable[None]]
 
 
-class Stock:
+class WarmPool:
     """The ready instances of one backend, by image."""
 
     def __init__(self, size: int, make: Make, remove: Remove) -> None:

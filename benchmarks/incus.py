@@ -89,7 +89,7 @@ async def _create_times(name: str, ready: int, count: int) -> Times:
     values = []
     async with _backend(ready) as (backend, config):
         for number in range(count + 1):
-            await backend.stock.settled()
+            await backend.warm_pool.settle()
             sandbox = Sandbox(backend, new_sandbox_id(), config)
             start = time.perf_counter()
             await sandbox.start()

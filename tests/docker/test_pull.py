@@ -172,7 +172,7 @@ async def test_our_images_are_asked_of_no_public_registry(settings: Settings) ->
     images = Images(backend.engine, settings.state_dir)
     for image in OURS:
         with pytest.raises(SandboxCreationError) as refused:
-            await images.known(image)
+            await images.ensure(image)
         assert "DOCKER_SANDBOX_REGISTRY names no registry" in refused.value.message
         assert "paracle image build" in refused.value.message
     await backend.close()
@@ -183,7 +183,7 @@ async def test_our_images_come_from_a_registry_that_is_configured(settings: Sett
     backend = DockerBackend(settings)
     with serving(registry) as address:
         try:
-            found = await Images(backend.engine, settings.state_dir, f"{address}/team/").known(
+            found = await Images(backend.engine, settings.state_dir, f"{address}/team/").ensure(
                 image
             )
             assert {image, f"{address}/team/{image}"} == set(found["RepoTags"])

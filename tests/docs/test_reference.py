@@ -14,6 +14,7 @@ import paracle_sandbox
 from paracle_sandbox import errors
 from paracle_sandbox.cli.commands import ROOT
 from paracle_sandbox.cli.parser import walk
+from paracle_sandbox.host.backend_names import MODES
 from paracle_sandbox.settings import SHARED_KEYS, settings_table
 
 API, CLI, ERRORS, SETTINGS = (
@@ -53,6 +54,11 @@ def test_setting(key: str) -> None:
     assert row[1] == f"`{key}`"
     assert all(row[2:]), f"{setting.variable}: every cell says something"
     assert ("environment only" in row[3]) == setting.env_only
+
+
+def test_the_modes_are_the_names_of_the_backends() -> None:
+    named = re.findall(r"`([^`]+)`", rows(SETTINGS)["SANDBOX_MODE"][3])
+    assert named == list(MODES)
 
 
 def test_no_setting_is_stale() -> None:

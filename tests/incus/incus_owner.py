@@ -29,7 +29,7 @@ async def main(what: str, options: dict[str, str]) -> None:
         print(json.dumps([sandbox.sandbox_id]), flush=True)
     else:
         await sandbox.stop()
-        await backend.stock.settled()
+        await backend.warm_pool.settle()
         everything = await backend.instances.all()
         ours = [one["name"] for one in everything if one["config"].get(SESSION) == backend.session]
         print(json.dumps(ours), flush=True)

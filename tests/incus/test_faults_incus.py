@@ -195,8 +195,9 @@ async def test_one_id_made_by_many_at_once_is_made_once(
     name = _new_id()
     try:
         for owner in owners:
-            owner.stock.refill(await image_source(owner.server, owner.remotes, CONFIG.base_image))
-        await asyncio.gather(*(owner.stock.settled() for owner in owners))
+            source = await image_source(owner.server, owner.remotes, CONFIG.base_image)
+            owner.warm_pool.refill(source)
+        await asyncio.gather(*(owner.warm_pool.settle() for owner in owners))
         # Whoever may use the server may remove what is kept ready.
         for kept in await _instances_of(owners[1]):
             await owners[1].instances.remove(kept)

@@ -10,9 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
 
-from pressure import Scene, needs_root
-
 from paracle_sandbox.setting_rows import SPEED
+from pressure import Scene, needs_root
 
 
 def parent_of(pid: int) -> int:

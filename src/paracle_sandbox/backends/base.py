@@ -44,40 +44,40 @@ class Backend(ABC):
     async def create(
         self, sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
     ) -> None:
-        """Make the place. Returns when connect() would work; raises SandboxCreationError when it
-        cannot, SandboxConflictError when the id is taken. Failed or cancelled, it leaves nothing
-        behind."""
+        """Make the place. Returns when connect() would work. Raises SandboxCreationError when it
+        cannot be made, and SandboxConflictError when the id is taken. When it fails or is
+        cancelled, it leaves nothing behind."""
 
     @abstractmethod
     async def connect(self, sandbox_id: str) -> Channel:
-        """A byte stream to the guest inside. Raises SandboxNotFoundError."""
+        """Return a byte stream to the guest inside. Raises SandboxNotFoundError."""
 
     @abstractmethod
     async def usage(self, sandbox_id: str) -> Usage:
-        """What it uses now. Raises SandboxNotFoundError when it is gone."""
+        """Return what the sandbox uses now. Raises SandboxNotFoundError when it is gone."""
 
     async def exact_usage(self, sandbox_id: str) -> Usage:
-        """As usage(), where that still counts files which were removed a moment ago: without
-        them. May take longer."""
+        """Return the same as usage(), without files that were removed a moment ago, which some
+        backends still count there. May take longer."""
         return await self.usage(sandbox_id)
 
     @abstractmethod
     async def destroy(self, sandbox_id: str) -> None:
-        """Remove it with everything in it. Idempotent: gone is success. Raises
-        SandboxCleanupError when something stays."""
+        """Remove the sandbox with everything in it. Idempotent: a sandbox that is gone is a
+        success. Raises SandboxCleanupError when something stays."""
 
     @abstractmethod
     async def list_sandboxes(self) -> list[SandboxInfo]:
-        """Those of every process on this machine."""
+        """List the sandboxes of every process on this machine."""
 
     def lacking(self) -> list[str]:
-        """The layers that its sandboxes do without on this machine, by their names in ``health``.
-        Known from the first sandbox on, and at no cost."""
+        """Name the layers that its sandboxes do without on this machine, as ``health`` names them.
+        They are known from the first sandbox on, and cost nothing to ask for."""
         return []
 
     async def sweep(self) -> int:
-        """Remove what dead processes left, and nothing of a living one. Returns how many
-        sandboxes that were."""
+        """Remove what dead processes left, and nothing that belongs to a living one. Returns how
+        many sandboxes that were."""
         await self.sweep_drafts()
         return 0
 
@@ -86,7 +86,8 @@ class Backend(ABC):
             await asyncio.to_thread(self.drafts.sweep)
 
     async def sweep_once(self) -> None:
-        """For the first of a process; the next one tries again if that failed."""
+        """Sweep before the first sandbox of a process. If that fails, the next sandbox tries
+        again."""
         if not self._swept:
             self._swept = True
             try:
@@ -96,12 +97,12 @@ class Backend(ABC):
                 raise
 
     def begin_preparing(self, image: str) -> None:  # noqa: B027  most need nothing
-        """Start, beside whatever comes next, what takes long and the first sandbox of this image
-        will need. Never raises SandboxError: that sandbox reports what is wrong."""
+        """Start in the background what takes long and what the first sandbox of this image will
+        need. Never raises SandboxError: that sandbox reports what is wrong."""
 
     async def wait_for_packages(self, sandbox_id: str, source: str | bytes) -> None:  # noqa: B027
-        """Before a program runs whose text is known: wait for packages that it imports, if they are
-        still being installed."""
+        """Wait, before a program runs whose text is known, for packages that it imports and that
+        are still being installed."""
 
     async def close(self) -> None:  # noqa: B027  many hold nothing
-        """Let go of what this process holds (helpers, pools); its sandboxes go with it."""
+        """Release what this process holds (helpers, pools). Its sandboxes are removed with it."""

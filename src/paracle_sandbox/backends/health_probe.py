@@ -42,7 +42,7 @@ print(len([n for n in os.listdir("/proc") if n.isdigit()]) < 20)
 
 @asynccontextmanager
 async def probing(backend: Backend, config: SandboxConfig) -> AsyncIterator[tuple[str, Connection]]:
-    """A sandbox with its channel open. It is gone after the block."""
+    """Make a sandbox, open its channel, and remove it after the block."""
     sandbox_id = new_sandbox_id()
     await backend.create(sandbox_id, config, {"purpose": "health"})
     try:
@@ -57,7 +57,8 @@ async def probing(backend: Backend, config: SandboxConfig) -> AsyncIterator[tupl
 
 
 async def run_probe(connection: Connection, source: str, words: int) -> list[str]:
-    """The words that a program prints. Raises SandboxError when they are not so many."""
+    """Run a program and return the words that it prints. Raises SandboxError when there are not
+    ``words`` of them."""
     request = {
         "op": "python", "path": "/tmp/probe.py", "source": source, "argv": [], "stdin": False,
     }  # fmt: skip
@@ -74,7 +75,7 @@ async def run_probe(connection: Connection, source: str, words: int) -> list[str
 def limit_layers(
     kept: KeptLimits, config: SandboxConfig, detail: str, remedy: str = ""
 ) -> Iterator[Layer]:
-    """Whether the limits that were asked for are those that are kept."""
+    """Yield a layer for each limit: whether the kernel keeps what was asked for."""
     asked = (
         ("memory limit", kept.memory_bytes, config.memory_mb << 20),
         ("cpu limit", kept.cpu_cores, config.cpu_cores),
@@ -87,7 +88,7 @@ def limit_layers(
 
 
 def verdict(name: str, layers: Iterable[Layer]) -> Health:
-    """Of a backend that works: with all of its layers, or without some."""
+    """Return the health of a backend that works, with all of its layers or without some."""
     found = tuple(layers)
     weak = [layer.name for layer in found if not layer.in_force]
     detail = "full posture" if not weak else f"works without: {', '.join(weak)}"

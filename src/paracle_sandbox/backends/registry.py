@@ -329,9 +329,9 @@ def entrance(info: SandboxInfo, settings: Settings) -> Backend:
 def engine_client(settings: Settings) -> AbstractAsyncContextManager[Docker]:
     """The client library of the container engine, closed after the block. Raises
     DockerConnectionError when the engine cannot be spoken to."""
-    from .docker.engine import opened_client
+    from .docker.engine import open_client
 
-    return opened_client(settings)
+    return open_client(settings)
 
 
 def templates(settings: Settings) -> Templates:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Layer:
-    """One isolation layer: in force or not, and what to do about it."""
+    """One isolation layer: whether it is in force, and what to do about it if not."""
 
     name: str
     in_force: bool
@@ -18,7 +18,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Health:
-    """Whether a backend works here, proved by using it."""
+    """Whether a backend works on this machine, as found out by using it."""
 
     backend: str
     available: bool
@@ -31,11 +31,12 @@ class Health:
 class Usage:
     """What a sandbox has used, and the kernel's own counts of limits that were reached.
 
-    ``cpu_seconds`` are those since the sandbox was handed over, where ``counts_from_handover``, and
-    else since it was begun. ``memory_bytes`` is without the page cache, ``cache_bytes``, which the
-    kernel gives up when it needs the room, and so is ``memory_peak_bytes``. The network figures are
-    None where nobody counts them apart, as with the host's network. ``incomplete`` says why the
-    figures are only "at least so much": the sandbox made it impossible to look at all of it.
+    ``cpu_seconds`` count from the moment the sandbox was handed over where the backend says
+    ``counts_from_handover``, and from its beginning otherwise. ``memory_bytes`` and
+    ``memory_peak_bytes`` leave out the page cache, ``cache_bytes``, which the kernel gives up when
+    it needs the room. The network figures are None where they are not counted separately, as with
+    the host's network. ``incomplete`` says why the figures are only "at least so much": the sandbox
+    made it impossible to look at all of it.
     """
 
     cpu_seconds: float = 0.0
@@ -54,7 +55,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class SandboxInfo:
-    """One live sandbox of this machine, whoever made it."""
+    """One live sandbox of this machine, whichever process made it."""
 
     sandbox_id: str
     backend: str

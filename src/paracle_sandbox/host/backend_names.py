@@ -8,13 +8,10 @@ than everything else here. The list lies below the settings, because one of them
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-logger = logging.getLogger(__name__)
 
 BACKENDS = {
     "native": "paracle_sandbox.backends.native.backend:NativeBackend",
@@ -60,7 +57,10 @@ def outside_backends() -> dict[str, list[OutsideBackend]]:
     """The backends of other distributions by name, sorted. More than one of a name means that
     several distributions claim it. A built-in name stays ours: a distribution that claims one is
     warned of, and so is one whose entry points cannot be read."""
+    import logging
     from importlib.metadata import distributions
+
+    logger = logging.getLogger(__name__)
 
     found: dict[tuple[str, str], OutsideBackend] = {}
     for dist in distributions():

@@ -1,6 +1,6 @@
 """Sandboxes in Daytona's cloud, through the vendor's SDK (the extra ``daytona``).
 
-Names are imported when they are first used: the SDK is wanted only by those who ask Daytona.
+Names are imported when they are first used, so that only users of Daytona need its SDK.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ CREATE_SECONDS = 300.0
 
 
 def daytona_client(settings: Settings) -> Any:
-    """The SDK's client. Raises BackendUnavailableError without SDK or key."""
+    """Return the SDK's client. Raises BackendUnavailableError without SDK or key."""
     try:
         import daytona
     except ImportError as error:
@@ -102,7 +102,7 @@ class DaytonaBackend(Backend):
 
     async def connect(self, sandbox_id: str) -> Channel:
         config = self._configs.get(sandbox_id) or SandboxConfig()
-        with self._told(sandbox_id):
+        with self._translating_errors(sandbox_id):
             sandbox = await self.client.get(sandbox_id)
             channel = PtyChannel()
             name = f"paracle-{secrets.token_hex(6)}"
@@ -116,7 +116,7 @@ class DaytonaBackend(Backend):
         return channel
 
     async def usage(self, sandbox_id: str) -> Usage:
-        with self._told(sandbox_id):
+        with self._translating_errors(sandbox_id):
             sandbox = await self.client.get(sandbox_id)
             answer = await sandbox.process.exec(requests.USAGE_SCRIPT, timeout=10)
         figures = requests.parse_usage(str(answer.result))
@@ -144,7 +144,7 @@ class DaytonaBackend(Backend):
         return [_info(sandbox) for sandbox in await self._page()]
 
     async def _page(self, limit: int | None = None) -> list[Any]:
-        with self._told():
+        with self._translating_errors():
             client = self.client
             import daytona
 
@@ -164,8 +164,8 @@ class DaytonaBackend(Backend):
         await client.close()
 
     @contextmanager
-    def _told(self, sandbox_id: str | None = None) -> Iterator[None]:
-        """The SDK's errors as ours."""
+    def _translating_errors(self, sandbox_id: str | None = None) -> Iterator[None]:
+        """Raise the SDK's errors as our own."""
         client = self.client
         assert client is not None
         import daytona

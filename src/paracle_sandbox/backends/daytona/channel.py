@@ -1,4 +1,4 @@
-"""A byte stream to a guest over a terminal of Daytona's, which a websocket carries."""
+"""A byte stream to a guest over one of Daytona's terminals, which a websocket carries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _SEND_SIZE = 32 << 10
 
 
 class PtyChannel(Channel):
-    """``receive_data`` is the callback of the SDK's handle, which is given later."""
+    """A channel over a terminal. ``receive_data`` is the callback of the SDK's handle, which is set
+    afterwards."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING)
@@ -37,7 +38,8 @@ class PtyChannel(Channel):
                 await self._waiting.put(rest)
 
     async def begin(self, handle: Any, line: bytes, sandbox_id: str) -> None:
-        """Send the line that makes the guest. Raises SandboxCreationError when it does not come."""
+        """Send the line that starts the guest. Raises SandboxCreationError when the guest does not
+        answer."""
         self._handle = handle
         self._end = asyncio.create_task(self._watch_end())
         await handle.send_input(line)

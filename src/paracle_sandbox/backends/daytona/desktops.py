@@ -1,7 +1,7 @@
-"""DaytonaWorkspaces as functions, for programs that would rather not hold one.
+"""The methods of DaytonaWorkspaces as functions, for programs that do not want to hold an object.
 
-Key, address and image are those of the settings. All calls of one event loop share a connection,
-which the sandboxes that they return need as well: close_workspaces() ends it.
+Key, address and image come from the settings. All calls of one event loop share a connection, which
+the sandboxes that they return need as well: close_workspaces() ends it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _open: dict[asyncio.AbstractEventLoop, DaytonaWorkspaces] = {}
 
 
 async def create_sandbox(password: str | None = None, project_id: str | None = None) -> Any:
-    """A running sandbox with its services up; a password that was not given is in its ``env``, as
-    VNC_PASSWORD. Raises SandboxError."""
+    """Create a sandbox and start its services. If no password is given, a random one is in its
+    ``env``, as VNC_PASSWORD. Raises SandboxError."""
     return await _workspaces().create_sandbox(password, project_id)
 
 
 async def get_or_start_sandbox(sandbox_id: str) -> Any:
-    """The sandbox, started if it was stopped or archived. Raises SandboxError."""
+    """Return the sandbox; if it was stopped or archived, start it first. Raises SandboxError."""
     return await _workspaces().get_or_start_sandbox(sandbox_id)
 
 
@@ -32,7 +32,7 @@ async def start_supervisord_session(sandbox: Any) -> None:
 
 
 async def delete_sandbox(sandbox_id: str) -> None:
-    """Gone is success. Raises SandboxError."""
+    """Delete the sandbox. A sandbox that is gone is a success. Raises SandboxError."""
     await _workspaces().delete_sandbox(sandbox_id)
 
 

@@ -1,4 +1,4 @@
-"""What Daytona is asked for: pure functions from our configuration to the SDK's parameters."""
+"""Pure functions from our configuration to the parameters of Daytona's SDK."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ READY = b"\x1eparacle-ready\x1e"
 
 
 def image_of(config: SandboxConfig, default: str) -> str:
-    """Ours is on no registry that Daytona sees: it stands for the one of the settings."""
+    """Return the image to ask for. Our own images are on no registry that Daytona can reach, so
+    they stand for the image of the settings."""
     return default if config.base_image == DEFAULT_IMAGE else config.base_image
 
 
 def create_parameters(
     sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str], image: str
 ) -> dict[str, Any]:
-    """Nothing is public, and without a network of ours there is none."""
+    """Return the parameters of a new sandbox. Nothing in it is public, and it has no network unless
+    one was asked for."""
     return {
         "name": sandbox_id,
         "image": image,
@@ -40,8 +42,8 @@ def create_parameters(
 
 
 def resources(config: SandboxConfig) -> tuple[int, int, int]:
-    """Cores, and gigabytes of memory and disk: whole ones, which is what there is to be had, and
-    never less than asked."""
+    """Return cores, and gigabytes of memory and disk. Daytona takes whole gigabytes, so they are
+    rounded up."""
     return (
         max(1, math.ceil(config.cpu_cores)),
         max(1, math.ceil(config.memory_mb / 1024)),
@@ -56,19 +58,21 @@ def guest_setup(config: SandboxConfig) -> dict[str, Any]:
 
 
 def start_line(config: SandboxConfig) -> bytes:
-    """For the shell of a terminal: make it carry bytes unchanged, say so, become the guest.
+    """Return the line for a terminal's shell that makes the terminal carry bytes unchanged, prints
+    a mark, and becomes the guest.
 
-    The terminal echoes this line before it is told not to; the mark in the echo is not the mark,
-    because printf has yet to make it."""
+    The terminal echoes this line before it stops echoing. The echo does not contain the mark
+    itself, because printf has yet to put it together.
+    """
     folder = shlex.quote(config.working_dir)
     mark = "\\036paracle-ready\\036"
-    boot = f"exec python3 -I -c {shlex.quote(_encoded())} 0,1"
+    boot = f"exec python3 -I -c {shlex.quote(_encode())} 0,1"
     line = f"mkdir -p {folder}; cd {folder}; stty raw -echo; printf '{mark}'; {boot}\n"
     return line.encode()
 
 
-def _encoded() -> str:
-    """The bootstrap in one line: a terminal would act on its tabs and newlines."""
+def _encode() -> str:
+    """Return the bootstrap as one line: a terminal would act on its tabs and newlines."""
     return f"exec({BOOTSTRAP!r})"
 
 
@@ -79,7 +83,7 @@ USAGE_SCRIPT = (
 
 
 def parse_usage(text: str) -> dict[str, int]:
-    """Figures of USAGE_SCRIPT, as far as the place has them."""
+    """Parse what USAGE_SCRIPT prints, as far as the machine there has the figures."""
     numbers: list[int] = []
     named: dict[str, int] = {}
     for line in text.split("\n"):

@@ -1,6 +1,6 @@
 """Daytona sandboxes with a desktop: a screen to look at (VNC), pages to preview, kept for long.
 
-They are the caller's to delete. Nothing of them is public: links are signed, and expire.
+The caller deletes them. Nothing of them is public: links are signed, and expire.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _STOPPED = ("stopped", "archived")
 
 
 class DaytonaWorkspaces:
-    """``image`` must have supervisord with the services to run, and is the one of the settings
-    unless given; ``command`` starts it. The password of the screen is a random one unless given;
-    ``passwords`` holds it by sandbox id."""
+    """Sandboxes with a desktop. ``image`` must have supervisord with the services to run; without
+    one, the image of the settings is used. ``command`` starts it. The password of the screen is
+    random unless one is given; ``passwords`` holds it by sandbox id."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class DaytonaWorkspaces:
     async def create_sandbox(
         self, password: str | None = None, project_id: str | None = None
     ) -> Any:
-        """A running sandbox with its services up. Raises SandboxError."""
+        """Create a sandbox and start its services. Raises SandboxError."""
         import daytona
 
         chosen = password or secrets.token_urlsafe(12)
@@ -68,7 +68,7 @@ class DaytonaWorkspaces:
         return sandbox
 
     async def get_or_start_sandbox(self, sandbox_id: str) -> Any:
-        """The sandbox; one that was stopped or archived is started, and its services with it."""
+        """Return the sandbox; if it was stopped or archived, start it and its services first."""
         import daytona
 
         try:
@@ -93,7 +93,7 @@ class DaytonaWorkspaces:
             raise BackendUnavailableError(f"Daytona: {error}", sandbox.id) from error
 
     async def preview_links(self, sandbox: Any) -> dict[str, str]:
-        """``vnc`` and ``website``: signed addresses that expire after an hour."""
+        """Return the signed addresses ``vnc`` and ``website``, which expire after an hour."""
         import daytona
 
         try:
@@ -104,7 +104,7 @@ class DaytonaWorkspaces:
         return {"vnc": vnc.url, "website": website.url}
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        """Gone is success."""
+        """Delete the sandbox. A sandbox that is gone is a success."""
         import daytona
 
         self.passwords.pop(sandbox_id, None)
@@ -121,7 +121,7 @@ class DaytonaWorkspaces:
 
 
 def desktop_env(password: str) -> dict[str, str]:
-    """What the services of a desktop image read."""
+    """Return the environment variables that the services of a desktop image read."""
     return {
         "VNC_PASSWORD": password,
         "RESOLUTION": "1024x768x24",

@@ -1,11 +1,11 @@
 """A channel over an attached container: its stdin and stdout, as the engine passes them on.
 
 The engine puts a header before each piece of output, which says whether it is stdout or stderr.
-stdout is the guest's half of the channel. On stderr the guest says nothing unless it cannot start;
-the last of that is kept for whoever asks why.
+stdout is the guest's half of the channel. The guest writes to stderr only when it cannot start; the
+end of that is kept for error messages.
 
-The library's own reader collects a piece until it is as long as its header says, which may be
-4 GiB. Ours passes on what has come, and ends the channel at the first header that is none.
+The library's own reader collects a piece until it is as long as its header says, which may be 4
+GiB. Ours passes on what has come, and ends the channel at the first header that is not valid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _KEPT_BYTES = 4096
 
 
 class AttachChannel(Channel):
-    """Owns the stream it is given. The end of the stream is the end of the guest's stdin."""
+    """A channel that owns the stream it is given. When the stream ends, so does the guest's
+    stdin."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -72,7 +73,7 @@ class AttachChannel(Channel):
 
 
 class Demultiplexer:
-    """Reads what comes over an attached connection, for the library's queue of messages."""
+    """Reads an attached connection, and feeds the library's queue of messages."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -81,7 +82,7 @@ class Demultiplexer:
         self._left = 0  # of the piece under way
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """True, with nothing left over, where no more can be read."""
+        """Read a piece. Returns True, with nothing left over, when no more can be read."""
         from aiodocker.stream import Message
 
         rest = memoryview(data)
@@ -109,8 +110,8 @@ class Demultiplexer:
 
 
 def read_with_ours(stream: Stream) -> None:
-    """Instead of the library's reader, which was put there without a pause since: what has come
-    by then is all in its buffer, or read."""
+    """Replace the library's reader. Call this in the same step of the event loop that made the
+    stream: what has come by then is in the old reader's buffer, or has been read."""
     connection = stream._resp.connection if stream._resp is not None else None
     protocol: Any = connection.protocol if connection is not None else None
     if protocol is None or protocol._payload_parser is None:

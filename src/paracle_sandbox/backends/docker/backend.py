@@ -3,8 +3,8 @@
     create ── attach ── start ── boot message ...      one connection for the sandbox's life
     the connection ends: stdin ends: the guest ends: the engine removes the container
 
-So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
-had not started yet carries its name on a label, and the next start of anybody removes it.
+So when an owner is killed, its containers remove themselves. A container that it had not started
+yet has the owner's name on a label, and the next start of any owner removes it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..machine.workspaces import Remains, WorkspaceStore
 from .attach_channel import AttachChannel
 from .engine import Engine, EngineRefused
 from .engine_differences import network_for, process_limit_for, seccomp_for, volumes_for
-from .errors import is_name_taken, told
+from .errors import is_name_taken, translating_refusals
 from .events import Watch
 from .image_files import ImageFiles, unpack
 from .images import Images
@@ -70,8 +70,8 @@ _END_SECONDS = 0.3
 
 @dataclass
 class Owned(Metered):
-    """What this process holds of a container that it made. ``space`` is there where the workspace
-    is not ours."""
+    """What this process holds of a container that it made. ``space`` is set where the workspace is
+    not on a volume of ours."""
 
     workspace: str = ""
     channel: AttachChannel | None = None
@@ -85,7 +85,8 @@ class Owned(Metered):
 
 
 class DockerBackend(Backend):
-    """Containers of a Docker or Podman engine. ``runtime`` is any OCI runtime that it has."""
+    """Containers of a Docker or Podman engine. ``runtime`` is any OCI runtime that the engine
+    has."""
 
     name = "docker"
     _probe = ""
@@ -109,7 +110,7 @@ class DockerBackend(Backend):
 
     @property
     def client(self) -> Docker:
-        """The engine's client, for what is not ours to do."""
+        """The engine's client, for callers that need more than this backend offers."""
         return self.engine.client()
 
     def container_of(self, sandbox_id: str) -> DockerContainer | None:
@@ -117,11 +118,13 @@ class DockerBackend(Backend):
         return self.engine.container(owned.container) if owned else None
 
     def init_pid(self, sandbox_id: str) -> int:
-        """The first process of a sandbox of ours that was looked at, as its machine counts."""
+        """Return the pid of a sandbox's first process, as its machine counts. It must be a sandbox
+        of ours whose usage was measured."""
         return self._owned[sandbox_id].pid
 
     def cgroups(self, sandbox_id: str) -> dict[str, str]:
-        """Of one that was looked at; none when they are not on this machine."""
+        """Return the cgroups of a sandbox of ours whose usage was measured; empty when they are not
+        on this machine."""
         return self._owned[sandbox_id].cgroups
 
     async def health(self) -> Health:
@@ -163,7 +166,8 @@ class DockerBackend(Backend):
     async def _check_again(
         self, sandbox_id: str, config: SandboxConfig, volumes: list[Volume]
     ) -> None:
-        """The engine was given paths: what is there now must be what was allowed."""
+        """Check the volumes again after the engine got their paths: what is there now must be what
+        was allowed."""
         try:
             now = volumes_for(self.engine, config, self.settings)
             if now != volumes:
@@ -183,8 +187,8 @@ class DockerBackend(Backend):
         volumes: list[Volume],
     ) -> None:
         title = sandbox_title(sandbox_id)
-        with told(sandbox_id, config):
-            image = await self._images.known(config.base_image)
+        with translating_refusals(sandbox_id, config):
+            image = await self._images.ensure(config.base_image)
             volumes_inside = image_volumes(image, config)
             files = await self._files.of(image, config, volumes_inside)
         slot = secrets.token_hex(8)
@@ -229,7 +233,7 @@ class DockerBackend(Backend):
         self, sandbox_id: str, title: Title, config: SandboxConfig, place: Place
     ) -> str:
         body = container_body(config, place)
-        with told(sandbox_id, config):
+        with translating_refusals(sandbox_id, config):
             try:
                 return await self.engine.create(title.name, body)
             except EngineRefused as refused:
@@ -240,7 +244,7 @@ class DockerBackend(Backend):
     async def _start(self, sandbox_id: str, owned: Owned) -> None:
         self._watch.begin(owned.container)
         try:
-            with told(sandbox_id, owned.config):
+            with translating_refusals(sandbox_id, owned.config):
                 owned.channel = await self.engine.attach(owned.container)
                 await self._boot(sandbox_id, owned, owned.channel)
         except ConnectionError as error:
@@ -249,7 +253,7 @@ class DockerBackend(Backend):
             ) from error
 
     async def _boot(self, sandbox_id: str, owned: Owned, channel: AttachChannel) -> None:
-        """The guest is on its way while the engine starts the container."""
+        """Start the container. The boot message is sent meanwhile."""
         sending = asyncio.ensure_future(channel.send(boot_message(guest_setup(owned.config))))
         try:
             await self.engine.start(owned.container)
@@ -293,7 +297,7 @@ class DockerBackend(Backend):
         self._remains.add(sandbox_id, owned.workspace)
 
     async def _find(self, sandbox_id: str) -> str | None:
-        """A container of ours that another process made."""
+        """Find a container of ours that another process made."""
         for container in await self._containers():
             info = sandbox_info(container)
             if info is not None and info.sandbox_id == sandbox_id:

@@ -1,8 +1,8 @@
-"""Where the engine is, and in plain words why it cannot be spoken to.
+"""Where the engine is, and in plain words why it cannot be reached.
 
-As Docker's own client looks: DOCKER_HOST, then DOCKER_CONTEXT, then the context chosen in its
-configuration, then the sockets where Docker and Podman listen. Nothing is imported and nobody is
-called here, so that "there is no engine" is a quick answer.
+The order is that of Docker's own client: DOCKER_HOST, DOCKER_CONTEXT, the context chosen in its
+configuration, then the sockets where Docker and Podman listen. No client library is imported and
+nothing is sent, so that "there is no engine" is a quick answer.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Endpoint:
 
     @property
     def shares_our_files(self) -> bool:
-        """Whether the engine sees the same files under the same paths: what listens on its
-        socket is in our mount namespace. Only root may look, and only root has use for it."""
+        """Whether the engine sees the same files under the same paths: the process that listens on
+        its socket is in our mount namespace. Only root may look, and only root has use for it."""
         return self.socket_path is not None and shares_our_files(self.socket_path)
 
     @property
     def process_limit(self) -> int | None:
-        """The hard limit on processes of what listens here; None when there is none, or it is not
-        ours to look at."""
+        """The hard limit on processes of the process that listens here; None when it has none or
+        may not be looked at."""
         try:
             pid = listener(self.socket_path or "")
             limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
@@ -70,7 +70,7 @@ class Endpoint:
 
 
 def find_endpoint(settings: Settings) -> Endpoint:
-    """Raises DockerConnectionError when there is none."""
+    """Return the address of the engine to use. Raises DockerConnectionError when there is none."""
     if settings.docker_host:
         return _usable(Endpoint(settings.docker_host))
     folder = Path(settings.docker_config or Path.home() / ".docker")
@@ -96,8 +96,8 @@ def problem(settings: Settings) -> str | None:
 
 
 def _of_context(folder: Path, name: str) -> Endpoint:
-    """A socket is one of this machine, whoever names it. What else a context has, a host with keys
-    or behind ssh, is the library's to read."""
+    """Return the endpoint of a context. A socket is on this machine, whichever context names it.
+    Any other address, a host with keys or behind ssh, is left to the library."""
     place = folder / "contexts/meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
     try:
         host = json.loads(place.read_bytes())["Endpoints"]["docker"]["Host"]
@@ -137,7 +137,8 @@ def _sockets(home: Path) -> list[Path]:
 
 
 def no_engine(which: Callable[[str], str | None]) -> DockerConnectionError:
-    """Neither an address nor a socket: tell an engine that is not there from one that sleeps."""
+    """Return the error for when there is neither an address nor a socket. It tells an engine that
+    is not installed from one that is not running."""
     if which("dockerd") or which("docker") or which("podman"):
         return unavailable(
             "the Docker daemon is not running",
@@ -147,7 +148,8 @@ def no_engine(which: Callable[[str], str | None]) -> DockerConnectionError:
 
 
 def explain(error: BaseException, endpoint: Endpoint) -> DockerConnectionError:
-    """Why a connection failed, told apart by what the kernel said on the socket."""
+    """Return the error for a connection that failed, with the reason that the kernel gives for the
+    socket."""
     path = endpoint.socket_path
     if path is not None:
         try:

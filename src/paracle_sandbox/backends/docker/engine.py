@@ -1,9 +1,9 @@
-"""The engine's API, as far as we use it: one call a method, each with its own deadline.
+"""The engine's API, as far as we use it: one method for each call, each with its own deadline.
 
-What goes wrong becomes one of two errors here, and the client library is named nowhere else:
-DockerConnectionError when the engine cannot be spoken to, EngineRefused when it said no. An
-engine that let one call run into its deadline is asked for a sign of life before the next call,
-so that a hanging engine costs two seconds a call and not a minute.
+Everything that goes wrong becomes one of two errors here, and the client library is named nowhere
+else: DockerConnectionError when the engine cannot be reached, EngineRefused when it said no. After
+a call that ran into its deadline, the engine is asked for a sign of life before the next call, so
+that a hanging engine costs two seconds a call and not a minute.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Json = dict[str, Any]
 
 
 class EngineRefused(BackendUnavailableError):
-    """The engine answered, and the answer is no. Whoever knows what was asked says it better."""
+    """The engine answered, and the answer is no. The caller knows what was asked, and turns this
+    into an error for the user."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -62,13 +63,13 @@ class Engine:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Raises DockerConnectionError when there is none."""
+        """Where the engine is. Raises DockerConnectionError when there is none."""
         if self._endpoint is None:
             self._endpoint = find_endpoint(self.settings)
         return self._endpoint
 
     def client(self) -> Docker:
-        """The library's client, for the event loop that runs now."""
+        """Return the library's client for the event loop that runs now."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             self._client, self._loop = _open(self.endpoint), loop
@@ -78,7 +79,8 @@ class Engine:
         return self.client().containers.container(reference)
 
     async def close(self) -> None:
-        """Not under a call that is about to end: its caller may be cleaning up."""
+        """Close the client. A call that is about to end keeps it open until then: its caller may be
+        cleaning up."""
         for _ in range(_PATIENCE):
             if not self._calls:
                 break
@@ -100,12 +102,13 @@ class Engine:
         return cast(Json, await self._call("GET", f"containers/{reference}/json"))
 
     async def containers(self, *labels: str) -> list[Json]:
-        """Those that have all the labels, also if they do not run."""
+        """List the containers that have all these labels, including those that do not run."""
         params = {"all": "1", "filters": json.dumps({"label": labels})}
         return cast("list[Json]", await self._call("GET", "containers/json", params))
 
     async def stats(self, reference: str) -> Json:
-        """One sample. ``one-shot`` spares the second that the engine would wait for another."""
+        """Return one sample of figures. ``one-shot`` saves the second that the engine would wait
+        for another."""
         params = {"stream": "0", "one-shot": "1"}
         return cast(Json, await self._call("GET", f"containers/{reference}/stats", params))
 
@@ -113,7 +116,7 @@ class Engine:
         return await self.image(image) is not None
 
     async def image(self, image: str) -> Json | None:
-        """What the engine knows of it; None when there is no such image."""
+        """Return what the engine knows about an image; None when there is no such image."""
         try:
             return cast(Json, await self._call("GET", f"images/{image}/json"))
         except EngineRefused as refused:
@@ -122,8 +125,9 @@ class Engine:
             raise
 
     async def archive(self, reference: str, path: str, most_bytes: int) -> list[bytes]:
-        """A tar of what a container has there, not much more than ``most_bytes`` of it; empty
-        when there is nothing. In pieces: to join so much would hold up the event loop."""
+        """Return a tar of a directory of a container, not much more than ``most_bytes`` of it;
+        empty when there is nothing. It comes in pieces: joining so much would hold up the event
+        loop."""
         pieces: list[bytes] = []
         size = 0
         try:
@@ -149,8 +153,8 @@ class Engine:
     # Work
 
     async def create(self, name: str, body: Json) -> str:
-        """The id of a new container. Refused with 404 when there is no such image, with 409 when
-        the name is taken."""
+        """Create a container and return its id. The engine refuses with 404 when there is no such
+        image, with 409 when the name is taken."""
         answer = await self._call("POST", "containers/create", {"name": name}, body, WORK_SECONDS)
         return str(answer["Id"])
 
@@ -159,7 +163,7 @@ class Engine:
         return await self._hijack(f"containers/{reference}/attach", query)
 
     async def execute(self, reference: str, body: Json) -> AttachChannel:
-        """A further program in a container, attached."""
+        """Run a further program in a container, attached."""
         made = await self._call("POST", f"containers/{reference}/exec", None, body)
         start = json.dumps({"Detach": False, "Tty": False}).encode()
         return await self._hijack(f"exec/{made['Id']}/start", {}, start)
@@ -183,7 +187,8 @@ class Engine:
         await self._call("POST", f"containers/{reference}/start", seconds=WORK_SECONDS)
 
     async def remove(self, reference: str) -> None:
-        """Kill and remove it. Gone is success; it is gone when this returns."""
+        """Kill and remove a container. It is gone when this returns; one that is gone already is a
+        success."""
         for tries_left in reversed(range(_REMOVALS)):
             try:
                 path = f"containers/{reference}"
@@ -199,8 +204,8 @@ class Engine:
             return
 
     async def is_removed(self, reference: str, seconds: float) -> bool:
-        """Wait that long for one that is ending by itself: to kill it would take the engine
-        longer, because it starts a program for that."""
+        """Wait for a container that is ending by itself, so many seconds at most. Killing it would
+        take longer, because the engine starts a program for that."""
         waiting = asyncio.ensure_future(self._wait_until_removed(reference))
         try:
             await asyncio.wait([waiting], timeout=seconds)
@@ -218,7 +223,8 @@ class Engine:
                 raise
 
     async def pull(self, image: str, tell: Callable[[Json], None]) -> None:
-        """Refused when the registry cannot be reached, has no such image, or takes too long."""
+        """Pull an image. Raises EngineRefused when the registry cannot be reached, has no such
+        image, or takes too long."""
         async with self._asking(QUESTION_SECONDS + PULL_SECONDS) as client:
             try:
                 async with asyncio.timeout(PULL_SECONDS) as deadline:
@@ -232,7 +238,7 @@ class Engine:
                 raise EngineRefused(504, late) from error
 
     async def tag(self, image: str, name: str) -> None:
-        """Call an image by another name as well."""
+        """Give an image another name as well."""
         path, slash, last = name.rpartition("/")
         last, _, tag = last.partition(":")
         asked = {"repo": f"{path}{slash}{last}", "tag": tag or "latest"}
@@ -257,7 +263,7 @@ class Engine:
     # News
 
     async def events(self, filters: Mapping[str, list[str]]) -> AsyncIterator[Json]:
-        """What happens from now on, until the engine goes."""
+        """Yield the engine's events from now on, until it goes away."""
         async with self._asking(None) as client:
             params = {"filters": json.dumps(filters)}
             async with client._query("events", params=params, timeout=None) as response, response:
@@ -281,7 +287,8 @@ class Engine:
 
     @asynccontextmanager
     async def _asking(self, seconds: float | None) -> AsyncIterator[Docker]:
-        """One call, or a few that belong together, within ``seconds``."""
+        """Allow one call, or a few that belong together, ``seconds`` in all, and translate what
+        goes wrong."""
         if "aiodocker.stream" not in sys.modules:
             await asyncio.to_thread(_load_library)
         client = self.client()
@@ -326,8 +333,9 @@ class Engine:
 
 
 @asynccontextmanager
-async def opened_client(settings: Settings) -> AsyncIterator[Docker]:
-    """For what is no sandbox's business. What the engine refuses is the library's own error."""
+async def open_client(settings: Settings) -> AsyncIterator[Docker]:
+    """Open the library's client for work that has nothing to do with a sandbox. What the engine
+    refuses raises the library's own error."""
     _load_library()
     engine = Engine(settings)
     client = engine.client()
@@ -354,7 +362,8 @@ async def _answer(
     *,
     versioned: bool = True,
 ) -> Any:
-    """The library's own reader leaves the connection open when the answer is no JSON."""
+    """Make a request and read its answer. The library's own reader leaves the connection open when
+    the answer is not JSON."""
     data = None if body is None else json.dumps(body)
     query = client._query(path, method, params=params, data=data, versioned_api=versioned)
     async with query as response, response:
@@ -363,7 +372,8 @@ async def _answer(
 
 
 def _load_library() -> None:
-    """Takes a good part of a second the first time, which the event loop should not stand."""
+    """Import the library in a thread: the first time takes a good part of a second, which would
+    hold up the event loop."""
     try:
         import aiodocker.stream  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What depends on which engine it is and where: the network, the filter, the volumes, a limit."""
+"""What depends on the kind of engine and where it is: network, filter, volumes, process limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def network_for(engine: Engine, config: SandboxConfig) -> AsyncIterator[str]:
-    """The engine's name for the network that was asked for."""
+    """Hold the network that was asked for, and give the engine's name for it."""
     if config.network_mode == "host":
         logger.warning(
             'network_mode="host" is unsafe: the sandbox has the network of the engine\'s '
@@ -34,7 +34,8 @@ async def network_for(engine: Engine, config: SandboxConfig) -> AsyncIterator[st
 
 
 def volumes_for(engine: Engine, config: SandboxConfig, settings: Settings) -> list[Volume]:
-    """Those that were asked for, if the operator allows them and the engine can see them."""
+    """Return the volumes that were asked for, if the operator allows them and the engine can see
+    them."""
     volumes = allowed_volumes(config.volumes, settings.volumes)
     if volumes and engine.endpoint.socket_path is None:
         raise SandboxCreationError(
@@ -46,7 +47,8 @@ def volumes_for(engine: Engine, config: SandboxConfig, settings: Settings) -> li
 
 
 def seccomp_for(engine: Engine) -> str:
-    """The filter, as the engine wants it: Docker in the request, Podman as a file."""
+    """Return the filter in the form that the engine wants: Docker takes it in the request, Podman
+    as a file."""
     if not engine.is_podman:
         return seccomp_profile()
     if engine.endpoint.socket_path is None:
@@ -59,6 +61,6 @@ def seccomp_for(engine: Engine) -> str:
 
 
 def process_limit_for(engine: Engine) -> int | None:
-    """Podman sets a limit of its own choice if none is given. One above what the service has
-    itself may need a right that it lacks; what it has, it can always give."""
+    """Return the limit to name for Podman, which chooses one itself otherwise. Raising a limit
+    above that of its service may need a right that it lacks; its own limit it can always give."""
     return engine.endpoint.process_limit if engine.is_podman else None

@@ -1,4 +1,4 @@
-"""What an engine's refusal means to somebody who asked for a sandbox."""
+"""Translates an engine's refusals into errors for callers who asked for a sandbox."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .images import not_found
 
 
 @contextmanager
-def told(sandbox_id: str, config: SandboxConfig) -> Iterator[None]:
-    """A refusal becomes what it means to somebody who asked for a sandbox."""
+def translating_refusals(sandbox_id: str, config: SandboxConfig) -> Iterator[None]:
+    """Raise an engine's refusal as the error that a caller who asked for a sandbox understands."""
     try:
         yield
     except EngineRefused as refused:
@@ -21,7 +21,7 @@ def told(sandbox_id: str, config: SandboxConfig) -> Iterator[None]:
 
 
 def is_name_taken(refused: EngineRefused) -> bool:
-    """Podman has no status of its own for it."""
+    """Whether the name is in use. Podman has no status code of its own for that."""
     text = refused.message.lower()
     return "name" in text and (refused.status == 409 or "already in use" in text)
 

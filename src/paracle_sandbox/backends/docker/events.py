@@ -1,7 +1,8 @@
-"""How containers ended: the engine's own news of it, since it removes them at once.
+"""Learns how containers ended from the engine's events, because the engine removes containers at
+once.
 
-One connection for each backend, opened with its first sandbox. A death that the engine could not
-tell, because it died itself, is a death without a cause.
+Each backend opens one connection, with its first sandbox. When the engine itself died, a death has
+no cause.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _OOM_SECONDS = 0.5
 
 @dataclass
 class Death:
-    """What the engine said of a container so far."""
+    """What the engine has said about a container's end so far."""
 
     exit_code: int | None = None
     known: asyncio.Event = field(default_factory=asyncio.Event)
@@ -32,7 +33,7 @@ class Death:
 
 
 class Watch:
-    """The deaths of the containers of one session."""
+    """Watches for the deaths of one session's containers."""
 
     def __init__(self, engine: Engine, session: str) -> None:
         self._engine = engine
@@ -50,7 +51,7 @@ class Watch:
         self._deaths.pop(container, None)
 
     async def cause(self, container: str, seconds: float) -> Death:
-        """How it ended, as soon as that is known; a death without a cause when it is not."""
+        """Return how it ended, as soon as that is known; a death without a cause when it is not."""
         death = self._deaths.get(container, Death())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(death.known.wait(), seconds)

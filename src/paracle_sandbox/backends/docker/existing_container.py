@@ -1,7 +1,7 @@
 """A guest in a container that somebody else started: a further program of it, attached.
 
-As a backend, so that everything above works in it. It isolates nothing: what the container is,
-is its owner's doing, and it stays when the guest goes.
+It is a backend, so that everything above works in it. It isolates nothing: the container is its
+owner's affair, and stays when the guest goes.
 """
 
 from __future__ import annotations

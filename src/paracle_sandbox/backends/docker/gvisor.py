@@ -35,8 +35,8 @@ _SIGNS = (b"gVisor", b"4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016")
 
 
 class GvisorBackend(DockerBackend):
-    """Containers under runsc, or under another runtime that is gVisor by another name. Of
-    DOCKER_SANDBOX_RUNTIME that is believed only if it begins with runsc: it is meant for docker
+    """Containers under runsc, or under another runtime that is gVisor by another name.
+    DOCKER_SANDBOX_RUNTIME counts only if it begins with runsc, because it is meant for docker
     too."""
 
     name = "gvisor"
@@ -64,7 +64,7 @@ class GvisorBackend(DockerBackend):
         await channel.send(boot_message(setup))
 
     async def _from_outside(self, owned: Owned) -> str:
-        """What speaks against it; empty when nothing does."""
+        """Return what speaks against gVisor, seen from outside; empty when nothing does."""
         try:
             answer = await self.engine.inspect(owned.container)
         except EngineRefused as refused:
@@ -91,7 +91,7 @@ class GvisorBackend(DockerBackend):
 
 
 def _not_runsc(pid: int, container: str) -> str:
-    """Of a process of this machine: what it is, if it is not gVisor. Only root may look."""
+    """Return what a process of this machine is, if it is not gVisor. Only root may look."""
     try:
         ours = container in Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii")
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))

@@ -23,7 +23,7 @@ _FILTER = 2  # the mode in /proc/PID/status
 
 
 async def examine(probe: DockerBackend) -> Health:
-    """Uses the backend up. Never raises: what goes wrong is the answer."""
+    """Measure the layers, and close the backend. Never raises: an error becomes the answer."""
     try:
         return verdict(probe.name, [layer async for layer in _measure(probe)])
     except (SandboxError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Files that an image has in a place that is a sandbox's own.
+"""Copies files that an image has where a sandbox has a place of its own.
 
-There our mount hides them. So they are read once for each image, out of a container that is never
-started, and unpacked into each new sandbox: by a program inside, with the rights of the sandbox
-and below its limits. Most images have nothing there; that is remembered on disk, because what an
+Our mount would hide them. So they are read once for each image, out of a container that is never
+started, and unpacked into each new sandbox: by a program inside, with the rights of the sandbox and
+below its limits. Most images have nothing there; that is remembered on disk, because what an image
 id stands for never changes.
 """
 
@@ -61,7 +61,7 @@ os.write(1, answer.encode(errors="replace") + b"\\n")
 
 
 class ImageFiles:
-    """Of the images of one engine."""
+    """The files of one engine's images."""
 
     def __init__(self, engine: Engine, state_dir: str, backend: str, session: str) -> None:
         self._engine = engine
@@ -72,8 +72,8 @@ class ImageFiles:
         self._looks: dict[str, asyncio.Task[Files]] = {}
 
     async def of(self, image: Json, config: SandboxConfig, volumes: Sequence[str]) -> Files:
-        """A tar for each place where there is something: the working directory, and where the
-        image wants volumes. Raises SandboxCreationError when that is too much."""
+        """Return a tar for each place that has files: the working directory, and the volumes of the
+        image. Raises SandboxCreationError when they are too large."""
         if len(volumes) > _MOST_VOLUMES:
             raise SandboxCreationError(
                 f"The image {config.base_image} wants {len(volumes)} volumes, and "
@@ -154,7 +154,7 @@ def _length(tar: Sequence[bytes]) -> int:
 
 
 def _has_files(pieces: Sequence[bytes]) -> bool:
-    """Whether there is more in it than the directory itself."""
+    """Whether the tar has more in it than the directory itself."""
     beginning = b""
     for piece in pieces:
         beginning += piece
@@ -168,7 +168,8 @@ def _has_files(pieces: Sequence[bytes]) -> bool:
 
 
 async def unpack(engine: Engine, container: str, files: Files) -> None:
-    """Into a container that runs, before any program does. Raises SandboxCreationError."""
+    """Unpack the files into a running container, before any program runs there. Raises
+    SandboxCreationError."""
     for place, tar in files.items():
         try:
             async with asyncio.timeout(_UNPACK_SECONDS):

@@ -40,8 +40,8 @@ class Images:
         self._state_dir = state_dir
         self._pulls: dict[str, asyncio.Task[None]] = {}
 
-    async def known(self, image: str) -> Json:
-        """What the engine knows of the image, which is fetched first when it is missing. Raises
+    async def ensure(self, image: str) -> Json:
+        """Return what the engine knows about the image; if it is missing, fetch it first. Raises
         SandboxCreationError that names it and what to do."""
         found = await self._engine.image(image)
         if found is None:
@@ -52,7 +52,8 @@ class Images:
         return found
 
     async def fetch(self, image: str) -> None:
-        """Have the image. Raises SandboxCreationError that names it and what to do."""
+        """Fetch the image if it is missing. Raises SandboxCreationError that names it and what to
+        do."""
         pull = self._pulls.get(image)
         if pull is None:
             pull = self._pulls[image] = asyncio.ensure_future(self._fetch_once(image))
@@ -74,7 +75,8 @@ class Images:
                 await self._engine.tag(source, image)
 
     def _source(self, image: str) -> str:
-        """What to pull for an image. Raises SandboxCreationError for one that is nowhere."""
+        """Return what to pull for an image. Raises SandboxCreationError when it is nowhere to be
+        had."""
         name = _plain_name(image)
         if not name.startswith(_OURS):
             return image
@@ -95,7 +97,7 @@ class Images:
             yield
             return
         try:
-            while not _locked(lock):  # noqa: ASYNC110  the kernel tells nobody
+            while not _try_lock(lock):  # noqa: ASYNC110  the kernel tells nobody
                 await asyncio.sleep(_LOCK_PAUSE_SECONDS)
             yield
         finally:
@@ -108,7 +110,7 @@ def _open_lock(state_dir: str, name: str) -> int:
         return os.open(name, flags, 0o600, dir_fd=locks)
 
 
-def _locked(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         lock_file(lock, wait=False)
     except BlockingIOError:
@@ -117,7 +119,7 @@ def _locked(lock: int) -> bool:
 
 
 class _Progress:
-    """Tells how far the pull is, each tenth once."""
+    """Reports how far the pull is, each tenth once."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -136,7 +138,8 @@ class _Progress:
 
 
 def not_found(image: str, reason: str) -> SandboxCreationError:
-    """The image, why it could not be had, and the exact command that makes or fetches it."""
+    """Return the error: the image, why it could not be had, and the exact command that makes or
+    fetches it."""
     return SandboxCreationError(
         f"Image not found: {image} ({reason.strip().rstrip('.')}). {_remedy(image)}. Or choose "
         "another base_image.",
@@ -156,5 +159,6 @@ def _remedy(image: str) -> str:
 
 
 def _plain_name(image: str) -> str:
-    """Without the registry, where that is the one that every engine would ask."""
+    """Return the name without its registry, where that is the one that every engine asks by
+    default."""
     return next((image.removeprefix(r) for r in _NO_REGISTRY if image.startswith(r)), image)

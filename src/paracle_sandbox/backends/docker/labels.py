@@ -68,30 +68,33 @@ def labels_of(
         BACKEND: backend,
         SESSION: session,
         _OWNER: str(owner),
-        **engine_labels.written(_PREFIX, config, labels),
+        **engine_labels.to_texts(_PREFIX, config, labels),
     }
 
 
 def owner_of(container: Mapping[str, Any]) -> Owner | None:
-    """The owner of a listed container, a sandbox or one for a look; None when it is not ours."""
+    """Return the owner of a listed container, which may be a sandbox or one for a look; None when
+    it is not ours."""
     labels = container.get("Labels") or {}
     is_look = f"/{_look_name(labels.get(_LOOK, ''))}" in (container.get("Names") or ())
     return Owner.parse(labels.get(_OWNER, "")) if is_look or _sandbox_id(container) else None
 
 
 def _sandbox_id(container: Mapping[str, Any]) -> str:
-    """Its sandbox's id; empty when it is no sandbox of ours."""
+    """Return its sandbox's id; empty when it is no sandbox of ours."""
     labels, names = container.get("Labels") or {}, container.get("Names") or ()
     sandbox_id = str(labels.get(_ID, ""))
     return sandbox_id if f"/{container_name(sandbox_id)}" in names else ""
 
 
 def sandbox_info(container: Mapping[str, Any]) -> SandboxInfo | None:
-    """What a listed container says of itself; None when it is no sandbox of ours."""
+    """Return what a listed container says about itself; None when it is no sandbox of ours."""
     labels = container.get("Labels") or {}
     sandbox_id, owner = _sandbox_id(container), owner_of(container)
     if owner is None or not sandbox_id:
         return None
     state = str(container.get("State"))
     state = {"created": "creating"}.get(state, state)
-    return engine_labels.read(_PREFIX, labels, sandbox_id, labels.get(BACKEND, ""), state, owner)
+    return engine_labels.to_sandbox_info(
+        _PREFIX, labels, sandbox_id, labels.get(BACKEND, ""), state, owner
+    )

@@ -88,7 +88,7 @@ table inet {table} {{
 
 
 def rules() -> str:
-    """The whole table."""
+    """Return the text of the whole table."""
     return _RULES.format(
         table=TABLE,
         bridges=f"{PREFIX}*",
@@ -100,7 +100,7 @@ def rules() -> str:
 
 @contextlib.asynccontextmanager
 async def bridge(engine: Engine, config: SandboxConfig) -> AsyncIterator[str]:
-    """The name of the network, which nobody removes inside the block."""
+    """Hold the network, so that it is not removed inside the block, and give its name."""
     guarded = await asyncio.to_thread(_require_rules, engine, config)
     async with _lock(shared=True):
         await _have_network(engine)
@@ -110,8 +110,8 @@ async def bridge(engine: Engine, config: SandboxConfig) -> AsyncIterator[str]:
 
 
 async def isolate(engine: Engine, config: SandboxConfig) -> None:
-    """Keep the ports of the bridge apart, those that came since included. Raises
-    SandboxCreationError when that cannot be, and nobody allowed it."""
+    """Keep the ports of the bridge apart, including those that have come since. Raises
+    SandboxCreationError when that is impossible and was not waived."""
     try:
         await asyncio.to_thread(_isolate_ports)
     except OSError as error:
@@ -134,7 +134,8 @@ def _isolate_ports() -> None:
 
 
 async def remove_unused(engine: Engine) -> None:
-    """Network and rules, if no sandbox has a use for them. Quiet: the next one looks again."""
+    """Remove network and rules, if no sandbox uses them. Errors are ignored: the next call looks
+    again."""
     with contextlib.suppress(SandboxCreationError, EngineRefused):
         async with _lock(wait=False):
             await engine.remove_network(NETWORK)
@@ -146,7 +147,7 @@ async def remove_unused(engine: Engine) -> None:
 
 
 def _require_rules(engine: Engine, config: SandboxConfig) -> bool:
-    """Whether rules can be had; an error when they cannot and nobody allowed that."""
+    """Return whether rules can be had. Raises an error when they cannot and that was not waived."""
     lacks = []
     if not engine.endpoint.shares_our_files:
         lacks.append("root on the machine of the engine")
@@ -188,7 +189,7 @@ async def _have_network(engine: Engine) -> None:
 
 
 async def _interface(engine: Engine) -> str:
-    """The bridge of this engine; there may be several engines on a machine."""
+    """Return the name of this engine's bridge; there may be several engines on a machine."""
     name = str((await engine.info()).get("ID") or engine.endpoint)
     return PREFIX + hashlib.sha256(name.encode()).hexdigest()[:8]
 
@@ -217,15 +218,14 @@ def _keeps_rules() -> bool:
 
 @contextlib.asynccontextmanager
 async def _lock(*, shared: bool = False, wait: bool = True) -> AsyncIterator[None]:
-    """Between the processes of this machine; where none keeps rules, there is nothing to keep
-    apart."""
+    """Hold a lock between the processes of this machine. Without rules there is nothing to lock."""
     if not _keeps_rules():
         yield
         return
     file = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + (_LOCK_SECONDS if wait else 0)
     try:
-        while not _locked(file, shared):
+        while not _try_lock(file, shared):
             if time.monotonic() >= deadline:
                 raise SandboxCreationError("The network is in use", step="network lock")
             await asyncio.sleep(_LOCK_PAUSE_SECONDS)
@@ -234,7 +234,7 @@ async def _lock(*, shared: bool = False, wait: bool = True) -> AsyncIterator[Non
         os.close(file)
 
 
-def _locked(file: int, shared: bool) -> bool:
+def _try_lock(file: int, shared: bool) -> bool:
     try:
         lock_file(file, wait=False, shared=shared)
     except BlockingIOError:

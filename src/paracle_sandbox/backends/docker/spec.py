@@ -77,7 +77,7 @@ class Place:
 
 
 def container_body(config: SandboxConfig, place: Place) -> dict[str, Any]:
-    """The body of the engine's create request."""
+    """Return the body of the engine's create request."""
     return {
         "Image": config.base_image,
         "Hostname": "sandbox",
@@ -134,8 +134,9 @@ def _host_config(config: SandboxConfig, place: Place) -> dict[str, Any]:
 
 
 def _pids_limit(config: SandboxConfig, place: Place) -> int:
-    """A kernel of its own has threads of its own, and up to two for each process inside: there
-    this limit protects the host, and a ulimit keeps to what was asked for."""
+    """Return the limit for the container's cgroup. A kernel of its own (gVisor) has threads of its
+    own, up to two for each process inside: there this limit protects the host, and a ulimit keeps
+    to what was asked for."""
     return 3 * config.max_processes + 256 if place.own_kernel else config.max_processes
 
 
@@ -149,7 +150,8 @@ def _ulimits(config: SandboxConfig, place: Place) -> list[dict[str, Any]]:
 
 
 def image_volumes(image: Mapping[str, Any], config: SandboxConfig) -> tuple[str, ...]:
-    """Where the image wants volumes. Left to the engine they would be writable without a limit."""
+    """Return where the image wants volumes. Left to the engine, they would be writable without a
+    limit."""
     wanted = (image.get("Config") or {}).get("Volumes") or {}
     paths = {posixpath.normpath(path) for path in wanted}
     given = {target.removesuffix(":rw").removesuffix(":ro") for target in config.volumes.values()}
@@ -157,7 +159,7 @@ def image_volumes(image: Mapping[str, Any], config: SandboxConfig) -> tuple[str,
 
 
 def writable_places(config: SandboxConfig, image_volumes: Sequence[str] = ()) -> dict[str, str]:
-    """Path inside to its name in the workspace of the sandbox."""
+    """Map each writable path inside to its name in the workspace of the sandbox."""
     places = {config.working_dir: "workspace", "/tmp": "tmp"}
     if not config.read_only_filesystem:
         places |= {f"/{name}": name for name in _EXTRA_WRITABLE}
@@ -196,17 +198,18 @@ def _tmpfs(config: SandboxConfig, path: str) -> str:
 
 
 def guest_setup(config: SandboxConfig) -> dict[str, Any]:
-    """What the guest is told at boot. Programs have the environment that the image gives."""
+    """Return what the guest is told at boot. Programs have the environment that the image gives."""
     return {"working_dir": config.working_dir, "env": {}, "own_env": True}
 
 
 def seccomp_path() -> str:
-    """The file itself, for an engine that wants a path."""
+    """Return the path of the filter, for an engine that wants a file."""
     return str(resources.files(__package__).joinpath("seccomp.json"))
 
 
 @cache
 def seccomp_profile() -> str:
-    """The policy of the native filter, as the engines want it (``make seccomp`` writes it)."""
+    """Return the policy of the native filter in the engines' format (``make seccomp`` writes
+    it)."""
     text = resources.files(__package__).joinpath("seccomp.json").read_text(encoding="ascii")
     return json.dumps(json.loads(text), separators=(",", ":"))

@@ -62,11 +62,11 @@ class Meter:
         self._watch = watch
 
     async def measure(self, metered: Metered) -> Usage:
-        """What the container uses now; when it has ended, what it used last."""
+        """Return what the container uses now; when it has ended, what it used last."""
         return await self._measure_running(metered) or await self._last(metered)
 
     async def measure_foreign(self, reference: str) -> Usage | None:
-        """The figures of a container that another process made; None when it has ended."""
+        """Return the figures of a container that another process made; None when it has ended."""
         return await self._measure_running(Metered(reference, SandboxConfig(network_mode="bridge")))
 
     async def start_counting(self, metered: Metered) -> None:
@@ -92,7 +92,7 @@ class Meter:
         return usage_of(await self._engine.stats(metered.container) or {}).cpu_seconds
 
     async def _measure_running(self, metered: Metered) -> Usage | None:
-        """None when it has ended."""
+        """Return what a running container uses; None when it has ended."""
         if not await self._find_process(metered):
             return None
         try:
@@ -131,8 +131,8 @@ def _without_making(usage: Usage, metered: Metered) -> Usage:
 
 
 def usage_of(sample: Mapping[str, Any]) -> Usage:
-    """The figures of an engine's sample. It does not count what was killed for want of memory, and
-    a sample of Podman does not tell how much of the memory is page cache."""
+    """Return the figures of an engine's sample. The engine does not count processes killed for lack
+    of memory, and Podman does not say how much of the memory is page cache."""
     memory = sample.get("memory_stats") or {}
     cache = _page_cache(memory.get("stats") or {})
     used = max(0, int(memory.get("usage", 0)) - cache)
@@ -150,8 +150,8 @@ def usage_of(sample: Mapping[str, Any]) -> Usage:
 
 
 def _page_cache(detail: Mapping[str, Any]) -> int:
-    """The cache of the whole group, which the names of cgroup v1 say. The sum leaves out shared
-    memory, which cannot be dropped: a sample of v1 does not tell it apart from "cache"."""
+    """Return the page cache of the whole group; cgroup v1 has names of its own for that. Shared
+    memory is left out, because it cannot be dropped, and v1 counts it as "cache"."""
     return sum(
         max(0, int(detail.get(f"total_{name}", detail.get(name, 0))))
         for name in ("active_file", "inactive_file")
@@ -175,7 +175,8 @@ class Space:
         self._turn = asyncio.Lock()
 
     async def look(self) -> tuple[int, bool] | None:
-        """Bytes used in all, and whether one of the mounts is full; None when that is unknown."""
+        """Return the bytes used in all, and whether one of the mounts is full; None when that is
+        unknown."""
         async with self._turn:
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):

@@ -3,8 +3,8 @@
     make (or take a ready one) ── start ── exec ── boot message ...   one stream for its life
     the stream ends: the guest ends: its porter ends the instance: the server removes it
 
-So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
-had not started yet carries its name in a key, and the next start of anybody removes it.
+So when an owner is killed, its instances remove themselves. An instance that it had not started yet
+has the owner's name in a key, and the next start of any owner removes it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from .spec import (
 )
 from .storage import Homes
 from .usage import Meter, Metered, guest_pid
-from .warm_pool import Stock
+from .warm_pool import WarmPool
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ _PATIENCE = 2
 
 @dataclass
 class Owned(Metered):
-    """What this process holds of a sandbox that it made. The channel goes to whoever connects."""
+    """What this process holds of a sandbox that it made. connect() gives the channel away."""
 
     channel: ExecChannel | None = None
 
@@ -84,9 +84,9 @@ class IncusBackend(Backend):
         self.maker = Maker(self.instances)
         self.homes = Homes(self.server, self.settings)
         self._remains = Remains(self.homes.remove)
-        self.stock = Stock(self.settings.incus_warm, self._make_ready, self.instances.remove)
+        self.warm_pool = WarmPool(self.settings.incus_warm, self._make_ready, self.instances.remove)
         # Without a reference to this backend, which nobody may have any more.
-        self._at_exit = partial(_end_unclosed, os.getpid(), self.settings, self.stock.names)
+        self._at_exit = partial(_end_unclosed, os.getpid(), self.settings, self.warm_pool.names)
         beside = OWN_PROCESSES if self.kind == CONTAINER else 0
         self._meter = Meter(self.instances, self.homes, beside)
         self._owned: dict[str, Owned] = {}
@@ -135,10 +135,10 @@ class IncusBackend(Backend):
         if not self._remembers:
             self._remembers = True
             atexit.register(self._at_exit)
-        self.stock.refill(source)
+        self.warm_pool.refill(source)
 
     async def _check_machine(self) -> None:
-        """Whether this server can have such instances at all."""
+        """Raise an error if this server cannot have such instances at all."""
 
     async def _place(self, config: SandboxConfig, keys: Mapping[str, str]) -> Place:
         from .network import nic_for
@@ -161,7 +161,7 @@ class IncusBackend(Backend):
         try:
             home = await self.homes.make(slot, config.disk_mb, Owner.of(os.getpid()))
             place = replace(place, home=home)
-            await self.maker.make(sandbox_id, place, config, source, self.stock.take(source))
+            await self.maker.make(sandbox_id, place, config, source, self.warm_pool.take(source))
         except BaseException:
             self._remains.add(sandbox_id, slot)
             await self._remains.try_to_remove(sandbox_id)
@@ -237,7 +237,7 @@ class IncusBackend(Backend):
         self._remains.add(sandbox_id, owned.slot)
 
     async def _find(self, sandbox_id: str) -> str | None:
-        """An instance of ours that another process made."""
+        """Find an instance of ours that another process made."""
         try:
             found = await self.instances.find(instance_name(sandbox_id))
         except Refused as refused:
@@ -259,7 +259,8 @@ class IncusBackend(Backend):
         return usage
 
     def init_pid(self, sandbox_id: str) -> int:
-        """The first process of a sandbox of ours that was looked at, as its machine counts."""
+        """Return the pid of a sandbox's first process, as its machine counts. It must be a sandbox
+        of ours whose usage was measured."""
         return guest_pid(self._owned[sandbox_id].cgroups)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
@@ -282,7 +283,7 @@ class IncusBackend(Backend):
         return swept
 
     async def close(self) -> None:
-        await self.stock.close()
+        await self.warm_pool.close()
         for sandbox_id in list(self._owned):
             try:
                 await self.destroy(sandbox_id)
@@ -297,8 +298,8 @@ class IncusBackend(Backend):
 
 
 def _end_unclosed(pid: int, settings: Settings, names: set[str]) -> None:
-    """At the end of a process that did not close its backend: stopped instances do not end by
-    themselves, as sandboxes do."""
+    """Remove ready instances at the end of a process that did not close its backend. Unlike
+    sandboxes, stopped instances do not end by themselves."""
     if not names or os.getpid() != pid:
         return
 

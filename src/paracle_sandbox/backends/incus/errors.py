@@ -1,4 +1,4 @@
-"""What the server refused, or why a guest did not start, in our words and with what to do."""
+"""Errors for what the server refused and for guests that did not start, with what to do."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def creation_error(refused: Refused, sandbox_id: str, image: str) -> SandboxCrea
 
 
 def no_machines(piece: str) -> BackendUnavailableError:
-    """This machine cannot start virtual machines at all, whatever the image."""
+    """Return the error for a machine that cannot start virtual machines at all."""
     piece = piece.strip().rstrip(".") or "the server does not say why"
     remedy = next((text for word, text in _PIECES.items() if word in piece.lower()), "")
     return BackendUnavailableError(
@@ -80,7 +80,8 @@ def no_machines(piece: str) -> BackendUnavailableError:
 
 
 def no_pool(name: str = "") -> BackendUnavailableError:
-    """Without a name: it has none at all."""
+    """Return the error for a storage pool that is missing; without a name, for a server that has
+    none."""
     missing = f"no storage pool {name!r}" if name else "no storage pool"
     return BackendUnavailableError(
         f"The Incus server has {missing}. Make one with: incus storage create {name or 'default'} "
@@ -99,7 +100,7 @@ def no_network() -> BackendUnavailableError:
 
 
 def guest_error(last_words: str, image: str) -> SandboxCreationError:
-    """Why a guest did not start, from the last thing that was said in its place."""
+    """Return why a guest did not start, from the last text that its instance wrote."""
     if match := _FAILED_STEP.search(last_words):
         return SandboxCreationError(
             f"The sandbox could not be made: {match['step']}: {match['why']}. Nothing was started.",

@@ -1,7 +1,7 @@
 """A channel over an exec: stdin and stdout of a command, each a websocket of its own.
 
 Binary messages are the bytes; an empty text message is the server's way to say that there are no
-more. On stderr the guest says nothing unless it cannot start or go on, and the last is kept.
+more. The guest writes to stderr only when it cannot start or go on, and the end of that is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PIECE = 1 << 20
 
 
 class ExecChannel(Channel):
-    """Owns the four streams. The end of stdin is the end of the guest."""
+    """A channel that owns the four streams. When stdin ends, so does the guest."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class ExecChannel(Channel):
         self._closed = False
 
     async def ready(self) -> bool:
-        """Whether the other side has said its first word, rather than gone."""
+        """Wait for the first word from the other side. Returns False when it has gone instead."""
         self._first = self._first or await self.receive()
         self._was_ready = bool(self._first)
         return self._was_ready
 
     async def last_words(self) -> str:
-        """What it said on stderr, once that has ended."""
+        """Return what was written to stderr, once that has ended."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._stderr), _LAST_WORDS_SECONDS)
         return self._last_words.decode(errors="replace").strip()
@@ -72,8 +72,9 @@ class ExecChannel(Channel):
         return b""
 
     async def _tell_end(self) -> None:
-        """Of a guest whose channel we had not closed: its porter says how it ended, and it may say
-        why. Nothing is said when something else of the instance ended first, or the server."""
+        """Log how a guest ended whose channel we had not closed: its porter reports that, and
+        sometimes why. Nothing is reported when the server, or something else of the instance, ended
+        first."""
         if self._was_ready and not self._closed:
             words = await self.last_words()
             logger.warning("A guest has ended under us: %s", words or "nothing was said")
@@ -89,7 +90,7 @@ class ExecChannel(Channel):
             raise ConnectionError(f"the guest is gone: {error}") from error
 
     async def finish_input(self) -> None:
-        """What is read next is the end."""
+        """End the reader: what it reads next is the end."""
         with contextlib.suppress(OSError, RuntimeError):
             await self._stdin.send_str("")
 
@@ -113,13 +114,14 @@ class ExecChannel(Channel):
 
     @staticmethod
     async def _drain(stream: aiohttp.ClientWebSocketResponse) -> None:
-        """Nothing comes here but pings and the end, which have to be read to be answered."""
+        """Read a stream that carries nothing but pings and the end, which have to be read to be
+        answered."""
         while await _next(stream) is not None:
             pass
 
 
 async def _next(stream: aiohttp.ClientWebSocketResponse) -> bytes | None:
-    """The bytes of one message; None at the end."""
+    """Return the bytes of one message; None at the end."""
     import aiohttp
 
     try:

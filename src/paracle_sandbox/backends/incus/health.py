@@ -28,7 +28,7 @@ _WORDS = 9
 
 
 async def examine(probe: IncusBackend) -> Health:
-    """Uses the backend up. Never raises: what goes wrong is the answer."""
+    """Measure the layers, and close the backend. Never raises: an error becomes the answer."""
     try:
         return verdict(probe.name, [layer async for layer in _measure(probe)])
     except (SandboxError, OSError) as error:
@@ -77,7 +77,8 @@ def _isolation(words: list[str], is_machine: bool) -> Iterator[Layer]:
 
 
 def _limits(kept: dict[str, str], is_machine: bool) -> Iterator[Layer]:
-    """As the server keeps them, in the instance's cgroup or by the size of the machine."""
+    """Yield the limits as the server keeps them: in the instance's cgroup, or by the size of the
+    machine."""
     keys = {"memory limit": ("limits.memory",), "cpu limit": ("limits.cpu.allowance", "limits.cpu")}
     if not is_machine:
         keys["process limit"] = ("limits.processes",)

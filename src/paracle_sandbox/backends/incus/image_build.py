@@ -140,7 +140,8 @@ class ImageBuilder:
         )
 
     async def build(self, recipe: Recipe, base: str, progress: Progress) -> Built:
-        """Build it, and first what it starts from. Raises SandboxError when a step fails."""
+        """Build an image, and first the one that it starts from. Raises SandboxError when a step
+        fails."""
         if recipe.base is not None:
             below = RECIPES[recipe.base]
             there = await self.find(below)
@@ -193,13 +194,13 @@ class ImageBuilder:
         await self._run(name, command)
 
     async def _run(self, name: str, command: list[str]) -> str:
-        """What it prints. Raises SandboxError when it fails."""
+        """Run a command and return what it prints. Raises SandboxError when it fails."""
         channel = await self._server.execute(name, command_body(command))
         try:
             output = b""
             while piece := await channel.receive():
                 output += piece
-            ended = await self._server.finished(channel.operation)
+            ended = await self._server.wait_for(channel.operation)
             code = int((ended.get("metadata") or {}).get("return", -1))
             if code:
                 raise SandboxError(
@@ -239,7 +240,7 @@ class ImageBuilder:
         await self._server.change("POST", "/1.0/images/aliases", body)
 
     async def _forget(self, fingerprint: str) -> None:
-        """An older build of ours that no other alias names."""
+        """Delete an older build of ours that no other alias names."""
         image = await self._server.get(f"/1.0/images/{fingerprint}")
         if _RECIPE in (image.get("properties") or {}) and not image.get("aliases"):
             with suppress(Refused):  # something may still be made from it
@@ -267,9 +268,11 @@ def packages_file(recipe: Recipe) -> str:
 
 
 def build_context(recipe: Recipe, python: str, architecture: str) -> bytes:
-    """A tar file with the wheels and the recipe's own files. Blocks for as long as pip does.
+    """Return a tar file with the wheels and the recipe's own files. Blocks for as long as pip
+    takes.
 
-    Raises SandboxError when a package cannot be had as a wheel for that Python."""
+    Raises SandboxError when a package cannot be had as a wheel for that Python.
+    """
     files = {name: text for name, text in recipe.files().items() if "Dockerfile" not in name}
     packed = io.BytesIO()
     with (

@@ -20,7 +20,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{12,64}\Z")
 
 
 def alias_of(image: str) -> str:
-    """What an image is called on an Incus server."""
+    """Return the alias of an image on an Incus server."""
     match = _OURS.match(image)
     if match is None:
         return image
@@ -29,7 +29,8 @@ def alias_of(image: str) -> str:
 
 
 async def image_source(server: Server, remotes: Remotes, image: str) -> dict[str, Any]:
-    """The ``source`` of an instance. Raises SandboxCreationError when there is no such image."""
+    """Return the ``source`` of an instance. Raises SandboxCreationError when there is no such
+    image."""
     alias = alias_of(image)
     remote, colon, name = alias.partition(":")
     if colon and remote != "local":
@@ -67,7 +68,8 @@ async def _of_image_server(remotes: Remotes, remote: str, alias: str) -> dict[st
 
 
 def not_found(image: str, reason: str) -> SandboxCreationError:
-    """The image, why it could not be had, and the exact command that makes or lists it."""
+    """Return the error: the image, why it could not be had, and the exact command that makes or
+    lists it."""
     match = _OURS.match(image)
     remote, colon, _ = image.partition(":")
     if match is not None:

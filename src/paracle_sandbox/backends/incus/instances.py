@@ -39,7 +39,7 @@ _WAIT = re.compile(r"already running|is busy running", re.IGNORECASE)
 
 
 class Instances:
-    """The requests about instances, each by the name of one."""
+    """The server's requests about instances, which are told apart by name."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -51,13 +51,14 @@ class Instances:
         await self._server.change("PATCH", _path(name), body)
 
     async def rename(self, name: str, new_name: str) -> None:
-        """Raises Refused, see ``is_taken``, when there is one of the new name."""
+        """Rename an instance. Raises Refused, see ``is_taken``, when the new name is in use."""
         await self._server.change("POST", _path(name), {"name": new_name})
 
     async def start(self, name: str) -> None:
-        """Of one that was just made. That it runs already means that the keeper of an older one of
-        the same name is not gone yet, as after a restart of the server; that it is busy, that
-        somebody else wants something of it, and was or will be refused."""
+        """Start an instance that was just made. If the server says that it already runs, the
+        process of an older one of the same name is not gone yet, as after a restart of the server.
+        If it says that it is busy, somebody else asked for something that was or will be refused.
+        Both pass."""
         deadline = asyncio.get_running_loop().time() + _LINGER_SECONDS
         while True:
             try:
@@ -81,12 +82,12 @@ class Instances:
             raise
 
     async def state(self, name: str) -> dict[str, Any]:
-        """Of its processes and memory. Raises Refused when it is gone."""
+        """Return the figures of its processes and memory. Raises Refused when it is gone."""
         return dict(await self._server.get(f"{_path(name)}/state"))
 
     async def all(self) -> list[dict[str, Any]]:
-        """Raises BackendUnavailableError when the server does not tell, as of a project that is no
-        longer there: then nothing of ours can be found here."""
+        """List all instances. Raises BackendUnavailableError when the server does not list them, as
+        for a project that was deleted: then nothing of ours can be found here."""
         try:
             return list(await self._server.get("/1.0/instances?recursion=1"))
         except Refused as refused:
@@ -97,8 +98,8 @@ class Instances:
             ) from refused
 
     async def remove(self, name: str) -> None:
-        """Until it is not there: it may be on its way already, as one whose guest has ended is.
-        Raises Refused when the server keeps it."""
+        """Remove an instance, and wait until it is gone. It may be going already, as when its guest
+        has ended. Raises Refused when the server keeps it."""
         deadline = asyncio.get_running_loop().time() + _REMOVE_SECONDS
         pause = _PAUSE_SECONDS
         while (found := await self.find(name)) is not None:
@@ -116,7 +117,7 @@ class Instances:
                     pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def remove_begun(self, name: str) -> None:
-        """remove() of one that the server may still be making, for somebody who went away."""
+        """Wait until the server has made an instance for a caller who went away, and remove it."""
         deadline = asyncio.get_running_loop().time() + _REMOVE_SECONDS
         while True:
             operations = await self._server.get("/1.0/operations?recursion=1")
@@ -130,7 +131,8 @@ class Instances:
 
 
 class Maker:
-    """Remembers whether its server has ids enough for each instance to have its own."""
+    """Makes instances. It remembers whether its server has enough ids to give each instance its
+    own."""
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
@@ -144,9 +146,10 @@ class Maker:
         source: Mapping[str, Any],
         ready: str | None,
     ) -> None:
-        """Uses up the ready one, if there is one. Leaves nothing when it fails.
+        """Make the instance, out of the ready one if there is one. Leaves nothing when it fails.
 
-        Raises SandboxConflictError when the id is taken."""
+        Raises SandboxConflictError when the id is taken.
+        """
         own_name = ready or cold_name(sandbox_id)
         try:
             if ready is None or not await self._dress(ready, sandbox_change(config, place)):
@@ -158,7 +161,8 @@ class Maker:
             raise
 
     async def make_stopped(self, body: dict[str, Any]) -> None:
-        """Without ids of its own, from then on, if the server has too few."""
+        """Make an instance and leave it stopped. If the server has too few ids, this and all later
+        instances share theirs."""
         config = dict(body["config"])
         if not self._isolated_ids:
             config.pop(_OPTIONAL, None)
@@ -173,7 +177,8 @@ class Maker:
             await self.make_stopped(body)
 
     async def _dress(self, ready: str, change: Mapping[str, Any]) -> bool:
-        """Whether it is still there: a user of the server may have removed it."""
+        """Give the ready instance its configuration. Returns whether it is still there: a user of
+        the server may have removed it."""
         try:
             await self._instances.change(ready, change)
         except Refused as refused:
@@ -198,7 +203,8 @@ class Maker:
             raise _conflict(sandbox_id) if refused.is_taken else refused from refused
 
     async def _discard(self, session: str, *names: str) -> None:
-        """Under whichever name it is. Another's of the same name is of another session."""
+        """Remove the instance under whichever of these names it has. An instance of another session
+        with the same name stays."""
         for name in names:
             with suppress(Refused, SandboxError):  # why it was not made matters more
                 found = await self._instances.find(name)

@@ -1,7 +1,7 @@
 """What we write on an instance, in its ``user.*`` keys, and what of it we believe.
 
-An instance is taken for one of ours only if its name is the one that its keys make: a profile or
-a copy may carry the same keys.
+An instance counts as ours only if its name is the one that its keys make: a profile or a copy may
+carry the same keys.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _OWNER = _PREFIX + "owner"
 
 
 def instance_name(sandbox_id: str) -> str:
-    """The server allows letters, digits and dashes, 63 of them; an id may be anything else."""
+    """Return the name of a sandbox's instance. The server allows letters, digits and dashes, 63 of
+    them; an id may have other characters."""
     return f"paracle-{_digest(sandbox_id)}"
 
 
 def cold_name(sandbox_id: str) -> str:
-    """Of the instance that becomes that sandbox, while its image is unpacked."""
+    """Return the name of the instance that becomes that sandbox, while its image is unpacked."""
     return f"paracle-cold-{_digest(sandbox_id)}"
 
 
 def warm_name(token: str) -> str:
-    """Of one that is nobody's yet."""
+    """Return the name of a ready instance, which no sandbox has yet."""
     return f"paracle-warm-{token}"
 
 
@@ -43,18 +44,18 @@ def _digest(sandbox_id: str) -> str:
 
 
 def owner_keys(backend: str, session: str, owner: Owner) -> dict[str, str]:
-    """Of everything that we make, whatever becomes of it."""
+    """Return the keys of everything that we make, whatever it is for."""
     return {BACKEND: backend, SESSION: session, _OWNER: str(owner)}
 
 
 def sandbox_keys(
     sandbox_id: str, config: SandboxConfig, labels: Mapping[str, str]
 ) -> dict[str, str]:
-    return {_ID: sandbox_id, **engine_labels.written(_PREFIX, config, labels)}
+    return {_ID: sandbox_id, **engine_labels.to_texts(_PREFIX, config, labels)}
 
 
 def owner_of(instance: Mapping[str, Any], backend: str) -> Owner | None:
-    """Whose it is; None when it is none of ours, or of another kind."""
+    """Return the owner of an instance; None when it is not ours, or of another backend."""
     keys = instance.get("config") or {}
     name = str(instance.get("name"))
     # It is renamed when it becomes a sandbox, and is ours at every moment.
@@ -68,7 +69,7 @@ def owner_of(instance: Mapping[str, Any], backend: str) -> Owner | None:
 
 
 def sandbox_info(instance: Mapping[str, Any], backend: str) -> SandboxInfo | None:
-    """What a listed instance says of itself; None when it is no sandbox of ours."""
+    """Return what a listed instance says about itself; None when it is no sandbox of ours."""
     keys = instance.get("config") or {}
     owner = owner_of(instance, backend)
     sandbox_id = str(keys.get(_ID, ""))
@@ -76,4 +77,4 @@ def sandbox_info(instance: Mapping[str, Any], backend: str) -> SandboxInfo | Non
         return None
     state = str(instance.get("status")).lower()
     state = {"stopped": "creating"}.get(state, state)
-    return engine_labels.read(_PREFIX, keys, sandbox_id, backend, state, owner)
+    return engine_labels.to_sandbox_info(_PREFIX, keys, sandbox_id, backend, state, owner)

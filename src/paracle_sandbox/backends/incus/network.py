@@ -33,7 +33,8 @@ _TRIES = 200
 
 
 async def nic_for(server: Server, config: SandboxConfig) -> Nic | None:
-    """Raises SandboxCreationError when there is no such network here."""
+    """Return the card for a configuration. Raises SandboxCreationError when there is no such
+    network here."""
     if config.network_mode == "none":
         return None
     if config.network_mode == "host":
@@ -57,7 +58,7 @@ async def nic_for(server: Server, config: SandboxConfig) -> Nic | None:
 
 
 def card(network: str, address: str) -> dict[str, str]:
-    """The device. All IPv6 is dropped: no address was given for it."""
+    """Return the device. All IPv6 is dropped: the card has no such address."""
     return {
         "type": "nic",
         "network": network,
@@ -71,7 +72,8 @@ def card(network: str, address: str) -> dict[str, str]:
 
 
 def refused_places(subnet: ipaddress.IPv4Network, host: Iterable[str]) -> Iterator[str]:
-    """What no sandbox may reach; the subnet by its halves, which outweigh the whole."""
+    """Return what no sandbox may reach. The subnet is given by its halves, which outweigh the
+    whole."""
     yield from DENIED
     yield AZURE
     yield from map(str, subnet.subnets() if subnet.prefixlen < _HOST_BITS else (subnet,))
@@ -79,7 +81,8 @@ def refused_places(subnet: ipaddress.IPv4Network, host: Iterable[str]) -> Iterat
 
 
 async def _choose_network(server: Server) -> dict[str, Any]:
-    """That of the default profile, else incusbr0, else any managed bridge with addresses."""
+    """Return the network of the default profile, else incusbr0, else any managed bridge with
+    addresses."""
     networks = {
         str(one["name"]): one
         for one in await server.get("/1.0/networks?recursion=1")
@@ -101,7 +104,8 @@ def _has_ipv4(network: Mapping[str, Any]) -> bool:
 
 
 async def _free_address(server: Server, network: str, gateway: ipaddress.IPv4Interface) -> str:
-    """Anywhere in the subnet: two who choose at once hardly meet, and then the server refuses."""
+    """Return a free address of the subnet, at random: two callers at once hardly choose the same,
+    and then the server refuses one."""
     leases = await server.get(f"/1.0/networks/{quote(network)}/leases")
     taken = {str(one.get("address")) for one in leases} | {str(gateway.ip)}
     first, last = int(gateway.network[1]), int(gateway.network[-2])
@@ -113,7 +117,7 @@ async def _free_address(server: Server, network: str, gateway: ipaddress.IPv4Int
 
 
 def _addresses_of(environment: Mapping[str, Any]) -> set[str]:
-    """Those of the server's machine, as far as it tells, and of this one."""
+    """Return the addresses of the server's machine, as far as it tells, and of this one."""
     told = (str(one).rpartition(":")[0] for one in environment.get("addresses") or ())
     found = {one for one in told if _is_ipv4(one)}
     try:
@@ -136,7 +140,7 @@ def _is_ipv4(text: str) -> bool:
 
 
 def _name_servers() -> str:
-    """Of this machine, without its local stub, which cannot be reached."""
+    """Return the name servers of this machine, without its local stub, which cannot be reached."""
     for path in ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"):
         try:
             text = Path(path).read_text(errors="replace")

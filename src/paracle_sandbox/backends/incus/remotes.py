@@ -34,19 +34,20 @@ class Remote:
 
     @property
     def shares_our_files(self) -> bool:
-        """Whether a path means the same there as here, and may be mounted."""
+        """Whether a path means the same on the server as here, and may be mounted."""
         return self.socket_path is not None and shares_our_files(self.socket_path)
 
     @property
     def pinned_certificate(self) -> Path | None:
-        """That of a server which vouches for itself; None when an authority does."""
+        """The certificate of a server that signed its own; None when an authority signed it."""
         path = Path(self.directory) / f"servercerts/{self.name}.crt"
         return path if self.directory and path.exists() else None
 
     def certificates(self) -> ssl.SSLContext:
-        """The client's own, and what the server's must agree with.
+        """Return the client's own certificate, and what the server's must agree with.
 
-        Raises BackendUnavailableError when the client has none."""
+        Raises BackendUnavailableError when the client has none.
+        """
         folder = Path(self.directory)
         pinned = self.pinned_certificate
         try:
@@ -72,7 +73,8 @@ class Remotes:
         self._directory = settings.incus_conf or str(Path.home() / ".config/incus")
 
     def get(self, name: str) -> Remote:
-        """Raises BackendUnavailableError for a name that is not in the list."""
+        """Return the server of that name. Raises BackendUnavailableError for a name that is not in
+        the list."""
         entry = self._listed().get(name)
         if name == "local":
             project = (entry or {}).get("project", "")
@@ -120,7 +122,7 @@ def problem(settings: Settings) -> str | None:
 
 
 def read_remotes(text: str) -> dict[str, dict[str, str]]:
-    """The two levels below ``remotes:``, as the client writes them."""
+    """Read the two levels below ``remotes:``, as the client writes them."""
     found: dict[str, dict[str, str]] = {}
     inside, name = False, ""
     for line in text.splitlines():

@@ -1,7 +1,7 @@
 """The Incus REST API, as much of it as we use: requests, operations, and one exec stream.
 
-Most changes are operations: the server answers at once with a name, and whoever wants to know how
-it went waits for that. An answer that says no is a Refused; a server that does not answer is a
+Most changes are operations: the server answers at once with a name, and a second request waits for
+the result. An answer that says no is a Refused; a server that does not answer is a
 BackendUnavailableError that says what to do about it.
 """
 
@@ -43,7 +43,7 @@ _TAKEN = ("already exists", "already in use", "unique constraint failed", "is bu
 
 
 class Refused(Exception):
-    """The server has understood, and does not do it."""
+    """The server understood the request, and refuses it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -56,17 +56,19 @@ class Refused(Exception):
 
     @property
     def is_taken(self) -> bool:
-        """There is one of that name, or just under way; told by whichever check came first."""
+        """Whether the name is in use, or is being taken now. The text depends on the check that
+        came first."""
         text = self.message.lower()
         return self.status == 409 or any(words in text for words in _TAKEN)
 
 
 class LateStreams(Refused):
-    """The server waits five seconds for the streams of a command, and has not started it."""
+    """The streams of a command came too late: the server waits five seconds for them, and did not
+    start it."""
 
 
 class Server:
-    """One server, by one connection pool that is opened when it is first needed."""
+    """One server, with a connection pool that is opened when it is first needed."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
@@ -79,13 +81,14 @@ class Server:
     async def change(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Done when this returns. What the operation, if it was one, says about itself."""
+        """Make a change, and wait until it is done. Returns what the operation, if it was one, says
+        about itself."""
         answer = await self._ask(method, path, body)
         if answer.get("type") != "async":
             return dict(answer.get("metadata") or {})
-        return await self.finished(str(answer["operation"]))
+        return await self.wait_for(str(answer["operation"]))
 
-    async def finished(self, operation: str, seconds: int = _OPERATION_SECONDS) -> dict[str, Any]:
+    async def wait_for(self, operation: str, seconds: int = _OPERATION_SECONDS) -> dict[str, Any]:
         """Wait for an operation. Raises Refused when it has failed."""
         path = f"{operation}/wait?timeout={seconds}"
         result = (await self._ask("GET", path, seconds=seconds + 10))["metadata"]
@@ -98,7 +101,7 @@ class Server:
         await self._ask("POST", path, content=content, headers=headers)
 
     async def execute(self, instance: str, body: Mapping[str, Any]) -> ExecChannel:
-        """Start a command and be its stdin and stdout. Raises Refused."""
+        """Start a command and return its stdin and stdout as a channel. Raises Refused."""
         answer = await self._ask("POST", f"/1.0/instances/{quote(instance)}/exec", body)
         operation = str(answer["operation"])
         secrets = answer["metadata"]["metadata"]["fds"]
@@ -117,9 +120,10 @@ class Server:
         return ExecChannel(stdin, stdout, stderr, control, operation)
 
     async def why_ended(self, operation: str) -> str:
-        """Of a command that said nothing. Raises LateStreams when it was never started."""
+        """Return why a command ended that wrote nothing. Raises LateStreams when it was never
+        started."""
         try:
-            ended = await self.finished(operation, _LAST_SECONDS)
+            ended = await self.wait_for(operation, _LAST_SECONDS)
         except Refused as refused:
             if _LATE in refused.message.lower():
                 raise LateStreams(refused.status, refused.message) from refused
@@ -130,8 +134,8 @@ class Server:
         await self._let_go(here=True)
 
     async def _let_go(self, *, here: bool) -> None:
-        """The connections of event loops that have ended, and of this one if it is asked for. What
-        belongs to a loop that runs elsewhere may not be touched from here."""
+        """Drop the connections of event loops that have ended, and with ``here`` those of this one.
+        What belongs to a loop that runs elsewhere must not be touched from here."""
         this = asyncio.get_running_loop()
         for loop in [one for one in self._sessions if one.is_closed() or (here and one is this)]:
             with contextlib.suppress(RuntimeError):  # what it wants of a loop that has ended

@@ -59,8 +59,8 @@ class Place:
 def instance_body(
     name: str, source: Mapping[str, Any], place: Place, config: SandboxConfig | None = None
 ) -> dict[str, Any]:
-    """The body of POST /1.0/instances: stopped, and gone once it has run. Without ``config`` it
-    is nobody's sandbox yet."""
+    """Return the body of POST /1.0/instances: stopped, and removed once it has run. Without
+    ``config`` it is a ready instance, which no sandbox has yet."""
     change = sandbox_change(config, place) if config is not None else _root_disk(place)
     return {
         "name": name,
@@ -82,7 +82,7 @@ def _root_disk(place: Place) -> dict[str, Any]:
 
 
 def sandbox_change(config: SandboxConfig, place: Place) -> dict[str, Any]:
-    """The body of PATCH: what turns an instance into one particular sandbox."""
+    """Return the body of the PATCH that turns an instance into one particular sandbox."""
     devices = dict(_root_disk(place)["devices"])
     if place.home is not None:
         devices[WORKSPACE] = {"type": "disk", "path": HOME, **place.home}
@@ -126,7 +126,8 @@ def state_change(action: str) -> dict[str, Any]:
 
 
 def exec_body() -> dict[str, Any]:
-    """Root of the instance, with separate streams and nothing of our environment."""
+    """Return the body of an exec: as root of the instance, with separate streams and none of our
+    environment."""
     return command_body(["python3", "-I", "-c", bootstrap_as_root(), "0,1"])
 
 
@@ -147,7 +148,7 @@ def guest_setup(config: SandboxConfig) -> dict[str, Any]:
 
 
 def confinement(config: SandboxConfig, place: Place) -> dict[str, Any]:
-    """The plan for jail/instance/confine_instance.py."""
+    """Return the plan for jail/instance/confine_instance.py."""
     plan: dict[str, Any] = {
         "working_dir": config.working_dir,
         "read_only": config.read_only_filesystem,

@@ -1,7 +1,7 @@
 """Where sandboxes write: a disk of its own for each, with a limit that is not memory.
 
-A pool that keeps quotas gives each sandbox a volume. Others (plain folders) do not; there, on a
-server of this machine and as root, the workspace store does. Elsewhere it is memory.
+A pool that keeps quotas gives each sandbox a volume. Other pools (plain folders) cannot; there, on
+a server of this machine and as root, the workspace store does. Elsewhere the disk is memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Homes:
         self.store = WorkspaceStore(lambda: server.remote.shares_our_files, settings)
 
     async def pool(self) -> str:
-        """The pool for everything: that of the settings, else the default profile's, else the
-        first. Raises BackendUnavailableError when there is none, or not the wanted one."""
+        """Return the pool for everything: that of the settings, else the default profile's, else
+        the first. Raises BackendUnavailableError when there is none, or not the wanted one."""
         if not self._pool:
             listed = await self._server.get("/1.0/storage-pools?recursion=1")
             drivers = {str(one["name"]): str(one["driver"]) for one in listed}
@@ -59,13 +59,13 @@ class Homes:
         return self._driver in _WITH_QUOTAS
 
     async def why_in_memory(self) -> str:
-        """Empty when it is not."""
+        """Return why the disks are memory; empty when they are not."""
         if self.has_quotas or await self.store.get() is not None:
             return ""
         return self.store.why_in_memory
 
     async def make(self, slot: str, disk_mb: int, owner: Owner) -> dict[str, str] | None:
-        """The device of a new disk; None where it has to be memory."""
+        """Return the device of a new disk; None where it has to be memory."""
         pool = await self.pool()
         if self.has_quotas:
             await self._make_volume(pool, slot, disk_mb, owner)
@@ -88,7 +88,7 @@ class Homes:
             ) from refused
 
     async def usage(self, slot: str, disk_mb: int) -> tuple[int, bool] | None:
-        """Bytes used, and whether that is all there may be; None when nobody knows."""
+        """Return the bytes used, and whether the disk is full; None when that is unknown."""
         if self.has_quotas:
             path = f"{_volumes(await self.pool())}/{quote(_volume(slot))}/state"
             try:
@@ -101,7 +101,7 @@ class Homes:
         return await self.store.usage(slot)
 
     async def remove(self, slot: str) -> str:
-        """Idempotent. What is left, if anything."""
+        """Remove a disk. Idempotent. Returns what is left, if anything."""
         if self.has_quotas:
             return await self._remove_volume(_volume(slot))
         return await self.store.remove(slot)
@@ -114,7 +114,7 @@ class Homes:
         return ""
 
     async def sweep(self) -> None:
-        """Volumes of owners that are dead. Folders of the store go with their owner."""
+        """Remove the volumes of dead owners. Folders of the store go with their owner."""
         pool = await self.pool()
         if not self.has_quotas:
             return

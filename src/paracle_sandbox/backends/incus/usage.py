@@ -50,7 +50,7 @@ class Meter:
         metered.cpu_before = usage.cpu_seconds if usage else 0.0
 
     async def measure(self, metered: Metered) -> Usage:
-        """What the instance uses now; when it has ended, what it used last."""
+        """Return what the instance uses now; when it has ended, what it used last."""
         usage = await self._measure_running(metered)
         if usage is None:
             return replace(metered.last, processes=0)
@@ -60,11 +60,11 @@ class Meter:
         return usage
 
     async def measure_foreign(self, name: str) -> Usage | None:
-        """The figures of an instance that another process made; None when it has ended."""
+        """Return the figures of an instance that another process made; None when it has ended."""
         return await self._measure_running(Metered(name, SandboxConfig(network_mode="bridge"), ""))
 
     async def _measure_running(self, metered: Metered) -> Usage | None:
-        """None when it has ended."""
+        """Return what a running instance uses; None when it has ended."""
         usage = await self._figures(metered)
         if usage is None:
             return None
@@ -91,9 +91,10 @@ class Meter:
 
 
 def guest_pid(cgroups: Mapping[str, str]) -> int:
-    """The pid of the guest: the first process of a pid namespace inside the instance's own.
+    """Return the pid of the guest: the first process of a pid namespace inside the instance's own.
 
-    Raises ProcessLookupError when it is gone."""
+    Raises ProcessLookupError when it is gone.
+    """
     group = Path(cgroups.get("unified") or cgroups.get("pids") or "/nowhere")
     for path in list(group.rglob("cgroup.procs")) if group.is_dir() else ():
         for pid in path.read_text(encoding="ascii").split():
@@ -109,8 +110,9 @@ def guest_pid(cgroups: Mapping[str, str]) -> int:
 
 
 def usage_of(state: Mapping[str, Any]) -> Usage:
-    """The server's own figures. It does not count what was killed for want of memory, and its
-    memory is with the page cache, of which only the metrics of all instances at once tell."""
+    """Return the server's own figures. The server does not count processes killed for lack of
+    memory, and its figure of memory includes the page cache, which only the metrics of all
+    instances at once show."""
     memory = state.get("memory") or {}
     used = int(memory.get("usage") or 0)
     cards = [one for name, one in (state.get("network") or {}).items() if name != "lo"]

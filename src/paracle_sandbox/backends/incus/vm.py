@@ -1,7 +1,7 @@
 """The incus-vm backend: the same instances, as virtual machines.
 
-A machine takes longer: it boots a kernel, and until its agent answers nothing can be run in it.
-That this server cannot have machines at all is found out first, and told with the missing piece.
+A machine takes longer: it boots a kernel, and nothing can be run in it before its agent answers.
+Whether this server can have machines at all is checked first, and the error names what is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class IncusMachineBackend(IncusBackend):
             raise no_machines(await self._missing_piece())
 
     async def _missing_piece(self) -> str:
-        """What the server found when it started and looked what it can do."""
+        """Return what the server found missing when it started."""
         try:
             warnings = await self.server.get("/1.0/warnings?recursion=1")
         except Refused:
@@ -46,7 +46,7 @@ class IncusMachineBackend(IncusBackend):
         return ""
 
     async def _attach(self, instance: str) -> ExecChannel:
-        """As soon as the agent answers."""
+        """Attach as soon as the agent answers."""
         deadline = asyncio.get_running_loop().time() + self.boot_seconds
         while True:
             try:

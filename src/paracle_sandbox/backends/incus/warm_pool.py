@@ -1,7 +1,7 @@
 """Instances kept ready: made from an image and never started, so that create need not unpack it.
 
-Each is used once, by whoever asks first, and another is made then, off the critical path. One
-whose owner has died is swept like any sandbox.
+Each is used once, and then another is made, off the critical path. The ready instances of a dead
+owner are swept like sandboxes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Make = Callable[[str, dict[str, str], Mapping[str, Any]], Awaitable[None]]
 Remove = Callable[[str], Awaitable[None]]
 
 
-class Stock:
-    """The ready ones of one backend, by image."""
+class WarmPool:
+    """The ready instances of one backend, by image."""
 
     def __init__(self, size: int, make: Make, remove: Remove) -> None:
         self._size = size
@@ -39,7 +39,7 @@ class Stock:
         self.names: set[str] = set()
 
     def take(self, source: Mapping[str, Any]) -> str | None:
-        """The name of one, which is the caller's from now on."""
+        """Return the name of a ready instance, which belongs to the caller from now on."""
         ready = self._ready[_key(source)]
         if not ready:
             return None
@@ -48,7 +48,7 @@ class Stock:
         return name
 
     def refill(self, source: Mapping[str, Any]) -> None:
-        """Have as many as there should be, some time later."""
+        """Have as many ready instances as there should be, some time later."""
         key = _key(source)
         while len(self._ready[key]) + self._wanted[key] < self._size:
             self._wanted[key] += 1
@@ -56,14 +56,14 @@ class Stock:
             self._making.add(task)
             task.add_done_callback(self._making.discard)
 
-    async def settled(self) -> None:
-        """When nothing is being made any more."""
+    async def settle(self) -> None:
+        """Wait until no instance is being made any more."""
         while self._making:
             await asyncio.wait(list(self._making))
 
     async def close(self) -> None:
         # What the server has begun it finishes: only then is there something to remove.
-        await self.settled()
+        await self.settle()
         for names in self._ready.values():
             while names:
                 name = names.pop()

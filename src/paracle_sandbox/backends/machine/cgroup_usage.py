@@ -24,14 +24,14 @@ _WHOLE = mmap.PAGESIZE // 2
 
 
 def read_usage(groups: Mapping[str, str], init_pid: int, *, network_mode: str = "bridge") -> Usage:
-    """Raises FileNotFoundError when the sandbox is gone."""
+    """Read what a sandbox uses. Raises FileNotFoundError when the sandbox is gone."""
     received, sent = network_bytes(init_pid, network_mode)
     usage = _unified(groups["unified"]) if "unified" in groups else _separate(groups)
     return replace(usage, network_rx_bytes=received, network_tx_bytes=sent)
 
 
 def read_cpu(groups: Mapping[str, str]) -> float:
-    """The seconds of CPU that all its processes had. Raises FileNotFoundError."""
+    """Read the seconds of CPU that all its processes had. Raises FileNotFoundError."""
     if "unified" in groups:
         return _pairs(f"{groups['unified']}/cpu.stat").get("usage_usec", 0) / 1e6
     accounting = groups.get("cpuacct")
@@ -41,9 +41,11 @@ def read_cpu(groups: Mapping[str, str]) -> float:
 class MemoryPeak:
     """The most memory that a sandbox had, without page cache.
 
-    The kernel keeps a mark of both together. When the mark has risen since the last look, what was
-    cache at this look or the last is taken off; else it is the most that was seen. So a program
-    that had much memory and filled the cache between two looks is told with less than it had."""
+    The kernel keeps one high-water mark for both together. When the mark has risen since the last
+    look, the page cache that was seen is taken off; otherwise the peak is the most that was seen.
+    So a program that had much memory and filled the cache between two looks is reported with less
+    than it had.
+    """
 
     def __init__(self) -> None:
         self._mark = 0
@@ -51,7 +53,7 @@ class MemoryPeak:
         self._peak = 0
 
     def of(self, usage: Usage) -> Usage:
-        """The same, with the peak in place of the kernel's mark."""
+        """Return the same usage, with this peak in place of the kernel's mark."""
         if usage.memory_peak_bytes > self._mark:
             self._mark = usage.memory_peak_bytes
             cache = max(self._cache, usage.cache_bytes)
@@ -61,8 +63,8 @@ class MemoryPeak:
         return replace(usage, memory_peak_bytes=self._peak)
 
     def begin_anew(self, groups: Mapping[str, str]) -> None:
-        """Have the kernel begin a new mark, where it can: one that a cache has driven up to the
-        limit tells nothing any more."""
+        """Reset the kernel's mark, where that is possible: a mark that the cache has driven up to
+        the limit says nothing any more."""
         if "memory" in groups and self._mark > self._peak + _MUCH_CACHE:
             with contextlib.suppress(OSError):
                 _write(f"{groups['memory']}/{_V1_MARK}", b"0")
@@ -70,10 +72,12 @@ class MemoryPeak:
 
 
 def cgroups_of(pid: int, container: str) -> dict[str, str]:
-    """The cgroup directories of a container's first process; empty when they are not here.
+    """Return the cgroup directories of a container's first process; empty when they are not on this
+    machine.
 
-    That the path names the container is the proof that the process is of this machine: the pid
-    that an engine elsewhere tells may be anybody's here."""
+    The path has to name the container: that proves that the process is on this machine. The pid
+    that an engine elsewhere gives may be any process here.
+    """
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -93,7 +97,7 @@ def cgroups_of(pid: int, container: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class KeptLimits:
-    """What the kernel keeps of the limits of a sandbox: None where it keeps none."""
+    """The limits that the kernel keeps for a sandbox: None where it keeps none."""
 
     memory_bytes: int | None
     cpu_cores: float | None
@@ -101,7 +105,7 @@ class KeptLimits:
 
 
 def read_limits(groups: Mapping[str, str]) -> KeptLimits:
-    """Raises FileNotFoundError when the sandbox is gone."""
+    """Read the limits. Raises FileNotFoundError when the sandbox is gone."""
     if group := groups.get("unified"):
         memory, pids = f"{group}/memory.max", f"{group}/pids.max"
         quota, _, period = _text(f"{group}/cpu.max").partition(" ")
@@ -156,8 +160,8 @@ def _separate(groups: Mapping[str, str]) -> Usage:
 
 
 def network_bytes(init_pid: int, network_mode: str) -> tuple[int | None, int | None]:
-    """Bytes received and sent, all interfaces but the loopback. None each with the host's network:
-    its interfaces count what the whole machine has sent since it was started."""
+    """Return the bytes received and sent on all interfaces but the loopback. Both are None with the
+    host's network, whose interfaces count what the whole machine has sent."""
     if network_mode == "none":
         return 0, 0
     if network_mode == "host" or _has_our_network(init_pid):
@@ -196,7 +200,7 @@ def _pairs(path: str) -> dict[str, int]:
 
 
 def _text(path: str) -> str:
-    """Empty for a file that this kernel does not have; the group itself must be there."""
+    """Read a file; empty when this kernel does not have it. The group itself must be there."""
     try:
         return file_content(path)
     except FileNotFoundError:
@@ -209,8 +213,8 @@ def _text(path: str) -> str:
 
 
 def file_content(path: str) -> str:
-    """Without a file object, which costs more than the reading: this is done after every program
-    that a service runs, seven times."""
+    """Read a file without a file object, which costs more than the reading: a service does this
+    seven times after every program."""
     fd = os.open(path, os.O_RDONLY | open_flags("O_CLOEXEC"))
     try:
         content = piece = os.read(fd, 1 << 16)

@@ -1,6 +1,6 @@
 """What an engine keeps of a sandbox for us: texts on a container or an instance, under a prefix.
 
-Whoever may use the engine may change them. What is read back is no more than shown.
+Any user of the engine may change them. What is read back is shown, and not used for anything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CREATED, _CONFIG, _LABELS = "created_at", "config", "labels"
 _SHOWN = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
 
 
-def written(prefix: str, config: SandboxConfig, labels: Mapping[str, str]) -> dict[str, str]:
+def to_texts(prefix: str, config: SandboxConfig, labels: Mapping[str, str]) -> dict[str, str]:
     return {
         prefix + _CREATED: f"{time.time():.3f}",
         prefix + _CONFIG: json.dumps(config.model_dump(mode="json", include=_SHOWN)),
@@ -26,7 +26,7 @@ def written(prefix: str, config: SandboxConfig, labels: Mapping[str, str]) -> di
     }
 
 
-def read(
+def to_sandbox_info(
     prefix: str, texts: Mapping[str, str], sandbox_id: str, backend: str, state: str, owner: Owner
 ) -> SandboxInfo:
     alive = owner.is_alive

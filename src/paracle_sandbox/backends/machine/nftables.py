@@ -32,10 +32,11 @@ def find_nft() -> str | None:
 
 
 def load_table(table: str, text: str) -> None:
-    """Put it in force as ``text`` has it, whatever is there. Raises SandboxCreationError.
+    """Put a table in force, whatever is there. Raises SandboxCreationError.
 
-    Its sets stay: a rule that counts the connections of an address would forget them with its set,
-    whenever anybody's next sandbox is made."""
+    Its sets stay: a rule that counts an address's connections would forget them with its set, each
+    time that any process makes a sandbox.
+    """
     try:
         _run_nft(f"table inet {table}\nflush table inet {table}\n{text}")
     except SandboxCreationError:
@@ -44,12 +45,12 @@ def load_table(table: str, text: str) -> None:
 
 
 def remove_table(table: str) -> None:
-    """Whether it was there or not."""
+    """Remove a table, whether it is there or not."""
     _run_nft(f"table inet {table}\ndelete table inet {table}\n")
 
 
 def _run_nft(text: str) -> None:
-    """One transaction. Raises SandboxCreationError when the kernel refuses, and then nothing has
+    """Run one transaction. Raises SandboxCreationError when the kernel refuses; then nothing has
     changed."""
     program = find_nft()
     if program is None:

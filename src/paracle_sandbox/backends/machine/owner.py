@@ -1,7 +1,7 @@
 """Who made a sandbox, as a text that any process of any machine can judge.
 
-A pid alone says nothing: it is recycled, it means another process in another pid namespace, and
-an engine may be shared by several machines. Whoever cannot be judged from here counts as alive:
+A pid alone is not enough: it is recycled, it means another process in another pid namespace, and an
+engine may be shared by several machines. An owner that cannot be judged from here counts as alive:
 what is not known to be dead is never touched.
 """
 
@@ -46,7 +46,7 @@ class Owner:
 
     @property
     def is_alive(self) -> bool:
-        """False only where it is certain."""
+        """Whether the owner is alive. False only where it is certain that it is not."""
         if self.boot == _UNKNOWN:  # of a system without /proc: another one like it, or this one
             return True
         here = Owner.of(self.pid)
@@ -59,7 +59,7 @@ class Owner:
 
 
 def _exists(pid: int) -> bool:
-    """What cannot be looked at may be hidden from us."""
+    """Whether there is such a process. One that may not be looked at counts as there."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -84,17 +84,17 @@ def _namespace() -> str:
 
 
 def boot_id() -> str:
-    """Tells one boot of a machine from every other."""
+    """Return the id of this boot of the machine."""
     return _text("/proc/sys/kernel/random/boot_id")
 
 
 def pid_namespace() -> str:
-    """Where the numbers of processes that we see are valid."""
+    """Return the pid namespace in which the pids that we see are valid."""
     return _namespace()
 
 
 def start_time(pid: int) -> int | None:
-    """In clock ticks since boot; None when there is no such process."""
+    """Return the start time in clock ticks since boot; None when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

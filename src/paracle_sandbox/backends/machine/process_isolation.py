@@ -1,4 +1,4 @@
-"""What the kernel says of the processes of a sandbox, read from outside."""
+"""What the kernel says about the processes of a sandbox, read from outside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Posture:
 
 
 def read_posture(pid: int, thread: int | None = None) -> Posture:
-    """Of one thread (the first by default). Raises OSError when it is gone."""
+    """Read how one thread (the first by default) is confined. Raises OSError when it is gone."""
     base = Path(f"/proc/{pid}/task/{thread or pid}")
     status = _status(base / "status")
     return Posture(
@@ -43,7 +43,7 @@ def read_posture(pid: int, thread: int | None = None) -> Posture:
 
 
 def processes(init_pid: int) -> list[int]:
-    """Every process of the pid namespace whose first process is ``init_pid``."""
+    """List every process of the pid namespace whose first process is ``init_pid``."""
     namespace = _namespace(Path(f"/proc/{init_pid}"), "pid")
     return [
         int(name)
@@ -73,6 +73,6 @@ def _namespace(base: Path, name: str) -> str | None:
 
 
 def _is_own(base: Path, name: str) -> bool:
-    """Whether a namespace is not ours. One that we may not look into is not ours either."""
+    """Whether a namespace is not ours. One that we may not look at is not ours either."""
     theirs = _namespace(base, name)
     return theirs != _namespace(Path("/proc/self"), name)

@@ -1,8 +1,8 @@
 """Directories of the host that a sandbox is given: only what the operator allows, read-only.
 
-``SandboxConfig.volumes`` may be chosen by whoever asks for a sandbox; which directories may be
-chosen at all is the operator's word, the setting ``PARACLE_VOLUMES``. Links are resolved before
-the comparison, so a link inside an allowed directory does not lead out of it.
+Any caller may choose ``SandboxConfig.volumes``; the operator says with ``PARACLE_VOLUMES`` which
+directories may be chosen at all. Links are resolved before the comparison, so a link inside an
+allowed directory does not lead out of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Volume:
 
 
 def allowed_volumes(wanted: Mapping[str, str], allowed: Sequence[str]) -> list[Volume]:
-    """Raises SandboxCreationError for one that is not there, or that is not allowed."""
+    """Return the volumes that were asked for. Raises SandboxCreationError for one that is not
+    there, or that is not allowed."""
     return [_allowed(source, target, allowed) for source, target in wanted.items()]
 
 
@@ -46,7 +47,7 @@ def _allowed(source: str, target: str, allowed: Sequence[str]) -> Volume:
 
 
 def refuse_volumes(wanted: Mapping[str, str], backend: str) -> None:
-    """For a backend that has none."""
+    """Refuse all volumes, for a backend that has none."""
     if wanted:
         raise SandboxCreationError(
             f"The {backend} backend has no volumes. Copy files in with copy_to(), or use Docker.",

@@ -1,11 +1,11 @@
 """The writable places of containers, each below a disk limit of its own.
 
-On an engine of this machine, as root: subvolumes of a btrfs volume, which a small privileged
-process (``jail/limits/store.py``) keeps mounted as long as we live. Elsewhere the engine is asked
-for tmpfs mounts of the right size, which count as memory.
+On an engine of this machine, as root, they are subvolumes of a btrfs volume, which a small
+privileged process (``jail/limits/store.py``) keeps mounted as long as we live. Elsewhere the engine
+is asked for tmpfs mounts of the right size, which count as memory.
 
-A volume that the kernel gave up, because the disk below it was full, takes no more sandboxes: the
-next ones are on another, and it goes with the last that it has.
+When the disk below a volume is full, the kernel gives the volume up. It takes no more sandboxes
+then: the next ones are on another, and the volume goes with the last sandbox that it has.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Workspaces:
 
     @classmethod
     async def open(cls, settings: Settings) -> Workspaces:
-        """Raises BackendUnavailableError when this machine cannot have a volume."""
+        """Start the store. Raises BackendUnavailableError when this machine cannot have a
+        volume."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
@@ -114,11 +115,12 @@ class Workspaces:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be made here any more: its volume is broken, or it has ended."""
+        """Whether nothing can be made here any more: the volume is broken, or the store has
+        ended."""
         return self._is_lost or self.ended
 
     async def create(self, name: str, disk_mb: int, more: Sequence[str] = ()) -> str:
-        """The directory that holds ``workspace`` and ``tmp`` of a sandbox, and ``more``."""
+        """Return the directory that holds ``workspace`` and ``tmp`` of a sandbox, and ``more``."""
         options = {"uid": UID, "disk_bytes": disk_mb * _MB, "more": list(more)}
         answer = await self._ask("create", name, **options)
         if "error" in answer:
@@ -128,17 +130,17 @@ class Workspaces:
         return str(answer["path"])
 
     async def usage(self, name: str) -> tuple[int, bool]:
-        """Bytes used, and whether that is all there may be."""
+        """Return the bytes used, and whether the workspace is full."""
         answer = await self._ask("usage", name)
         used, limit = int(answer.get("used", 0)), int(answer.get("limit", 0))
         return used, is_nearly_full(used, limit)
 
     async def remove(self, name: str) -> str:
-        """Idempotent. What is left, if anything."""
+        """Remove a workspace. Idempotent. Returns what is left, if anything."""
         return str((await self._ask("remove", name)).get("error", ""))
 
     async def close(self) -> None:
-        """Hang up; the store unmounts and ends. Waits until it has."""
+        """Hang up, and wait until the store has unmounted its volume and ended."""
         self._control.close()
         await asyncio.to_thread(self._wait)
 
@@ -150,7 +152,8 @@ class Workspaces:
             self._process.wait()
 
     async def _ask(self, op: str, name: str, **arguments: Any) -> dict[str, Any]:
-        """The answer; an ``error`` in it when the store is gone, and all workspaces with it."""
+        """Send a request and return the answer. It has an ``error`` when the store is gone, and all
+        workspaces with it."""
         number = next(self._numbers)
         packet = json.dumps({"op": op, "request": number, "name": name, **arguments}).encode()
         async with self._turn:
@@ -175,8 +178,8 @@ def is_nearly_full(used: int, limit: int) -> bool:
 
 
 def shares_our_files(socket_path: str) -> bool:
-    """Whether what listens there is in our mount namespace, so that paths mean the same to it.
-    Only root may look, and only root has use for it."""
+    """Whether the process that listens there is in our mount namespace, so that paths mean the same
+    to it. Only root may look, and only root has use for it."""
     if user_id() != 0:
         return False
     try:
@@ -188,7 +191,8 @@ def shares_our_files(socket_path: str) -> bool:
 
 
 def listener(socket_path: str) -> int:
-    """The process that listens there, 0 when it is of another pid namespace. Raises OSError."""
+    """Return the pid of the process that listens there, 0 when it is of another pid namespace.
+    Raises OSError."""
     if not hasattr(socket, "SO_PEERCRED"):
         raise OSError(errno.ENOTSUP, "this system does not tell who listens")
     with socket.socket(socket.AF_UNIX) as probe:
@@ -207,8 +211,8 @@ def _python() -> str:
 
 
 class WorkspaceStore:
-    """The workspaces of a backend: a slot for each sandbox, on the volume that is there when it is
-    made. One is opened when it is first needed, and another when that is lost."""
+    """The workspaces of a backend: a slot for each sandbox, on the volume of the time when it is
+    made. A volume is opened when it is first needed, and another when that is lost."""
 
     def __init__(
         self,
@@ -216,7 +220,7 @@ class WorkspaceStore:
         settings: Settings,
         room_seconds: float = _ROOM_SECONDS,
     ) -> None:
-        """``room_seconds``: after so long it is looked again whether a full disk has room."""
+        """``room_seconds`` is how often to look again whether a full disk has room."""
         self._shares_our_files = shares_our_files
         self._settings = settings
         self._room_seconds = room_seconds
@@ -227,8 +231,8 @@ class WorkspaceStore:
         self.why_in_memory = ""
 
     async def create(self, slot: str, disk_mb: int, more: Sequence[str] = ()) -> str | None:
-        """The directory of a new slot; None where there can be none. Raises SandboxCreationError;
-        whatever it raises, the slot has to be removed."""
+        """Return the directory of a new slot; None where there can be none. Raises
+        SandboxCreationError. Whatever it raises, the slot has to be removed."""
         workspaces = await self._claim(slot)
         if workspaces is None:
             return None
@@ -241,7 +245,7 @@ class WorkspaceStore:
         return await workspaces.create(slot, disk_mb, more) if workspaces else None
 
     async def _claim(self, slot: str) -> Workspaces | None:
-        """What the slot will be on, and keeps open."""
+        """Return the volume that the slot will be on, and keep it open."""
         await self._forget(slot)
         workspaces = await self.get()
         if workspaces is not None:
@@ -249,12 +253,12 @@ class WorkspaceStore:
         return workspaces
 
     async def usage(self, slot: str) -> tuple[int, bool] | None:
-        """Bytes used, and whether that is all there may be; None when it is in memory."""
+        """Return the bytes used, and whether the workspace is full; None when it is in memory."""
         workspaces = self._slots.get(slot)
         return await workspaces.usage(slot) if workspaces else None
 
     async def remove(self, slot: str) -> str:
-        """Idempotent. What is left, if anything."""
+        """Remove a slot. Idempotent. Returns what is left, if anything."""
         workspaces = self._slots.get(slot)
         if workspaces is None:
             return ""
@@ -271,8 +275,8 @@ class WorkspaceStore:
         await self._close_unused()
 
     async def get(self) -> Workspaces | None:
-        """What the next sandbox is made on. None where there can be none, and why_in_memory says
-        so."""
+        """Return the volume for the next sandbox. None where there can be none, and why_in_memory
+        says why."""
         if self._opening is None or self._is_over(self._opening):
             before, self._opening = self._opening, asyncio.ensure_future(self._open())
             await self._retire(before)

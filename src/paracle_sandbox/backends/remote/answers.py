@@ -1,7 +1,7 @@
-"""What an answer of a service says, whoever it is that answers.
+"""Reads the JSON of a service's answers, and trusts no service.
 
-Values are counted before any is made: four megabytes of empty lists would keep the event loop for
-a quarter of a second, from all that runs on it.
+Values are counted before any is made: four megabytes of empty lists would hold up the event loop
+for a quarter of a second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _MAX_ITEMS = 50_000
 
 
 def from_json(content: bytes) -> Any:
-    """Raises ValueError for what is no JSON, is nested too deeply or holds too many values."""
+    """Parse an answer. Raises ValueError for text that is not JSON, is nested too deeply or holds
+    too many values."""
     if has_more_items(content, _MAX_ITEMS):
         raise ValueError(f"more than {_MAX_ITEMS} values")
     try:

@@ -1,6 +1,6 @@
 """The remote backend: sandboxes of a service elsewhere, as if they were here.
 
-Places are made and removed by requests over pooled connections; the channel to a guest is a
+Sandboxes are made and removed by requests over pooled connections; the channel to a guest is a
 WebSocket that resumes after a break. Everything above the channel is the library's own, so
 streaming, long runs, files and typed errors work as on this machine.
 """
@@ -127,7 +127,8 @@ class RemoteBackend(Backend):
             raise _odd_answer(self._url, None) from error
 
     def _info(self, told: Any) -> SandboxInfo:
-        """Raises LookupError, TypeError, ValueError or OverflowError for what is none."""
+        """Parse one entry of a listing. Raises LookupError, TypeError, ValueError or OverflowError
+        when it is malformed."""
         return SandboxInfo(
             sandbox_id=str(told["sandbox_id"]),
             backend=self.name,
@@ -145,7 +146,7 @@ class RemoteBackend(Backend):
     # Requests
 
     async def _undo_create(self, sandbox_id: str) -> None:
-        """Nobody knows whether it was made; it must not be."""
+        """Remove a sandbox of which it is unknown whether the service made it."""
         try:
             await self.destroy(sandbox_id)
         except SandboxError:
@@ -154,8 +155,9 @@ class RemoteBackend(Backend):
     async def _ask(
         self, method: str, path: str, sandbox_id: str | None = None, **options: Any
     ) -> dict[str, Any]:
-        """The answer. Raises the error that the service names; SandboxExecutionError when it
-        does not answer, BackendUnavailableError when it cannot be reached."""
+        """Send a request and return the answer. Raises the error that the service names,
+        SandboxExecutionError when it does not answer, and BackendUnavailableError when it cannot be
+        reached."""
         http = await self._client()
         import httpx2
 
@@ -191,8 +193,8 @@ class RemoteBackend(Backend):
     async def _answer(
         self, http: httpx2.AsyncClient, method: str, path: str, options: dict[str, Any]
     ) -> tuple[int, bytes]:
-        """Status and body of an answer, whatever the service sends: so many bytes, in so much
-        time. What is compressed is not unpacked."""
+        """Return status and body of an answer. Size and time are limited, whatever the service
+        sends, and what is compressed is not unpacked."""
         content = bytearray()
         seconds = 2 * self._settings.request_timeout  # to begin, and to end
         async with asyncio.timeout(seconds), http.stream(method, path, **options) as answer:
@@ -223,8 +225,8 @@ class RemoteBackend(Backend):
         return client
 
     async def _let_go_of_clients(self, *, here: bool) -> None:
-        """Those of event loops that have ended, and that of this one if it is asked for. What
-        belongs to a loop that runs elsewhere may not be touched from here."""
+        """Drop the clients of event loops that have ended, and of this one if asked to. What
+        belongs to a loop that runs elsewhere must not be touched from here."""
         this = asyncio.get_running_loop()
         for loop in [one for one in self._clients if one.is_closed() or (here and one is this)]:
             with suppress(RuntimeError):  # what a connection wants of a loop that has ended

@@ -1,8 +1,8 @@
 """A channel over a WebSocket that comes back after a break, without losing or doubling a byte.
 
 receive() does all the reading: data for its caller, acknowledgements for the outbox. When the
-connection breaks it is receive() that makes a new one, says how much it has, and sends again
-what the service has not. send() meanwhile only fills the outbox.
+connection breaks, receive() makes a new one, says how much it has, and sends again what the service
+does not have. send() meanwhile only fills the outbox.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _FOR_GOOD = (401, 403, 404, 409)
 
 
 class connect(any_connect):
-    """Follows no redirect: the key would go with it to wherever the answer says."""
+    """Connect, and follow no redirect: the key would go with it to wherever the answer says."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
 
 
 class RemoteChannel(Channel):
-    """Open it with open()."""
+    """A channel that resumes. Open it with open()."""
 
     def __init__(self, address: str, headers: dict[str, str]) -> None:
         self._address = address
@@ -60,8 +60,8 @@ class RemoteChannel(Channel):
 
     @classmethod
     async def open(cls, address: str, headers: dict[str, str], sandbox_id: str) -> RemoteChannel:
-        """Raises the error that the service names, as a request would; SandboxNotFoundError and
-        BackendUnavailableError among them."""
+        """Open the connection. Raises the error that the service names, as a request would;
+        SandboxNotFoundError and BackendUnavailableError are among them."""
         channel = cls(address, headers)
         try:
             await channel._dial()

@@ -1,4 +1,4 @@
-"""What the service says went wrong, as the same error that it was there.
+"""Turns what a service says went wrong into the same error that it was there.
 
 Names are looked up in a table and nowhere else: an answer cannot choose what is raised here.
 """
@@ -63,7 +63,7 @@ _MESSAGE_LENGTH = 2000
 
 
 def remote_error(status: int, body: object, sandbox_id: str | None) -> SandboxError:
-    """The error for an answer of 400 and above, whatever is in it."""
+    """Return the error for an answer of 400 and above, whatever is in it."""
     told: Mapping[str, Any] = body if isinstance(body, dict) else {}
     said = told.get("error")
     if not isinstance(said, str) or not said:

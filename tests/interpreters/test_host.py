@@ -11,6 +11,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,9 @@ def environment(version: str) -> Path:
                 if made.returncode != 0:
                     pytest.skip(f"no packages for Python {version}: {made.stderr.strip()[-600:]}")
             done.touch()
+        # As if it were installed from here: programs that tests start without PYTHONPATH find it.
+        packages = folder / "lib" / f"python{version}" / "site-packages"
+        (packages / "paracle_sandbox_checkout.pth").write_text(f"{REPOSITORY / 'src'}\n")
     return folder / "bin/python"
 
 
@@ -101,15 +105,17 @@ def test_what_is_said_to_be_supported_is_tried() -> None:
         for version in VERSIONS
     ],
 )  # fmt: skip
-def test_the_library_under(version: str, tmp_path: Path) -> None:
+def test_the_library_under(version: str) -> None:
     if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
         pytest.skip("this run itself is under it")
     python = environment(version)
     tests = WHOLE if os.environ.get("PARACLE_LONG") and version not in NOT_YET else QUICK
-    done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-m", "not clock", "-p", "no:cacheprovider",
-         "--basetemp", tmp_path / "tests", *tests],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
-    )  # fmt: skip
+    # Not below this test's own folder: the path of a unix socket has to be short.
+    with tempfile.TemporaryDirectory(prefix="py") as folder:
+        done = subprocess.run(
+            [python, "-m", "pytest", "-q", "-m", "not clock", "-p", "no:cacheprovider",
+             "--basetemp", f"{folder}/t", *tests],
+            cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -43,7 +43,7 @@ tools:
 seccomp: dev  ## the filter as container engines want it, after a change of the table
 	$(BIN)/python -m paracle_sandbox.jail.filters.engine_profile | tee tests/golden/seccomp_oci.json \
 		> src/paracle_sandbox/backends/docker/seccomp.json
-	$(BIN)/python -m paracle_sandbox.jail.filters.container_profile \
+	$(BIN)/python -m paracle_sandbox.jail.filters.container_profile | tee deploy/containers/paracle-seccomp.json \
 		> src/paracle_sandbox/backends/native/container_seccomp.json
 
 clean:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import paracle_sandbox
 from paracle_sandbox.errors import SandboxError
+from paracle_sandbox.settings import SPEED
 
 from . import containers, ours, peers, service
 from .measure import PACE_SECONDS, Times, per_second, timed_beside, timed_command
@@ -37,8 +38,8 @@ SUMMARY = {
     "stdout streamed to a callback": "output streamed to a callback",
 }
 PARTS = (
-    "fresh", "live", "peers", "throughput", "pandas", "cli", "idle", "bulk", "containers", "incus",
-    "service",
+    "fresh", "live", "speed", "peers", "throughput", "pandas", "cli", "idle", "bulk", "containers",
+    "incus", "service",
 )  # fmt: skip
 # Sandboxes that are there when a burst comes: who expects some sets PARACLE_STOCK.
 _DEEP_STOCK = 64
@@ -187,6 +188,26 @@ class Bench:
                 "<= 4x bare sh",
             )
 
+    async def _speed(self) -> None:
+        """What each part gives that is there for speed alone: with it and without, in turns."""
+        parts: dict[str, tuple[str, ...]] = {name: (name,) for name in SPEED}
+        parts["all of them"] = SPEED
+        for name, off in parts.items():
+            # Twice each, in turns: a machine that becomes slower meanwhile does so for both.
+            rounds = [await ours.speed_times(without, self.count // 2) for without in ((), off) * 2]
+            for number, what in enumerate(("create + hello + destroy", "hello in a live sandbox")):
+                on, without = (
+                    Times(what, rounds[i][number].values + rounds[i + 2][number].values)
+                    for i in (0, 1)
+                )
+                self.row(
+                    f"native, {name}: {what}, p50",
+                    f"{on.p50:.2f} ms with it, {without.p50:.2f} without",
+                    on.p50 / without.p50,
+                    math.inf,
+                    "none; beside the same without it",
+                )
+
     async def _peers(self) -> None:
         peers.install()
         for peer in peers.PEERS:
@@ -314,14 +335,12 @@ class Bench:
     def _container_rows(self, name: str, found: containers.Figures) -> None:
         self.note(found.run_rm, "the client's defaults: root inside, no limits, a network")
         self.note(found.run_rm_alone, "root inside, no limits")
-        self.note(found.fresh, "full posture, all limits; nothing ahead of need")
-        self.note(found.ready, "full posture, all limits; the next one started ahead of need")
+        self.note(found.fresh, "full posture, all limits")
         self.note(found.exec_command, "the client, in the same container")
         self.note(found.command)
         print(
-            f"  {name}, 8 at a time, per second: create + hello + destroy {found.at_once:.1f} "
-            f"(one ready: {found.ready_at_once:.1f}), docker run --rm --network none "
-            f"{found.run_rm_at_once:.1f}; "
+            f"  {name}, 8 at a time, per second: create + hello + destroy {found.at_once:.1f}, "
+            f"docker run --rm --network none {found.run_rm_at_once:.1f}; "
             f"commands {found.commands_at_once:.0f}, docker exec {found.execs_at_once:.1f}"
         )
         # The budget is about Docker, one at a time; the rest is told beside it.
@@ -343,18 +362,15 @@ class Bench:
         )
         self.row(
             f"{name}: create + hello + destroy, p50",
-            f"{found.fresh.p50:.0f} ms; one ready: {found.ready.p50:.0f} ms, "
-            f"{found.ready.p50 / found.run_rm.p50:.2f}x; against --network none: "
-            f"{found.fresh.p50 / found.run_rm_alone.p50:.2f}x, one ready: "
-            f"{found.ready.p50 / found.run_rm_alone.p50:.2f}x",
+            f"{found.fresh.p50:.0f} ms; against --network none: "
+            f"{found.fresh.p50 / found.run_rm_alone.p50:.2f}x",
             found.fresh.p50 / found.run_rm.p50,
             1.1 if bounded else math.inf,
             "<= 1.1x docker run --rm" if bounded else "none; beside docker run --rm",
         )
         self.row(
             f"{name}: create + hello + destroy, 8 at a time",
-            f"{found.at_once:.1f}/s (one ready: {found.ready_at_once:.1f}/s) "
-            f"against {found.run_rm_at_once:.1f}/s",
+            f"{found.at_once:.1f}/s against {found.run_rm_at_once:.1f}/s",
             found.run_rm_at_once / found.at_once,
             math.inf,
             "none; beside docker run --rm --network none",

@@ -31,18 +31,16 @@ _SECONDS = 6.0
 
 @dataclass(frozen=True)
 class Figures:
-    """``fresh`` is create, hello, destroy, ``ready`` the same with a container kept ready;
-    ``run_rm`` is the client's run with its defaults, ``run_rm_alone`` without a network, as ours
-    are; those called ``at_once`` are per second, eight at a time."""
+    """``fresh`` is create, hello, destroy; ``run_rm`` is the client's run with its defaults,
+    ``run_rm_alone`` without a network, as ours are; those called ``at_once`` are per second, eight
+    at a time."""
 
     fresh: Times
-    ready: Times
     run_rm: Times
     run_rm_alone: Times
     command: Times
     exec_command: Times
     at_once: float
-    ready_at_once: float
     run_rm_at_once: float
     commands_at_once: float
     execs_at_once: float
@@ -69,9 +67,9 @@ async def _image(backend: DockerBackend) -> str:
 
 @asynccontextmanager
 async def _open(
-    kind: type[DockerBackend], ready: int
+    kind: type[DockerBackend],
 ) -> AsyncIterator[tuple[DockerBackend, SandboxConfig]]:
-    backend = kind(replace(_settings(), docker_warm=ready))
+    backend = kind(_settings())
     try:
         yield backend, SandboxConfig(base_image=await _image(backend))
     finally:
@@ -89,7 +87,7 @@ async def figures(name: str, count: int) -> Figures:
     """Of ``docker`` or ``gvisor``. Raises SandboxError when there is none that can be used."""
     kind = {"docker": DockerBackend, "gvisor": GvisorBackend}[name]
     few = max(10, count // 5)
-    async with _open(kind, 0) as (backend, config), _open(kind, 1) as (stocked, _):
+    async with _open(kind) as (backend, config):
         runtime = backend.runtime or "runc"
         client = ["docker", "--host", str(_settings().docker_host or "")]
         chosen = ["--runtime", runtime] if backend.runtime else []
@@ -101,29 +99,23 @@ async def figures(name: str, count: int) -> Figures:
             run_command(command)
 
         fresh = f"{name}: create + hello + destroy"
-        ready = f"{name}: create + hello + destroy, one kept ready"
         theirs = f"docker run --rm, {runtime}"
         alone = f"docker run --rm --network none, {runtime}"
         times = await timed_in_turns(
             {
                 fresh: lambda: _fresh(backend, config),
-                ready: lambda: _fresh(stocked, config),
                 theirs: lambda: in_turn(run_rm),
                 alone: lambda: in_turn(run_rm_alone),
             },
             few,
-            stocked.stock.settled,
         )
         command, exec_command, commands, execs = await _commands(
             name, client, backend, config, count
         )
         at_once = await per_second(lambda _: _fresh(backend, config), _AT_ONCE, _SECONDS)
-        ready_at_once = await per_second(lambda _: _fresh(stocked, config), _AT_ONCE, _SECONDS)
-        await stocked.stock.settled()
         return Figures(
-            times[fresh], times[ready], times[theirs], times[alone], command, exec_command,
+            times[fresh], times[theirs], times[alone], command, exec_command,
             at_once,
-            ready_at_once,
             await per_second(lambda _: _client(run_rm_alone), _AT_ONCE, _SECONDS),
             commands,
             execs,

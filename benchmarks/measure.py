@@ -78,17 +78,14 @@ async def timed_beside(
 async def timed_in_turns(
     actions: Mapping[str, Callable[[], Awaitable[object]]],
     count: int,
-    after: Callable[[], Awaitable[object]],
 ) -> dict[str, Times]:
     """Back to back in short rows, one action's after another's, so that whatever else the machine
-    does meets all of them. The first of each row is not counted, and ``after`` each row nothing
-    of it is still going on."""
+    does meets all of them. The first of each row is not counted."""
     values: dict[str, list[float]] = {name: [] for name in actions}
     while len(next(iter(values.values()))) < count:
         for name, action in actions.items():
             row = await timed(name, action, min(_ROW, count))
             values[name] += row.values
-            await after()
     return {name: Times(name, tuple(found)) for name, found in values.items()}
 
 

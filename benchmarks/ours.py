@@ -32,8 +32,10 @@ _MOLDS = 3
 
 
 @asynccontextmanager
-async def backend(*, stock: int | None = None) -> AsyncIterator[NativeBackend]:
-    settings = load_settings()
+async def backend(
+    *, stock: int | None = None, off: tuple[str, ...] = ()
+) -> AsyncIterator[NativeBackend]:
+    settings = replace(load_settings(), speed_off=off)
     if stock is not None:
         settings = replace(settings, stock=stock)
     native = NativeBackend(settings)
@@ -82,6 +84,16 @@ async def live_times(count: int, pause: float) -> tuple[Times, Times]:
             hello = await timed("hello, live", lambda: place.run_code(_HELLO), count, pause)
             true = await timed("sh true, live", lambda: place.execute("true"), count, pause)
     return hello, true
+
+
+async def speed_times(off: tuple[str, ...], count: int) -> tuple[Times, Times]:
+    """A fresh sandbox, then a program in a live one, without what is named."""
+    async with backend(off=off) as native:
+        await warm(native)
+        fresh = await timed("fresh", lambda: fresh_hello(native), count)
+        async with sandbox(native) as place:
+            hello = await timed("hello, live", lambda: place.run_code(_HELLO), count)
+    return fresh, hello
 
 
 async def throughput(at_once: int, seconds: float, stock: int | None) -> float:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -42,21 +43,22 @@ class Crowd:
 
 @asynccontextmanager
 async def running() -> AsyncIterator[httpx2.AsyncClient]:
+    key = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="paracle-bench-") as directory:
         process = subprocess.Popen(
             [sys.executable, "-m", "paracle_sandbox", "serve"],
-            env={**os.environ, **_ROOMY, "SANDBOX_DATA_DIR": directory},
+            env={**os.environ, **_ROOMY, "SANDBOX_DATA_DIR": directory, "SANDBOX_API_KEY": key},
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
             assert process.stdout is not None
-            lines = [process.stdout.readline() for _ in range(4)]
-            url, key = re.search(r"http://\S+", lines[0]), re.search(r"prc_\S+", lines[1])
-            if url is None or key is None:
-                raise RuntimeError(f"the service did not start: {lines}")
+            line = process.stdout.readline()
+            url = re.search(r"http://\S+", line)
+            if url is None:
+                raise RuntimeError(f"the service did not start: {line}")
             limits = httpx2.Limits(max_connections=400)
             async with httpx2.AsyncClient(
-                base_url=url[0], headers={"X-API-Key": key[0]}, timeout=120, limits=limits
+                base_url=url[0], headers={"X-API-Key": key}, timeout=120, limits=limits
             ) as client:
                 await _ready(client)
                 yield client

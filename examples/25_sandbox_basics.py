@@ -98,7 +98,7 @@ async def custom_monitoring(sandbox: Sandbox) -> None:
 
 
 async def main() -> None:
-    # One executor for all: it keeps its backend warm, and closes it at the end.
+    # One executor serves all of them: it keeps its backend, and closes it at the end.
     async with SandboxExecutor() as executor:
         for example in (simple_execution, with_inputs, with_monitoring, batch_execution):
             print(f"--- {example.__name__}")

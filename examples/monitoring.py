@@ -1,4 +1,4 @@
-"""What a program uses while it runs: samples, a warning, averages and peaks."""
+"""Monitors what a program uses while it runs: samples, a warning, averages and peaks."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ time.sleep(0.5)
 
 
 def on_warning(stats: Stats) -> None:
-    """Called for each sample above 80 % of the memory or CPU limit."""
+    """The monitor calls this for each sample above 80 % of the memory or CPU limit."""
     print(f"high usage: CPU {stats['cpu_percent']:.0f} %, memory {stats['memory_percent']:.0f} %")
 
 

@@ -1,4 +1,4 @@
-"""What holds for every test: its event loops never stand still in our code."""
+"""Fixtures that hold for every test: its event loops never stand still in our code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ loop_watch.install()
 
 
 def pytest_collection_finish() -> None:
-    """What the tests consist of is nothing for the collector to go through again and again."""
+    """Exclude the objects of the collected tests from garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def loops_never_stand_still() -> Iterator[None]:
-    """Also what a fixture of a longer life did in the meantime is told here, once."""
+    """Fail a test whose event loops stood still.
+
+    Stalls of a longer-lived fixture are reported here, too, once.
+    """
     loop_watch.stalls()
     yield
     found = loop_watch.stalls()

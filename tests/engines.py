@@ -1,9 +1,10 @@
-"""The engines that tests may need, and what their absence means: asked here and nowhere else.
+"""The engines that tests may need, and the consequence of their absence: both are decided here
+only.
 
 A test that needs Docker calls ``require("docker")`` first, mostly in a fixture. Without the engine
 it is skipped, with the reason and the remedy; PARACLE_REQUIRE_ENGINES=vm,docker,gvisor,podman,incus
 names those whose absence is a failure instead. ``make test`` starts what it can (scripts/engines.sh
-run). An engine that lacks the image which sandboxes start from gets it here, once.
+run).
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ INCUS_IMAGE = "paracle-test-base"
 
 
 def require(engine: str) -> None:
-    """Returns if it can be used: docker and gvisor at DOCKER_HOST, podman at PODMAN_HOST, incus
-    at INCUS_SOCKET."""
+    """Return if the engine can be used, and skip the test otherwise.
+
+    Docker and gVisor are expected at DOCKER_HOST, Podman at PODMAN_HOST, Incus at INCUS_SOCKET.
+    """
     reason = _why_not(engine)
     if reason is not None:
         missing(engine, f"{reason}; scripts/engines.sh start {engine} (root on Debian) has it run")
@@ -52,7 +55,7 @@ def missing(engine: str, reason: str) -> NoReturn:
 
 
 def containers_with(label: str) -> list[str]:
-    """Those of the Docker engine, also those that do not run."""
+    """Return the containers of the Docker engine with this label, also those that do not run."""
     asked = ["docker", "ps", "-aq", "--filter", f"label={label}"]
     done = subprocess.run(asked, env=_at(DOCKER_HOST), capture_output=True, text=True, check=True)
     return done.stdout.split()
@@ -68,7 +71,7 @@ def _why_not(engine: str) -> str | None:
 
 @cache
 def _build_image() -> None:
-    """The image of this checkout: one of the same name may be older, or made by hand."""
+    """Build the image of this checkout: one of the same name may be older, or made by hand."""
     if _recipe_of_image(DOCKER_HOST) == RECIPES["sandbox"].digest():
         return
     source = str(SCRIPT.parents[1] / "src")
@@ -89,7 +92,8 @@ def _pass_image_on() -> None:
 
 
 def _recipe_of_image(host: str) -> str:
-    """The digest of what it was made from; nothing where there is none, or none of ours."""
+    """Return the digest of the sources that an image was made from; nothing if there is no such
+    image of ours."""
     form = f'{{{{index .Config.Labels "{RECIPE_LABEL}"}}}}'
     asked = ["docker", "image", "inspect", "-f", form, IMAGE]
     done = subprocess.run(asked, env=_at(host), capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""One manager, used in several event loops that follow each other."""
+"""Use one manager in several event loops that follow each other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from paracle_sandbox.manager import SandboxManager
 
 
 def use_in_several(manager: SandboxManager, config: SandboxConfig | None = None) -> None:
-    """Connections belong to the loop that they were made in; sandboxes do not: they can be removed
-    in a later one, and the manager goes on there."""
+    """Use a manager in several loops.
+
+    Connections belong to the loop that they were made in. Sandboxes do not: they can be removed in
+    a later loop, and the manager goes on there.
+    """
 
     async def use() -> str:
         async with manager.managed_sandbox(config) as sandbox:
@@ -27,7 +30,7 @@ def use_in_several(manager: SandboxManager, config: SandboxConfig | None = None)
         return left
 
     with warnings.catch_warnings():
-        # An ended loop leaves pooled connections, which only the collector closes: it says so.
+        # An ended loop leaves pooled connections. Only the collector closes them, with a warning.
         warnings.simplefilter("ignore", ResourceWarning)
         made = {asyncio.run(use()), asyncio.run(use())}
         assert set(manager.active_sandboxes) == made

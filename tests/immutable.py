@@ -1,4 +1,4 @@
-"""A file or folder that not even root can remove, for as long as it is marked."""
+"""Mark a file or folder so that not even root can remove it."""
 
 from __future__ import annotations
 

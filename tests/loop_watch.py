@@ -1,21 +1,22 @@
-"""A watchdog for event loops: whatever stands still for more than 200 ms in our code is a failure.
+"""A watchdog for event loops: one that stands still for over 200 ms in our code is a failure.
 
 A callback of an asyncio loop is timed from its start to its end. While it runs, a thread looks at
-its stack every 25 ms; where that thread cannot (a parser in C holds the interpreter), the task that
-the callback belongs to is looked at afterwards. A callback is *stalled* if it kept its loop for
-longer than the limit, and *ours* if most of those looks found a module of the package in its stack.
-What a busy machine adds is not counted: the time that the thread waited for a processor (the kernel
-keeps it), what the hypervisor took, and the start of a process or a thread, which waits for that
-one's turn. A disk that is busy with other things is measured: once a callback waits for longer than
-a moment, a thread makes and removes a file of its own, and as long as that takes is not counted.
-Importing a module is not counted either, since it happens once; nor is, in the process of the
-tests, what the garbage collector takes to go through what the tests have left.
+its stack every 25 ms. If that thread cannot look (a parser in C holds the interpreter), the task of
+the callback is examined afterwards. A callback is *stalled* if it kept its loop for longer than the
+limit, and *ours* if most of those looks found a module of the package in its stack.
 
-``install()`` watches this process; ``stalls()`` hands over what was found since the last call. For
+Delays of a busy machine are not counted: the time that the thread waited for a processor (the
+kernel counts it), the time that the hypervisor took, and the start of a process or a thread, which
+has to wait for its turn. The delay of a busy disk is measured: once a callback waits for longer
+than a moment, a thread creates and removes a file of its own, and the time that this takes is not
+counted. Importing a module is not counted, since it happens once. In the process of the tests,
+collecting the garbage of the tests is not counted either.
+
+``install()`` watches this process, and ``stalls()`` returns the stalls since the last call. For
 processes that tests start there is the folder ``watched``: with it on PYTHONPATH they watch
-themselves, and append what they find to the file that PARACLE_TEST_STALLS names. uvloop hides its
-callbacks, so there a heartbeat on the loop takes their place: the time by which it comes late.
-``environment()`` is what has them do so, with files that ``stalls()`` reads as well.
+themselves, and append their stalls to the file that PARACLE_TEST_STALLS names. ``environment()``
+sets this up, with files that ``stalls()`` reads as well. uvloop hides its callbacks, so a heartbeat
+on the loop replaces them there: the time by which it is late counts.
 
 The thread that looks has a table of descriptors of its own, so that tests can count those of the
 process.
@@ -44,7 +45,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# An emulated machine, where a second does the work of a twentieth, gets more.
+# An emulated machine gets more time: a second there does the work of a twentieth.
 LIMIT_SECONDS = float(os.environ.get("PARACLE_TEST_LOOP_SECONDS", "0.2"))
 LOOK_SECONDS = 0.025
 WAIT_SECONDS = 0.075
@@ -56,29 +57,34 @@ _PACKAGE = re.compile(r"/paracle_sandbox/(?!testing/)")
 _TESTS = str(Path(__file__).parent) + os.sep
 _LOOP = re.compile(r"/asyncio/(runners|base_events|events)\.py$|/loop_watch\.py$")
 _IMPORT = "<frozen importlib._bootstrap>"
-_STARTS = {("subprocess.py", "_execute_child"), ("threading.py", "start")}
+_STARTS = {
+    ("subprocess.py", "_execute_child"),
+    ("threading.py", "start"),
+    # It starts the spawner with os.posix_spawn, which holds the interpreter until that one runs.
+    ("spawner_process.py", "_launch"),
+}
 _COROUTINE = 0x80 | 0x100 | 0x200  # the code flags of coroutines and asynchronous generators
 _CLONE_FILES = 0x400
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class _Callback:
-    """One callback that is running, as far as the watching thread has looked at it."""
+    """A callback that is running, with what the watching thread has seen of it."""
 
     __slots__ = ("begin", "cpu", "looks", "lost")
 
     def __init__(self) -> None:
         self.begin = time.perf_counter()
         self.cpu = time.thread_time()
-        self.lost: float | None = None  # what the thread had lost at the last look before it
+        self.lost: float | None = None  # the time that the thread had lost at the look before
         self.looks: list[tuple[bool, list[str]]] = []
 
 
 _running: dict[int, _Callback] = {}
-_threads: dict[int, int] = {}  # those of the loops there are: what Python and the kernel call them
+_threads: dict[int, int] = {}  # the threads of the loops, as Python and the kernel number them
 _found: list[str] = []
 _report: Path | None = None
-_reports: Path | None = None  # where processes that tests start tell what they find
+_reports: Path | None = None  # processes that tests start report there
 _disk_asked = threading.Event()
 _disk_waits: deque[tuple[float, float]] = deque(
     maxlen=64
@@ -115,7 +121,7 @@ def install(report: Path | None = None) -> None:
 
 
 def _start_threads() -> None:
-    # It tries what it finds: later the process may not be able to write any more.
+    # gettempdir() tries its directories by writing: later the process may not be able to write.
     place = tempfile.gettempdir() if _report is None else str(_report.parent)
     for name, work in (("look", _look), ("disk", functools.partial(_try_disk, place))):
         begun = threading.Event()
@@ -126,7 +132,7 @@ def _start_threads() -> None:
 
 
 def _apart(begun: threading.Event, work: Callable[[], None]) -> None:
-    # A signal of the process goes to any thread that takes it: those that tests block, too.
+    # A signal of the process goes to any thread that accepts it, also one that tests block.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     _leave_descriptors()
     begun.set()
@@ -134,15 +140,18 @@ def _apart(begun: threading.Event, work: Callable[[], None]) -> None:
 
 
 def _leave_descriptors() -> None:
-    """This thread shares none with the others from here on, and keeps none open that they close:
-    whoever is at the other end waits for that."""
+    """Stop sharing descriptors with the other threads.
+
+    This thread would keep those open that the others close, and the process at the other end would
+    wait.
+    """
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FILES) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     os.closerange(3, 1 << 20)
 
 
 def _try_disk(place: str) -> None:
-    """Whenever it is asked for: how long the disk takes for next to nothing."""
+    """Measure on demand how long the disk takes for next to nothing."""
     while True:
         _disk_asked.wait()
         begin = time.perf_counter()
@@ -169,7 +178,10 @@ def _time_collection(phase: str, _: object) -> None:
 
 
 def watch_uvloop() -> None:
-    """Give each uvloop that begins to run a heartbeat. To be called before uvloop is imported."""
+    """Give each uvloop that begins to run a heartbeat.
+
+    This has to be called before uvloop is imported.
+    """
     original = asyncio._set_running_loop  # type: ignore[attr-defined]
 
     def _set_running_loop(loop: Any) -> None:
@@ -195,8 +207,8 @@ def _beat(loop: Any) -> None:
 
 
 def environment(*paths: str | Path) -> dict[str, str]:
-    """Of a process that imports from these paths, and watches itself; ``stalls()`` has what it
-    found."""
+    """Return the environment of a process that imports from these paths and watches itself;
+    ``stalls()`` has what it found."""
     global _reports
     if _reports is None:
         _reports = Path(tempfile.mkdtemp(prefix="loop-watch-"))
@@ -208,15 +220,17 @@ def environment(*paths: str | Path) -> dict[str, str]:
 
 
 def watched_environment() -> dict[str, str]:
-    """That of this process, for one of its own that is to watch itself too."""
+    """Return this process's environment, changed so that a process of ours watches itself, too."""
     source = Path(__file__).resolve().parents[1] / "src"
     paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return {**os.environ, **environment(source, *paths)}
 
 
 def stalls() -> list[str]:
-    """What was found since the last call, each with the stack that it stood in; also by processes
-    that were started with ``environment()``."""
+    """Return the stalls since the last call, each with its stack.
+
+    They include those of processes that were started with ``environment()``.
+    """
     found = _found[:]
     del _found[: len(found)]
     if _reports is not None and (report := _reports / "stalls").exists():
@@ -246,7 +260,7 @@ def _look() -> None:
 
 
 def _judge(callback: _Callback, task: object = None) -> None:
-    """Called by the loop's own thread, at the end of a callback that took long."""
+    """Judge a callback that took long. The loop's own thread calls this at its end."""
     end = time.perf_counter()
     collecting = _within(
         callback.begin, end,
@@ -274,15 +288,15 @@ def _judge(callback: _Callback, task: object = None) -> None:
 
 
 def _within(begin: float, end: float, periods: Iterable[tuple[float, float]]) -> float:
-    """So much of a time lies in these periods, none of which overlap."""
+    """Return how much of a time lies in these periods, which do not overlap."""
     return sum(max(0.0, min(end, b) - max(begin, a)) for a, b in periods)
 
 
 def _describe(innermost: FrameType | None) -> tuple[bool, list[str]]:
-    """Whether a module of the package is at work there, and the stack, outermost call first.
+    """Return whether a module of the package is at work there, and the stack, outermost call first.
 
-    A plain function of ours that a test, its program (``-c``) or a sample of a document calls in
-    its own coroutine is its own doing.
+    If a test, its program (``-c``) or a sample of a document calls a plain function of ours in its
+    own coroutine, the test is responsible for it.
     """
     frames: list[FrameType] = []
     frame = innermost
@@ -307,7 +321,7 @@ def _describe(innermost: FrameType | None) -> tuple[bool, list[str]]:
 
 
 def _look_at(task: object) -> tuple[bool, list[str]]:
-    """Where a task is now, and whether anything of the package is part of it."""
+    """Return where a task is now, and whether anything of the package is part of it."""
     stack = []
     waiting = task.get_coro() if isinstance(task, asyncio.Task) else None
     while (code := getattr(waiting, "cr_code", None)) is not None:
@@ -317,8 +331,8 @@ def _look_at(task: object) -> tuple[bool, list[str]]:
 
 
 def _lost(native: int) -> float:
-    """Seconds so far in which a thread was ready to run and could not, or the hypervisor had the
-    processor."""
+    """Return the seconds so far in which a thread was ready to run and could not, or the hypervisor
+    had the processor."""
     try:
         with open(f"/proc/self/task/{native}/schedstat") as file:
             queued = int(file.read().split()[1]) / 1e9

@@ -1,4 +1,4 @@
-"""A server on the loopback that speaks, but not HTTP."""
+"""A server on the loopback that answers, but does not speak HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def mail_server() -> Iterator[str]:
-    """Its address, as one would write it by mistake. It answers once."""
+    """Return its address, in the form in which a user would write it by mistake.
+
+    It answers once.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:

@@ -1,4 +1,5 @@
-"""Turns that others have on an event loop, and a guest that leaves them none."""
+"""Count the turns that other tasks have on an event loop, and play a guest that leaves them
+none."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from paracle_sandbox.backends.base import Channel
 
 
 class Turns:
-    """Counts them, until it is closed."""
+    """A task that counts its turns until it is closed."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,9 +25,11 @@ class Turns:
 
 
 class Flood(Channel):
-    """A guest that has said all of it before it is asked: whoever reads it never has to wait.
-    ``turns`` are those that others had before each piece was asked for, and before its end was.
-    ``read`` is set at its end."""
+    """A guest that has sent all of it before it is read, so that a reader never has to wait.
+
+    ``turns`` counts the turns of other tasks before each piece was read, and before the end was.
+    ``read`` is set at the end.
+    """
 
     def __init__(self, *pieces: bytes) -> None:
         self.turns: list[int] = []

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .errors import (
         BackendUnavailableError,
         DockerConnectionError,
+        InvalidValueError,
         ResourceLimitError,
         SandboxCleanupError,
         SandboxConflictError,
@@ -51,9 +52,8 @@ if TYPE_CHECKING:
         SandboxTimeoutError,
         StoppedError,
     )
-    from .executor import SandboxExecutor
+    from .executor import SandboxExecutor, run, run_async
     from .manager import SandboxManager
-    from .oneshot import run, run_async
     from .results import CommandResult, ExecutionResult, FileInfo, JobResult, Stats
     from .sandbox.command import Command
     from .sandbox.monitor import SandboxMonitor
@@ -86,6 +86,7 @@ __all__ = [
     "DockerSandbox",
     "ExecutionResult",
     "FileInfo",
+    "InvalidValueError",
     "JobResult",
     "LocalSandboxClient",
     "NormalPythonExecute",
@@ -172,8 +173,8 @@ _HOME = {
     "create_sandbox_client": "client",
     "get_backend": "backends.registry",
     "load_settings": "settings",
-    "run": "oneshot",
-    "run_async": "oneshot",
+    "run": "executor",
+    "run_async": "executor",
     "sandbox_tools": "tools",
 }
 

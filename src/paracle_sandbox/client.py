@@ -36,23 +36,23 @@ class BaseSandboxClient(ABC):
         config: AnyConfig | None = None,
         volume_bindings: Mapping[str, str] | None = None,
     ) -> None:
-        """A new sandbox; the one before it is removed."""
+        """Make a new sandbox; the one before it is removed."""
 
     @abstractmethod
     async def run_command(self, command: str, timeout: float | None = None) -> str:
-        """What a shell command prints. Raises SandboxTimeoutError."""
+        """Run a shell command and return what it prints. Raises SandboxTimeoutError."""
 
     @abstractmethod
     async def copy_from(self, container_path: str, local_path: str | Path) -> None:
-        """A file or directory of the sandbox to the host."""
+        """Copy a file or directory of the sandbox to the host."""
 
     @abstractmethod
     async def copy_to(self, local_path: str | Path, container_path: str) -> None:
-        """A file or directory of the host into the sandbox."""
+        """Copy a file or directory of the host into the sandbox."""
 
     @abstractmethod
     async def read_file(self, path: str) -> str:
-        """The text of a file inside."""
+        """Return the text of a file inside."""
 
     @abstractmethod
     async def write_file(self, path: str, content: str | bytes) -> None:
@@ -111,7 +111,8 @@ class LocalSandboxClient(BaseSandboxClient):
         await asyncio.shield(self._begin(volume_bindings))
 
     async def sandbox(self) -> Sandbox:
-        """The sandbox itself, made if there is none: for what the methods here do not offer."""
+        """Return the sandbox itself, made if there is none: for what the methods here do not
+        offer."""
         return await self._sandbox()
 
     async def run_command(self, command: str, timeout: float | None = None) -> str:
@@ -160,7 +161,7 @@ class LocalSandboxClient(BaseSandboxClient):
     def _made(self, making: asyncio.Task[Sandbox]) -> None:
         self._making = None
         if not making.cancelled():
-            making.exception()  # seen: whoever asked for the sandbox has it or was cancelled
+            making.exception()  # seen: who asked for the sandbox has it, or was cancelled
 
     async def _replace(self, volume_bindings: Mapping[str, str] | None) -> Sandbox:
         await self._remove()
@@ -189,5 +190,5 @@ class LocalSandboxClient(BaseSandboxClient):
 def create_sandbox_client(
     manager: SandboxManager | None = None, config: AnyConfig | None = None
 ) -> LocalSandboxClient:
-    """The client for this machine."""
+    """Make the client for this machine."""
     return LocalSandboxClient(manager, config)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from .invalid import InvalidValueError
+from .errors import InvalidValueError
 
 if TYPE_CHECKING:
     from typing import Self

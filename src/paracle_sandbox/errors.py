@@ -21,6 +21,8 @@
         ├── SandboxFileDecodeError    the file is not text (also a UnicodeDecodeError)
         └── SandboxPathError          the path leaves the sandbox's places (also a ValueError)
 
+    InvalidValueError (ValueError)  what the caller gave cannot be used
+
 A program that fails on its own is not an error: it is a result with ``success: False``.
 """
 
@@ -30,9 +32,12 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any, Self
+    from typing import Any, Protocol, Self
 
-    from .printed import Printed
+    class Printed(Protocol):
+        """Holds what a program printed; its text is made when it is read."""
+
+        def text(self) -> str: ...
 
 
 class SandboxError(RuntimeError):
@@ -81,15 +86,15 @@ class StoppedError(SandboxError):
         self._stderr = stderr
 
     def again(self) -> Self:
-        """The same error for one more who waits. What is raised holds the frames that it passes
-        through, and these hold the command: were it the command's own error, only the garbage
-        collector could let go of the output."""
+        """Return a copy of the error, for one more caller that waits. A raised error holds the
+        frames that it passes through, and these hold the command: if it were the command's own
+        error, only the garbage collector could let go of the output."""
         fresh = type(self)(self.message)
         fresh.__dict__.update(self.__dict__)
         fresh.__cause__ = self.__cause__
         return fresh
 
-    # A flood need not be made text for who only wants to know what happened.
+    # A flood need not be made text for a caller who only wants to know what happened.
 
     @property
     def stdout(self) -> str:
@@ -259,3 +264,8 @@ class SandboxPathError(SandboxFileError, ValueError):
     ) -> None:
         super().__init__(message, sandbox_id, filename=path)
         self.path = path
+
+
+class InvalidValueError(ValueError):
+    """A value that the caller gave cannot be used; the message says why. A plain ValueError is a
+    fault of this package, which a service must not blame on its clients."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .errors import (
     BackendUnavailableError,
     DockerConnectionError,
+    InvalidValueError,
     ResourceLimitError,
     SandboxCleanupError,
     SandboxConflictError,
@@ -31,6 +32,7 @@ SandboxResourceError = ResourceLimitError
 __all__ = [
     "BackendUnavailableError",
     "DockerConnectionError",
+    "InvalidValueError",
     "ResourceLimitError",
     "SandboxCleanupError",
     "SandboxConflictError",

@@ -1,4 +1,4 @@
-"""SandboxExecutor: run a piece of Python in a sandbox of its own, and tell how it went.
+"""Run a piece of Python in a sandbox of its own, and tell how it went: SandboxExecutor, run().
 
 A program that failed is a result with ``success: False``; a program that was stopped (deadline,
 limit, broken sandbox) is an exception. Either way its sandbox is gone afterwards, unless
@@ -8,36 +8,38 @@ limit, broken sandbox) is an exception. Either way its sandbox is gone afterward
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, cast
 
 from .backends.base import Backend, Health
-from .compat.sandbox_settings import ConfigLike
+from .background import Call, worker
+from .compat.sandbox_settings import ConfigLike, full_config
+from .config import SandboxConfig
 from .errors import (
-    ResourceLimitError,
     SandboxCleanupError,
     SandboxError,
-    SandboxExecutionError,
-    SandboxTimeoutError,
-    StoppedError,
 )
-from .job import CODE_FILE, INPUTS_FILE, Inputs, Job
-from .manager import SandboxManager
-from .platforms import SIGKILL
-from .results import CommandResult, ExecutionResult, JobResult, Stats
-from .sandbox.command_options import Stdin
-from .sandbox.consumers import TextCallback
-from .sandbox.monitor import SandboxMonitor
+from .manager import SandboxManager, at_least_one
+from .results import ExecutionResult, JobResult
+from .sandbox.command_options import Stdin, check_stdin, checked_timeout
+from .sandbox.execution import error_result, execute_source
+from .sandbox.output import TextCallback
 from .sandbox.sandbox import Sandbox
-from .slots import at_least_one
 
 logger = logging.getLogger(__name__)
 
-MONITOR_INTERVAL_SECONDS = 0.5
+Inputs = Mapping[str, Any]
+
+
+_KEYS = frozenset(
+    ["config", "inputs", "monitor", "rollback_on_error", "args", "stdin", "env", "timeout",
+     "on_stdout", "on_stderr"]
+)  # fmt: skip
 
 
 class HealthReport(TypedDict):
@@ -48,6 +50,59 @@ class HealthReport(TypedDict):
     test_passed: bool
     error: str | None
     backend: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Says what to run, with what, and what to do with the sandbox of a failure."""
+
+    source: bytes
+    inputs: bytes | None = None
+    monitor: bool = True
+    rollback_on_error: bool = True
+    args: tuple[str, ...] = ()
+    stdin: Stdin = None
+    env: Mapping[str, str] | None = None
+    timeout: float | None = None
+    on_stdout: TextCallback | None = None
+    on_stderr: TextCallback | None = None
+
+    @classmethod
+    def prepare(
+        cls,
+        agent_code: str | Path,
+        inputs: Inputs | None = None,
+        *,
+        args: Sequence[str] = (),
+        stdin: Stdin = None,
+        timeout: float | None = None,
+        **rest: Any,
+    ) -> Job:
+        """Read and check the parts. Raises SandboxError that says which one is wrong, TypeError
+        for what could not be meant."""
+        check_stdin(stdin)
+        if timeout is not None:
+            timeout = _seconds(timeout)
+        if isinstance(args, str):
+            raise SandboxError("args must be a list of strings, not one string")
+        source = read_source(agent_code)
+        return cls(
+            source, dump_inputs(inputs), args=tuple(args), stdin=stdin, timeout=timeout, **rest
+        )
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> tuple[Job, SandboxConfig | None]:
+        """Read a job of a batch, and its own configuration if it has one."""
+        if not isinstance(fields, Mapping) or "agent_code" not in fields:
+            raise SandboxError("A job must be a dict with the key 'agent_code'")
+        rest = {key: value for key, value in fields.items() if key != "agent_code"}
+        unknown = sorted(map(str, set(rest) - _KEYS))
+        if unknown:
+            known = ", ".join(sorted(_KEYS))
+            raise SandboxError(f"A job has no key {unknown[0]!r}; known are agent_code, {known}")
+        config = rest.pop("config", None)
+        own = None if config is None else full_config(config)
+        return cls.prepare(fields["agent_code"], **rest), own
 
 
 class SandboxExecutor:
@@ -119,7 +174,7 @@ class SandboxExecutor:
         return [result for result in results if result is not None]
 
     async def health_check(self) -> HealthReport:
-        """Whether code can be run here, proved by running some. Never raises SandboxError."""
+        """Say whether code can be run here, proved by running some. Never raises SandboxError."""
         report: HealthReport = {
             "available": False, "docker_available": False, "test_passed": False,
             "error": None, "backend": None,
@@ -185,7 +240,7 @@ class SandboxExecutor:
     async def _run_in(self, sandbox: Sandbox, job: Job) -> ExecutionResult:
         keep = False
         try:
-            result = await _run(sandbox, job)
+            result = await self._execute(sandbox, job)
             keep = not result["success"] and not job.rollback_on_error
             return result
         except SandboxError as error:
@@ -199,6 +254,13 @@ class SandboxExecutor:
             else:
                 await self._discard(sandbox)
 
+    async def _execute(self, sandbox: Sandbox, job: Job) -> ExecutionResult:
+        return await execute_source(
+            sandbox, job.source, job.args, inputs=job.inputs, monitor=job.monitor,
+            timeout=job.timeout, stdin=job.stdin, env=job.env,
+            on_stdout=job.on_stdout, on_stderr=job.on_stderr,
+        )  # fmt: skip
+
     async def _discard(self, sandbox: Sandbox) -> None:
         try:
             await self.manager.destroy(sandbox.sandbox_id)
@@ -208,91 +270,59 @@ class SandboxExecutor:
             logger.error("Sandbox %s stays behind: %s", sandbox.sandbox_id, error)
 
 
-def error_result(error: Exception, job_index: int | None = None) -> JobResult:
-    """An exception as a result, with what the program had printed until it was stopped."""
-    result: JobResult = {
-        "success": False,
-        "sandbox_id": error.sandbox_id if isinstance(error, SandboxError) else None,
-        "error": str(error) or type(error).__name__,
-        "error_type": type(error).__name__,
-    }
-    if isinstance(error, StoppedError):
-        result["result"] = _partial(error)
-    if job_index is not None:
-        result["job_index"] = job_index
-    return result
+async def run_async(
+    code: str | Path,
+    *,
+    config: ConfigLike | None = None,
+    inputs: Inputs | None = None,
+    timeout: float | None = None,
+    args: Sequence[str] = (),
+    stdin: Stdin = None,
+    env: Mapping[str, str] | None = None,
+    monitor: bool = False,
+    on_stdout: TextCallback | None = None,
+    on_stderr: TextCallback | None = None,
+    backend: Backend | str | None = None,
+) -> ExecutionResult:
+    """Run code in a fresh sandbox, with an executor that lives for this one call. For many calls,
+    keep a SandboxExecutor."""
+    async with SandboxExecutor(backend=backend) as executor:
+        return await executor.execute_agent(
+            code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
+            on_stdout=on_stdout, on_stderr=on_stderr,
+        )  # fmt: skip
 
 
-def _partial(error: StoppedError) -> CommandResult:
-    exit_code = error.exit_code if isinstance(error, SandboxExecutionError) else None
-    return {
-        "exit_code": -SIGKILL if exit_code is None else exit_code,
-        "stdout": error.stdout,
-        "stderr": error.stderr,
-        "timed_out": isinstance(error, SandboxTimeoutError),
-        "truncated": isinstance(error, ResourceLimitError) and error.resource_type == "output",
-    }
+def run(
+    code: str | Path,
+    *,
+    config: ConfigLike | None = None,
+    inputs: Inputs | None = None,
+    timeout: float | None = None,
+    args: Sequence[str] = (),
+    stdin: Stdin = None,
+    env: Mapping[str, str] | None = None,
+    monitor: bool = False,
+    on_stdout: TextCallback | None = None,
+    on_stderr: TextCallback | None = None,
+    backend: Backend | str | None = None,
+) -> ExecutionResult:
+    """Run code in a fresh sandbox and wait for it, with or without an event loop around.
 
+    Inside a running loop (a notebook) it blocks that loop; use run_async() there if you can.
+    The callbacks are called in the thread of the caller. An interrupt ends the program. The backend
+    is kept for later calls, and closed when this process ends, unless it was given as an object.
+    """
+    call = Call()
 
-async def _run(sandbox: Sandbox, job: Job) -> ExecutionResult:
-    directory = sandbox.config.working_dir
-    if job.inputs is not None:
-        await sandbox.write_file(f"{directory}/{INPUTS_FILE}", job.inputs)
-    await sandbox.write_file(f"{directory}/{CODE_FILE}", job.source)
-    await sandbox.wait_for_packages(job.source)
-    started = time.monotonic()
-    command, stats = await (_run_monitored if job.monitor else _run_plain)(sandbox, job)
-    stats["duration_seconds"] = time.monotonic() - started
-    result: ExecutionResult = {
-        "success": command["exit_code"] == 0,
-        "result": command,
-        "stats": stats,
-        "sandbox_id": sandbox.sandbox_id,
-        "posture": sandbox.posture,
-    }
-    if not result["success"]:
-        nothing_said = f"Execution failed with exit code {command['exit_code']}"
-        result["error"] = command["stderr"] if command["stderr"].strip() else nothing_said
-    return result
+    async def work() -> ExecutionResult:
+        async with worker().manager(backend) as manager, SandboxExecutor(manager) as executor:
+            return await executor.execute_agent(
+                code, config, inputs, monitor, args=args, stdin=stdin, env=env, timeout=timeout,
+                on_stdout=call.in_caller(on_stdout), on_stderr=call.in_caller(on_stderr),
+            )  # fmt: skip
 
-
-async def _run_plain(sandbox: Sandbox, job: Job) -> tuple[CommandResult, Stats]:
-    command = await _run_code(sandbox, job)
-    return command, await _stats_of(sandbox)
-
-
-async def _run_monitored(sandbox: Sandbox, job: Job) -> tuple[CommandResult, Stats]:
-    async with SandboxMonitor(sandbox, MONITOR_INTERVAL_SECONDS) as monitor:
-        command = await _run_code(sandbox, job)
-    stats = monitor.get_latest() or await _stats_of(sandbox)
-    stats["monitoring"] = monitor.get_summary()
-    return command, stats
-
-
-async def _run_code(sandbox: Sandbox, job: Job) -> CommandResult:
-    return await sandbox.run_file(
-        f"{sandbox.config.working_dir}/{CODE_FILE}",
-        job.args,
-        timeout=job.timeout,
-        on_stdout=job.on_stdout,
-        on_stderr=job.on_stderr,
-        stdin=job.stdin,
-        env=job.env,
-    )
-
-
-async def _stats_of(sandbox: Sandbox) -> Stats:
-    """What it used. A program that ran well stays a success when nobody can say: then zeros."""
-    try:
-        return await sandbox.get_stats()
-    except SandboxError as error:
-        logger.warning("No stats of sandbox %s: %s", sandbox.sandbox_id, error)
-        return {
-            "cpu_percent": 0.0, "cpu_seconds": 0.0, "memory_bytes": 0, "memory_mb": 0.0,
-            "memory_percent": 0.0, "memory_limit_mb": sandbox.config.memory_mb,
-            "memory_peak_mb": 0.0, "disk_mb": 0.0, "disk_limit_mb": sandbox.config.disk_mb,
-            "processes": 0, "network_rx_bytes": 0, "network_tx_bytes": 0, "duration_seconds": 0.0,
-        }  # fmt: skip
+    return call.wait_for(worker().submit(work))
 
 
 def _unavailable(health: Health) -> str:
@@ -301,3 +331,39 @@ def _unavailable(health: Health) -> str:
     name = "Docker" if health.backend == "docker" else f"The {health.backend} backend"
     remedy = f" {health.remedy}" if health.remedy else ""
     return f"{name} not available: {health.detail}{remedy}"
+
+
+def _seconds(timeout: float) -> float:
+    try:
+        return checked_timeout(timeout)
+    except ValueError as error:
+        raise SandboxError(f"timeout must be positive, not {timeout}") from error
+
+
+def read_source(agent_code: str | Path) -> bytes:
+    """Return the source. A Path is a file of the host, a str is always the code itself: code is
+    often written by a model, and a line of it must never choose a file of the host."""
+    if isinstance(agent_code, str):
+        try:
+            return agent_code.encode()
+        except UnicodeEncodeError as error:
+            raise SandboxError(f"agent_code is not valid text: {error}") from error
+    if not isinstance(agent_code, Path):
+        raise SandboxError(f"agent_code must be a str or a Path, not {type(agent_code).__name__}")
+    if not agent_code.is_file():
+        raise SandboxError(f"Agent code file not found: {agent_code}")
+    try:
+        return agent_code.read_bytes()
+    except OSError as error:
+        raise SandboxError(f"Agent code file cannot be read: {error}") from error
+
+
+def dump_inputs(inputs: Inputs | None) -> bytes | None:
+    """Return the content of inputs.json; None when there is nothing to write."""
+    if inputs is None:
+        return None
+    try:
+        # NaN and the infinities are no JSON, although Python would write them.
+        return json.dumps(inputs, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SandboxError(f"inputs cannot be written as JSON: {error}") from error

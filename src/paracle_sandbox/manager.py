@@ -1,9 +1,13 @@
-"""SandboxManager: how many sandboxes there may be, and for how long.
+"""SandboxManager decides how many sandboxes there may be, and for how long.
 
 Every sandbox is in exactly one of three places: being started (``_starting``), alive
 (``_sandboxes``) or being removed (``_removing``); each holds one slot until it is really gone.
 Moves between them happen between two awaits, and all I/O happens outside of them. A removal is a
 task of its own: a caller that is cancelled waits for it, and nothing stays half removed.
+
+Taking a slot is synchronous, so no lock is ever held across I/O: a caller that gets a slot owns it
+before the next await. Freeing a slot hands it to the longest waiter, so that no later caller slips
+in between.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from .backends.base import Backend
 from .backends.registry import get_backend
@@ -26,21 +30,41 @@ from .config import SandboxConfig
 from .errors import (
     SandboxConflictError,
     SandboxError,
+    SandboxLimitError,
     SandboxNotFoundError,
 )
-from .idle import IdleTimer
 from .ids import check_sandbox_id, new_sandbox_id
-from .manager_stats import ManagerStats, stats_of
+from .results import Stats
 from .sandbox.command_options import checked_seconds
 from .sandbox.sandbox import Sandbox
 from .settings import Settings, load_settings
-from .slots import Slots, one_limit
 
 logger = logging.getLogger(__name__)
 
 AnyConfig = SandboxConfig | SandboxSettings
+DEFAULT_LIMIT = 10
 IDLE_SECONDS: float = 3600
 _SHORTEST_LOOK = 0.01
+
+
+class Failure(TypedDict):
+    """Stands in place of the stats of a sandbox that could not be asked."""
+
+    error: str
+
+
+class ManagerStats(TypedDict):
+    """Says what a manager holds; ``max_concurrent`` and ``max_sandboxes`` are one limit."""
+
+    total_sandboxes: int
+    max_concurrent: int
+    max_sandboxes: int
+    utilization: float
+    active_operations: int
+    idle_timeout: float | None
+    cleanup_interval: float
+    is_shutting_down: bool
+    sandboxes: dict[str, Stats | Failure]
 
 
 class SandboxManager:
@@ -50,7 +74,7 @@ class SandboxManager:
     ``idle_timeout`` is in seconds; None keeps unused sandboxes for ever, 0 removes them at the
     next look, which is every ``cleanup_interval`` seconds, and more often where the timeout is
     short. Without one, containers and instances have that of their settings (900). ``labels`` go
-    to each sandbox, for whoever lists them.
+    to each sandbox, and are shown when sandboxes are listed.
     """
 
     def __init__(
@@ -108,7 +132,8 @@ class SandboxManager:
         return self._backend
 
     def _take_idle_timeout_of(self, kind: str) -> None:
-        """Unless the caller gave one: that of the settings for this kind of backend."""
+        """Take the idle timeout of the settings for this kind of backend, unless the caller gave
+        one."""
         seconds = self.settings.idle_timeout(kind)
         if self._is_default_idle_timeout and seconds is not None:
             self.idle_timeout = seconds
@@ -118,13 +143,13 @@ class SandboxManager:
     async def create(
         self, config: ConfigLike | None = None, sandbox_id: str | None = None
     ) -> Sandbox:
-        """A started sandbox. Raises SandboxLimitError at once when there is no room,
+        """Make and start a sandbox. Raises SandboxLimitError at once when there is no room,
         SandboxConflictError when the id is taken, SandboxCreationError when it cannot be made."""
         self._slots.take()
         return await self._create(config, sandbox_id)
 
     async def create_when_free(self, config: ConfigLike | None = None) -> Sandbox:
-        """Like create(), but waits for room instead of raising. For batches."""
+        """Like create(), but wait for room instead of raising. Batches use it."""
         await self._slots.wait()
         return await self._create(config, None)
 
@@ -142,7 +167,7 @@ class SandboxManager:
 
     @asynccontextmanager
     async def managed_sandbox(self, config: ConfigLike | None = None) -> AsyncIterator[Sandbox]:
-        """A sandbox that is gone when the block ends, however it ends."""
+        """Make a sandbox that is gone when the block ends, however it ends."""
         sandbox = await self.create(config)
         try:
             yield sandbox
@@ -152,7 +177,7 @@ class SandboxManager:
     async def _create(
         self, config: ConfigLike | None, sandbox_id: str | None, *, terminal: bool = False
     ) -> Sandbox:
-        """The caller holds a slot for it; a failure gives the slot back."""
+        """Make a sandbox for which the caller has taken a slot; a failure gives the slot back."""
         try:
             wanted, full = self._free_id(sandbox_id), self.resolve_config(config)
             if terminal:
@@ -194,8 +219,8 @@ class SandboxManager:
         return sandbox_id
 
     def resolve_config(self, config: ConfigLike | None = None) -> SandboxConfig:
-        """The whole configuration that create() uses: without one, the defaults of the settings
-        (environment and config.toml) for this backend."""
+        """Return the whole configuration that create() uses: without one, the defaults of the
+        settings (environment and config.toml) for this backend."""
         if config is None:
             return self.settings.default_config(self.backend.name)
         return full_config(config)
@@ -203,7 +228,7 @@ class SandboxManager:
     # Finding
 
     async def get(self, sandbox_id: str) -> Sandbox | None:
-        """The sandbox, or None. Counts as a use of it."""
+        """Return the sandbox, or None. Counts as a use of it."""
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is not None:
             self._last_used[sandbox_id] = time.monotonic()
@@ -218,7 +243,7 @@ class SandboxManager:
 
     @asynccontextmanager
     async def sandbox_operation(self, sandbox_id: str) -> AsyncIterator[Sandbox]:
-        """The sandbox, which does not count as idle inside the block."""
+        """Return the sandbox, which does not count as idle inside the block."""
         sandbox = await self.get_sandbox(sandbox_id)
         self._operations[sandbox_id] += 1
         try:
@@ -231,9 +256,9 @@ class SandboxManager:
                 self._last_used[sandbox_id] = time.monotonic()
 
     async def get_stats(self) -> ManagerStats:
-        """How full the manager is, and what each sandbox uses."""
+        """Say how full the manager is, and what each sandbox uses."""
         alive = dict(self._sandboxes)
-        stats = await asyncio.gather(*map(stats_of, alive.values()))
+        stats = await asyncio.gather(*map(_stats_of, alive.values()))
         return {
             "total_sandboxes": len(alive),
             "max_concurrent": self.max_concurrent,
@@ -249,7 +274,8 @@ class SandboxManager:
     # Removing
 
     def keep(self, sandbox_id: str) -> None:
-        """It stays for inspection until it is destroyed by name, idles out, or close()."""
+        """Let a sandbox stay for inspection until it is destroyed by name, idles out, or
+        close()."""
         if sandbox_id in self._sandboxes and sandbox_id not in self._kept:
             self._kept.add(sandbox_id)
             self._slots.keep()
@@ -266,8 +292,9 @@ class SandboxManager:
 
     async def destroy_all(self) -> None:
         """Remove every sandbox, side by side. Raises the first failure after trying all."""
+        reason = "shutdown" if self._closed else "request"
         for sandbox_id in list(self._sandboxes):
-            self._begin_removal(sandbox_id)
+            self._begin_removal(sandbox_id, reason)
         removals = list(self._removing.values())
         if removals:
             await _finish(asyncio.gather(*removals, return_exceptions=True))
@@ -300,14 +327,18 @@ class SandboxManager:
     ) -> None:
         await self.close()
 
-    def _begin_removal(self, sandbox_id: str) -> asyncio.Task[None] | None:
+    def _begin_removal(self, sandbox_id: str, reason: str = "request") -> asyncio.Task[None] | None:
         sandbox = self._sandboxes.pop(sandbox_id, None)
         if sandbox is None:
             return self._removing.get(sandbox_id)
-        removal = asyncio.get_running_loop().create_task(sandbox.stop())
+        removal = asyncio.get_running_loop().create_task(self._stop(sandbox, reason))
         self._removing[sandbox_id] = removal
         removal.add_done_callback(partial(self._end_removal, sandbox))
         return removal
+
+    async def _stop(self, sandbox: Sandbox, reason: str) -> None:
+        """Remove one sandbox. ``reason`` is "request", "idle", "lost" or "shutdown"."""
+        await sandbox.stop()
 
     def _end_removal(self, sandbox: Sandbox, removal: asyncio.Task[None]) -> None:
         sandbox_id = sandbox.sandbox_id
@@ -339,11 +370,11 @@ class SandboxManager:
         return min(self.cleanup_interval, max(self.idle_timeout / 5, _SHORTEST_LOOK))
 
     def _remove_idle(self) -> bool:
-        """Whether to look again."""
+        """Remove the idle sandboxes; return whether to look again."""
         for sandbox_id, sandbox in list(self._sandboxes.items()):
             if self._is_idle(sandbox):
                 logger.info("Removing sandbox %s, which nobody used for long", sandbox_id)
-                self._begin_removal(sandbox_id)
+                self._begin_removal(sandbox_id, "idle")
         return bool(self._sandboxes or self._removing)
 
     async def _cleanup_idle_sandboxes(self) -> None:
@@ -361,8 +392,84 @@ class SandboxManager:
         return time.monotonic() - last_used > self.idle_timeout
 
 
+class OwnerSandboxes(SandboxManager):
+    """A manager that makes one sandbox for each owner, under an id that belongs to the owner.
+
+    ``stop`` is called in the task of each removal and has to remove the sandbox; what it does
+    before, such as saving files, delays the owner's next sandbox and nothing else. An owner that
+    asks while the sandbox is made or removed waits.
+    """
+
+    def __init__(
+        self,
+        max_concurrent: int,
+        *,
+        stop: Callable[[Sandbox, str], Awaitable[None]],
+        **options: Any,
+    ) -> None:
+        super().__init__(max_concurrent, **options)
+        self._stop_by_policy = stop
+
+    @property
+    def slots_taken(self) -> int:
+        return self._slots.taken
+
+    def take_slot(self) -> None:
+        """Take the room of one sandbox. Raises SandboxLimitError."""
+        self._slots.take()
+
+    def free_slot(self) -> None:
+        """Give back the room of a sandbox that this manager does not have."""
+        self._slots.free()
+
+    async def open(self, sandbox_id: str, make: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
+        """Return the owner's sandbox. If there is none, ``make`` is called, once however many
+        callers there are; it has to call add(). A sandbox that died is removed first."""
+        while True:
+            sandbox = self._sandboxes.get(sandbox_id)
+            if sandbox is not None and sandbox.is_running:
+                self._last_used[sandbox_id] = time.monotonic()
+                return sandbox
+            if sandbox is not None and (removal := self._begin_removal(sandbox_id, "lost")):
+                await asyncio.shield(removal)
+            elif not await self.wait_for_change(sandbox_id):
+                return await make()
+
+    async def wait_for_change(self, sandbox_id: str) -> bool:
+        """Wait while the sandbox is made or removed. Returns False at once if it is neither."""
+        change = self._starting.get(sandbox_id) or self._removing.get(sandbox_id)
+        if change is not None:
+            await asyncio.wait([change])
+        return change is not None
+
+    async def add(self, sandbox_id: str, make: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
+        """Make a sandbox in a slot that the caller took; a failure gives the slot back."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starting[sandbox_id] = settled
+        try:
+            sandbox = self._sandboxes[sandbox_id] = await make()
+            self._last_used[sandbox_id] = time.monotonic()
+        except BaseException:
+            self._slots.free()
+            raise
+        finally:
+            del self._starting[sandbox_id]
+            settled.set_result(None)
+        self.start_cleanup_task()
+        return sandbox
+
+    async def remove(self, sandbox_id: str, reason: str) -> None:
+        """Like destroy(), for a reason that ``stop`` is told."""
+        removal = self._begin_removal(sandbox_id, reason)
+        if removal is not None:
+            await _finish(removal)
+
+    async def _stop(self, sandbox: Sandbox, reason: str) -> None:
+        await self._stop_by_policy(sandbox, reason)
+
+
 async def _finish(removal: asyncio.Future[Any]) -> None:
-    """Wait for it to the end; a cancellation is passed on only then."""
+    """Wait for a removal to its end; a cancellation is passed on only then."""
     cancelled: asyncio.CancelledError | None = None
     while not removal.done():
         try:
@@ -372,3 +479,119 @@ async def _finish(removal: asyncio.Future[Any]) -> None:
     if cancelled is not None:
         raise cancelled
     removal.result()
+
+
+class Slots:
+    """Lends at most ``limit`` slots at a time, at once or in turn."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._kept = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> None:
+        """Take a slot now. Raises SandboxLimitError when none is free."""
+        if self.taken >= self.limit:
+            raise self.full()
+        self.taken += 1
+
+    async def wait(self) -> None:
+        """Take a slot as soon as one is free. Raises SandboxLimitError when none will be, because
+        every one is held by a sandbox that was kept on purpose."""
+        if self.taken < self.limit:
+            self.taken += 1
+            return
+        if self._kept >= self.limit:
+            raise self.full()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # The slot may have been handed over in the same moment: pass it on.
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.free()
+            raise
+        finally:
+            if turn in self._waiters:
+                self._waiters.remove(turn)
+
+    def free(self, *, kept: bool = False) -> None:
+        """Give a slot back, to the longest waiter if there is one."""
+        self._kept -= kept
+        while self._waiters:
+            turn = self._waiters.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.taken -= 1
+
+    def keep(self) -> None:
+        """Note that one slot stays taken until its sandbox is removed by name. Waiting for that
+        could take for ever, so where all slots are kept, waiters get SandboxLimitError."""
+        self._kept += 1
+        if self._kept < self.limit:
+            return
+        while self._waiters:
+            turn = self._waiters.popleft()
+            if not turn.done():
+                turn.set_exception(self.full())
+
+    def full(self) -> SandboxLimitError:
+        return SandboxLimitError(f"Maximum number of sandboxes ({self.limit}) reached")
+
+
+def one_limit(max_concurrent: int | None, max_sandboxes: int | None) -> int:
+    """Resolve the limit that has two names."""
+    given = {limit for limit in (max_concurrent, max_sandboxes) if limit is not None}
+    if len(given) > 1:
+        raise ValueError("max_concurrent and max_sandboxes are one limit; give one of them")
+    name = "max_sandboxes" if max_concurrent is None else "max_concurrent"
+    return at_least_one(name, given.pop() if given else DEFAULT_LIMIT)
+
+
+def at_least_one(name: str, value: int) -> int:
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least one, not {value}")
+    return int(value)
+
+
+class IdleTimer:
+    """Calls ``look`` every ``interval()`` seconds while it answers True.
+
+    A timer and not a task: it needs no care when its event loop ends, and the next loop
+    simply starts a new one.
+    """
+
+    def __init__(self, interval: Callable[[], float], look: Callable[[], bool]) -> None:
+        self._interval = interval
+        self._look = look
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the timer in the running loop; no-op while it runs there already."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._loop is not loop:
+            self._loop = loop
+            self._timer = loop.call_later(self._interval(), self._fire)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        if self._look():
+            self.start()
+
+
+async def _stats_of(sandbox: Sandbox) -> Stats | Failure:
+    try:
+        return await sandbox.get_stats()
+    except SandboxError as error:
+        return {"error": error.message}

@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 
 
 class CommandResult(TypedDict):
-    """What one program did. ``exit_code`` is -N when signal N ended it."""
+    """Says what one program did. ``exit_code`` is -N when signal N ended it."""
 
     exit_code: int
     stdout: str
@@ -16,7 +16,7 @@ class CommandResult(TypedDict):
 
 
 class Stats(TypedDict):
-    """What a sandbox uses now. CPU in percent of one core; memory, and its peak, without page
+    """Says what a sandbox uses now. CPU in percent of one core; memory, and its peak, without page
     cache. The network is None where it is the host's, whose figures are the whole machine's."""
 
     cpu_percent: float
@@ -44,7 +44,7 @@ class Averages(TypedDict):
 
 
 class Monitoring(TypedDict):
-    """What a monitor saw."""
+    """Sums up what a monitor saw."""
 
     averages: Averages
     peaks: Averages
@@ -52,8 +52,8 @@ class Monitoring(TypedDict):
 
 
 class Isolation(TypedDict):
-    """What kept a program in: the backend, and which layers it does without on this machine, by
-    the names that ``paracle sandbox health`` has for them."""
+    """Says what kept a program in: the backend, and which layers it does without on this machine,
+    by the names that ``paracle sandbox health`` has for them."""
 
     backend: str
     missing: list[str]

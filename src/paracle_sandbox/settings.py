@@ -6,49 +6,169 @@ values and the meaning. The environment wins over the file, the file over the de
 variable counts as unset. The file is the first of ``$PARACLE_CONFIG``, ``./config.toml`` and
 ``~/.config/paracle/config.toml``; without one the defaults hold.
 
-A config.toml may come with a checked-out project that nobody has read, so a file may not choose
+A config.toml may come with a checked-out project that has not been read, so a file may not choose
 the interpreter or the directories we use, the service that programs are sent to, switch the
-isolation off (``fake``) or inject failures. Nor does another program's file stop us: keys in its
-``[sandbox]`` section that we do not know are warned of, and left alone.
+isolation off (``fake``), have another distribution make the sandboxes or inject failures. Nor does
+another program's file stop us: keys in its ``[sandbox]`` section that we do not know are warned of,
+and left alone.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .errors import SandboxError
-from .older_keys import SHARED_KEYS, older_fields
-from .platforms import user_id
-from .setting_rows import (
-    LAYERS,
-    Environment,
-    Setting,
-    choice,
-    directory,
-    flag,
-    home,
-    layers,
-    names,
-    number,
-    own_runtime_dir,
-    row,
-    text,
-)
+from .host.backend_names import MODES, OLDER_NAMES, is_for_the_user_alone, is_known
+from .host.platforms import user_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .config import NetworkMode, SandboxConfig
 
-MODES = (
-    "auto", "native", "docker", "incus", "incus-vm", "gvisor", "remote", "daytona", "fake", "local"
-)  # fmt: skip
+Environment = Mapping[str, str]
+
 _DAY = 86_400.0
 _SHOWN_KEYS = 5
 
+
+# The kinds of rows, each with its parser and what it allows.
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+# What can be waived by name: limits by control groups for root, rules between containers.
+LAYERS = ("cgroup", "firewall")
+# What the native backend has for speed alone: all works without.
+SPEED = ("warm-pool", "preforked", "fork-server", "keep-alive")
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: what may be set, where, to what, and what it does."""
+
+    variable: str
+    meaning: str
+    parse: Callable[[str], object]
+    allowed: str
+    env_only: bool = False
+    derive: Callable[[Environment], object] | None = None
+
+    def is_written(self, value: object) -> bool:
+        """Say whether a file may write it so: the text of a number or of a list is not a text."""
+        return isinstance(value, str if self.parse is str else str | int | float)
+
+
+def home(env: Environment) -> Path:
+    """The home directory, or a path that does not exist for a uid without a passwd entry."""
+    return Path(env.get("HOME") or os.path.expanduser("~").replace("~", "/nonexistent"))
+
+
+def own_runtime_dir(env: Environment) -> str | None:
+    """XDG_RUNTIME_DIR, if it is this user's: after ``su`` it still names the other user's."""
+    runtime = env.get("XDG_RUNTIME_DIR") or ""
+    try:
+        return runtime if os.stat(runtime).st_uid == user_id() else None
+    except OSError:
+        return None
+
+
+def parse_memory_mb(text: str) -> int:
+    """Megabytes in ``512m``, ``1g``, ``512MiB`` or a plain number of bytes, rounded up.
+
+    Units are powers of 1024 throughout, as Docker reads them."""
+    lowered = text.strip().lower()
+    number = lowered.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = lowered[len(number) :].strip()
+    size = _UNITS.get(unit if len(unit) < 2 else unit.removesuffix("b").removesuffix("i"))
+    if size is None or not number.replace(".", "", 1).isdecimal():
+        raise ValueError(f"not an amount of memory: {text!r}; write it as 512m, 1g or 512MiB")
+    return -(-int(float(number) * size) // (1 << 20))
+
+
+def parse_flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in _TRUE + _FALSE:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return lowered in _TRUE
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def layers(text: str) -> tuple[str, ...]:
+    """Names of layers that can be waived. Raises ValueError for any other."""
+    found = names(text)
+    if unknown := [name for name in found if name not in LAYERS]:
+        raise ValueError(f"there is no layer {unknown[0]!r} to do without")
+    return found
+
+
+def speed(text: str) -> tuple[str, ...]:
+    """Names of what is to be off; "off" is all of them. Raises ValueError for any other."""
+    found = names(text)
+    if unknown := [name for name in found if name not in (*SPEED, "off")]:
+        raise ValueError(f"there is no {unknown[0]!r} to switch off")
+    return SPEED if "off" in found else found
+
+
+def row(setting: Setting, default: object = MISSING) -> Any:
+    if setting.derive is not None:
+        derive = setting.derive
+        return field(default_factory=lambda: derive(os.environ), metadata={"setting": setting})
+    # A secret must not show in a log line that prints the settings; an index may have a login.
+    shown = not setting.variable.endswith(("_KEY", "_INDEX"))
+    return field(default=cast(Any, default), repr=shown, metadata={"setting": setting})
+
+
+def text(variable: str, default: str | None, meaning: str, *, env_only: bool = False) -> Any:
+    return row(Setting(variable, meaning, str, "any text", env_only), default)
+
+
+def choice(variable: str, default: str, allowed: tuple[str, ...], meaning: str) -> Any:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in allowed:
+            raise ValueError(text)
+        return "docker" if value == "local" else value
+
+    return row(Setting(variable, meaning, parse, "one of " + ", ".join(allowed)), default)
+
+
+def number(
+    variable: str, default: float, meaning: str, low: float, high: float, *, mb: bool = False
+) -> Any:
+    kind: Callable[[str], float] = parse_memory_mb if mb else type(default)
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    what = "an amount of memory such as 512m," if mb else f"{type(default).__name__},"
+    return row(Setting(variable, meaning, parse, f"{what} from {low:,} to {high:,}"), default)
+
+
+def flag(variable: str, default: bool, meaning: str) -> Any:
+    return row(Setting(variable, meaning, parse_flag, "true or false"), default)
+
+
+def directory(variable: str, derive: Callable[[Environment], str], meaning: str) -> Any:
+    def parse(text: str) -> str:
+        if not text.startswith("/"):
+            raise ValueError(text)
+        return text
+
+    return row(Setting(variable, meaning, parse, "an absolute path", True, derive))
+
+
+# The table.
 
 # Field of a configuration: the row that sets it for one kind of backend.
 _CONTAINER_ROWS = {
@@ -108,6 +228,13 @@ def _index_url(text: str) -> str:
     return text
 
 
+def _mode(text: str) -> str:
+    name = text.strip().lower()
+    if not is_known(name):
+        raise ValueError(text)
+    return OLDER_NAMES.get(name, name)
+
+
 def _networks(text: str) -> tuple[str, ...]:
     import ipaddress
 
@@ -122,7 +249,10 @@ def _agents_dir(env: Environment) -> str:
 class Settings:
     """All of them, resolved. Build it with load_settings(), or directly in a test."""
 
-    mode: str = choice("SANDBOX_MODE", "auto", MODES, "which backend makes the sandboxes")
+    mode: str = row(
+        Setting("SANDBOX_MODE", "which backend makes the sandboxes", _mode,
+                f"one of {', '.join(MODES)}, or a backend that is installed"), "auto"
+    )  # fmt: skip
     default_timeout_seconds: int = number(
         "PARACLE_SANDBOX_DEFAULT_TIMEOUT", 300, "limit of one execution", 10, 3600
     )
@@ -170,6 +300,10 @@ class Settings:
         Setting("PARACLE_FAILPOINTS", "steps that fail on purpose, for tests", names,
                 "names with commas between", env_only=True), ()
     )  # fmt: skip
+    speed_off: tuple[str, ...] = row(
+        Setting("PARACLE_SPEED", "what native sandboxes do without, for tests and benchmarks",
+                speed, f"off, or any of {', '.join(SPEED)}, with commas between", env_only=True), ()
+    )  # fmt: skip
     volumes: tuple[str, ...] = row(
         Setting("PARACLE_VOLUMES", "directories of the host that sandboxes may be given", names,
                 "absolute paths with commas between", env_only=True), ()
@@ -191,7 +325,7 @@ class Settings:
         "DOCKER_SANDBOX_REGISTRY", None, "registry that has paracle/* images", env_only=True
     )
     docker_warm: int = number(
-        "DOCKER_SANDBOX_WARM", 0, "started containers kept ready for each kind", 0, 64
+        "DOCKER_SANDBOX_WARM", 0, "has no effect any more; is still accepted", 0, 64
     )
     docker_idle_timeout: float = number(
         "DOCKER_SANDBOX_TIMEOUT", 900.0, "seconds until an unused container is removed", 1.0, _DAY
@@ -332,17 +466,19 @@ class Settings:
     file: str = field(default="config.toml", repr=False, compare=False)
 
     def waives(self, layer: str, config: SandboxConfig) -> bool:
-        """Whether a sandbox may do without it: the operator says so for all, a caller for one."""
+        """Say whether a sandbox may do without a layer: the operator says so for all sandboxes, a
+        caller for one."""
         return layer in self.allow_degraded or layer in config.allow_degraded
 
     def idle_timeout(self, backend: str) -> float | None:
-        """That of one kind of backend, set or by default; None for a kind that has none."""
+        """Return the idle timeout of one kind of backend, set or by default; None for a kind that
+        has none."""
         row = _IDLE_ROWS.get(backend)
         return float(getattr(self, row)) if row else None
 
     def for_service(self, backend: str) -> Settings:
-        """For a service whose sandboxes are containers: what is set for containers holds where the
-        service's own rows say nothing."""
+        """Return the settings of a service. If its sandboxes are containers, what is set for
+        containers holds where the service's own rows say nothing."""
         if _CONFIG_ROWS.get(backend) is not _CONTAINER_ROWS:
             return self
         wanted = {
@@ -354,13 +490,13 @@ class Settings:
 
     @property
     def depends_on_backend(self) -> bool:
-        """Whether the default configuration is another one for some kind of backend."""
+        """Say whether the default configuration is another one for some kind of backend."""
         rows = {*_CONTAINER_ROWS.values(), *_INCUS_ROWS.values()}
         return self.incus_type == "vm" or not self.given.isdisjoint(rows)
 
     def default_values(self, backend: str | None = None) -> dict[str, Any]:
-        """What is set of the configuration of a sandbox for which nobody gave one. What was set
-        for one kind of backend holds for that kind."""
+        """Return the fields that are set for a sandbox without a configuration of its own. A field
+        that was set for one kind of backend holds for that kind."""
         values = {
             "timeout_seconds": self.default_timeout_seconds,
             "memory_mb": self.default_memory_mb,
@@ -378,13 +514,33 @@ class Settings:
         return values
 
     def default_config(self, backend: str | None = None) -> SandboxConfig:
-        """Of these values."""
+        """Make the configuration of default_values(). Raises SandboxError."""
         from .config import SandboxConfig
 
         try:
             return SandboxConfig(**self.default_values(backend))
         except ValueError as error:
             raise SandboxError(f"{self.file}, section [sandbox]: {error}") from error
+
+
+# Reading it.
+
+# The older keys of the [sandbox] section, those of SandboxSettings.
+SHARED_KEYS = frozenset(
+    ["use_sandbox", "image", "work_dir", "memory_limit", "cpu_limit", "timeout", "network_enabled"]
+)
+# Those of them that say what a sandbox is like: the field of its configuration, the newer row that
+# comes before, and how its text is read: a "false" in quotes is no yes, and half a second no zero.
+_OLDER: dict[str, tuple[str, str, Callable[[str], object]]] = {
+    "image": ("base_image", "", str),
+    "work_dir": ("working_dir", "", str),
+    "memory_limit": ("memory_mb", "default_memory_mb", parse_memory_mb),
+    "cpu_limit": ("cpu_cores", "default_cpu_cores", float),
+    "timeout": ("timeout_seconds", "default_timeout_seconds", int),
+    "network_enabled": (
+        "network_mode", "network_mode", lambda text: "bridge" if parse_flag(text) else "none",
+    ),
+}  # fmt: skip
 
 
 def settings_table() -> dict[str, Setting]:
@@ -416,7 +572,7 @@ def load_settings(env: Environment | None = None, path: str | Path | None = None
         if service in given and container not in given:
             values[container] = values[service]
             given |= {container}
-    older = tuple(older_fields(section, given, name))
+    older = tuple(_older_fields(section, given, name))
     return Settings(**values, given=given, older=older, file=name)
 
 
@@ -440,7 +596,7 @@ def _section_of(file: Path | None) -> dict[str, Any]:
 
 
 def _way_out(file: str) -> str:
-    """What to do about a file that was found in the working directory and may be another's."""
+    """Advise what to do about a file of the working directory that may be another program's."""
     if file != "config.toml":
         return ""
     return (
@@ -450,7 +606,7 @@ def _way_out(file: str) -> str:
 
 
 def _warn_of_unknown(unknown: Sequence[str], file: Path | None, table: Iterable[str]) -> None:
-    """Once for each file."""
+    """Log a warning of unknown keys, once for each file."""
     if not unknown or file is None:
         return
     place = os.path.realpath(file)
@@ -486,7 +642,8 @@ def _find_file(env: Environment, path: str | Path | None) -> Path | None:
 def _from_file(setting: Setting, file: str, key: str, value: object) -> object:
     name = f"{file}: {key}"
     text = str(value)
-    if setting.env_only or (setting.variable == "SANDBOX_MODE" and text == "fake"):
+    is_mode = setting.variable == "SANDBOX_MODE"
+    if setting.env_only or (is_mode and is_for_the_user_alone(text.strip().lower())):
         raise SandboxError(
             f"{name} = {text!r} is not taken from a file; set {setting.variable}{_way_out(file)}"
         )
@@ -501,3 +658,18 @@ def _parse(setting: Setting, name: str, text: str, advice: str = "") -> object:
     except (ValueError, OverflowError) as error:
         shown = "***" if setting.variable.endswith("_KEY") else repr(text[:200])
         raise SandboxError(f"{name} = {shown} is not allowed: {setting.allowed}{advice}") from error
+
+
+def _older_fields(
+    section: Mapping[str, Any], given: frozenset[str], file: str = "config.toml"
+) -> Iterator[tuple[str, Any]]:
+    """Yield what the older keys of the section say, where the newer ones say nothing. Raises
+    SandboxError."""
+    for key, (name, newer, parse) in _OLDER.items():
+        if key in section and newer not in given:
+            try:
+                yield name, parse(str(section[key]))
+            except (ValueError, OverflowError) as error:
+                raise SandboxError(
+                    f"{file}: {key} = {section[key]!r} is not allowed: {error}"
+                ) from error

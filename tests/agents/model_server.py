@@ -35,7 +35,7 @@ Script = Sequence[Turn] | Callable[[dict[str, Any]], Turn]
 
 @dataclass
 class Conversation:
-    """What the server was asked, and what it says next."""
+    """The requests that the server got, and the replies that it sends next."""
 
     script: Script
     requests: list[dict[str, Any]] = field(default_factory=list)

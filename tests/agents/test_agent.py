@@ -267,7 +267,7 @@ PECULIAR = {
 
 @pytest.mark.parametrize("call", PECULIAR)
 async def test_peculiar_endpoints(call: str) -> None:
-    """Those that speak OpenAI's API with an accent, and send neither usage nor the last mark."""
+    """Some endpoints deviate from OpenAI's API, and send neither usage nor the last mark."""
     asks = chunk({"role": "assistant", "content": None, "tool_calls": [PECULIAR[call]]})
     done = chunk({"reasoning_content": "hm"}) + chunk({"content": "done"})
     async with agent_over([Turn(raw=asks), Turn(raw=done)]) as (agent, conversation):

@@ -1,4 +1,4 @@
-"""What agents did is written down, by agent; who breaks limits, or is told to stop, ends."""
+"""The audit log has what each agent did. An agent that breaks limits or is stopped ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_call_is_written_down_by_agent(cli: Cli) -> None:
     own_agent(cli, "clerk")
     turns = [
         Turn("", [("sandbox_shell", {"command": "echo fine"})]),
-        Turn("", [("sandbox_shell", {"command": "rm -rf /"})]),
+        Turn("", [("sandbox_shell", {"command": "mkfs.none /dev/sda"})]),
         Turn("", [("sandbox_files", {"action": "read_file", "path": "../../etc/shadow"})]),
         Turn("", [("sandbox_shell", {"command": "exit 3"})]),
         Turn("ok"),
@@ -60,20 +60,20 @@ def test_every_call_is_written_down_by_agent(cli: Cli) -> None:
         "task", "tool_call", "tool_call", "tool_call", "tool_call", "end",
     ]  # fmt: skip
     calls = [line for line in lines if line["event"] == "tool_call"]
-    assert [call["outcome"] for call in calls] == ["ok", "blocked", "file", "failed"]
+    assert [call["outcome"] for call in calls] == ["ok", "failed", "file", "failed"]
     assert calls[0]["arguments"] == '{"command": "echo fine"}' and calls[0]["sandbox_id"]
     kinds = {line["kind"] for line in audited(cli, "clerk", "--event", "security")}
-    assert kinds == {"command_blocked", "path_escape"}
+    assert kinds == {"path_escape"}
     assert {line["agent"] for line in audited(cli)} == {"clerk", "coder"}
     assert cli.run("agents", "audit", "--verify").code == 0
     summary = cli.run("agents", "audit", "--summary", "--json").json
     assert set(summary) == {"clerk", "coder"}
-    assert (summary["clerk"]["tool_calls"], summary["clerk"]["blocked"]) == (4, 1)
-    assert (summary["clerk"]["failed"], summary["clerk"]["tasks"]) == (2, 1)
+    assert (summary["clerk"]["tool_calls"], summary["clerk"]["blocked"]) == (4, 0)
+    assert (summary["clerk"]["failed"], summary["clerk"]["tasks"]) == (3, 1)
     assert summary["clerk"]["ends"] == {"done": 1}
     assert "clerk" in cli.run("agents", "audit", "--summary").stdout
     assert cli.run("agents", "audit", "--prune", "1", "--json").json == {"removed": 0}
-    assert cli.run("agents", "audit", "--prune", "0", "--json").json["removed"] == 10
+    assert cli.run("agents", "audit", "--prune", "0", "--json").json["removed"] == 9
     assert [line["event"] for line in audited(cli)] == ["pruned"]
     assert cli.run("agents", "audit", "--verify").code == 0
 
@@ -87,7 +87,7 @@ def test_a_log_that_cannot_be_written_is_said_and_stops_nothing(cli: Cli) -> Non
 
 
 def test_pruning_keeps_the_rest_whole(tmp_path: Path) -> None:
-    """Also for a writer that has the log open, and when it is done twice."""
+    """A writer that has the log open continues after pruning, also after a second one."""
     path = tmp_path / "log"
     log, other = AuditLog(path), AuditLog(path)
     for number in range(5):

@@ -22,7 +22,7 @@ from agents.model_server import Turn, model_server  # noqa: E402
 
 FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
 MODES = ["safe", "sandbox", "review", "yolo"]
-# For printf: what comes to be in a file that the agent changed.
+# The argument of printf: the content of a file that the agent changed.
 SHELL_ESCAPE = r"\033]0;title 2\007\n"
 
 
@@ -96,7 +96,7 @@ def test_what_may_not_come_back_does_not(cli: Cli, project: Path) -> None:
 
 @pytest.mark.case("F19")
 def test_what_tools_run_by_themselves_is_shown_and_not_written(cli: Cli, project: Path) -> None:
-    """Also where none is there yet. The host's own files are the witness."""
+    """This includes files that do not exist yet. The test looks at the host's own files."""
     planted = [
         ".git/hooks/post-checkout", ".bashrc", ".vscode/tasks.json", ".claude/settings.json",
         ".cargo/config.toml", ".husky/pre-commit", ".devcontainer/devcontainer.json", ".mcp.json",
@@ -129,7 +129,7 @@ def test_what_tools_run_by_themselves_is_shown_and_not_written(cli: Cli, project
 
 
 def test_diff_applies_elsewhere_and_modes_come_back(cli: Cli, project: Path) -> None:
-    """What is shown is a diff as other programs know it."""
+    """Other programs can apply the diff that is shown."""
     (project / "end.txt").write_text("no newline")
     (project / "page.txt").write_text("one\x0cstill one\x85line\ntwo\n")
     script = (
@@ -271,7 +271,7 @@ def test_nothing_of_a_model_or_a_program_steers_the_terminal(cli: Cli, project: 
     missing = {"action": "read_file", "file_path": f"no/{hostile(3)}"}
 
     def raw(arguments: dict[str, str]) -> str:
-        """As no honest model writes them: JSON has an escape for each."""
+        """Return JSON with raw control characters, which an honest model would escape."""
         text = json.dumps(arguments)
         return text.replace("\\u001b", "\x1b").replace("\\u0007", "\x07")
 

@@ -15,11 +15,11 @@ from paracle_sandbox import errors
 
 # A module may import those of its own layer and of the layers below. New modules go here.
 LAYERS = {
-    0: "errors exceptions invalid printed results config platforms",
-    1: "setting_rows older_keys settings audit ids own_directory",
+    0: "errors exceptions results config host",
+    1: "settings audit ids",
     2: "backends channel images",
     3: "sandbox sessions",
-    4: "manager manager_stats executor client oneshot job slots idle compat",
+    4: "manager executor background client compat",
     5: "cli service __main__ tools mcp agents",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
@@ -27,19 +27,21 @@ LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.spl
 # The folders that stand beside the layers, and the modules of ours that each may import.
 ASIDE = {
     "guest": ("guest", "channel.frames"),
-    "jail": ("jail", "guest", "channel.frames", "own_directory"),
+    "jail": ("jail", "guest", "channel.frames", "host.own_directory"),
 }
 BESIDE_LAYERS = {*ASIDE, "testing", "__init__"}
 
 # There is one extractor, and the guest has it: the host uses it on its own disk.
 EXTRACTOR = ("guest.files.dirwalk", "guest.files.staging", "guest.files.archive")
-ON_OUR_DISK = ("channel.tree", "channel.drafts")
+ON_OUR_DISK = ("sandbox.host_copy", "backends.machine.drafts")
 
 # What may know a concrete backend by name. Everybody else asks these.
-ASSEMBLERS = ("backends.registry", "backends.auto", "backends.catalog", "backends.ahead")
+ASSEMBLERS = ("backends.registry",)
+# What the command line starts before it imports anything else.
+PRESTART = "backends.native.prestart"
 # What backends share: how this machine's kernel is read and told, and what engines keep for us.
 SHARED = ("backends.health_probe", "backends.machine")
-SEAM = ("backends", "backends.base", *SHARED, *ASSEMBLERS)
+SEAM = ("backends", "backends.base", "backends.values", *SHARED, *ASSEMBLERS)
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "core", "misc"}
 # Reading these back would run, or half trust, what was written by somebody else.
@@ -48,7 +50,7 @@ UNSAFE_FORMATS = {"pickle", "marshal", "shelve", "yaml"}
 WRITES_UNSAFE_FORMATS = {"channel.bootstrap"}
 # Where the environment is read: settings by their job; the others run inside, or in tests.
 # What starts ahead of all imports cannot wait for the settings.
-READS_ENVIRONMENT = ("settings", "setting_rows", "guest", "jail", "testing")
+READS_ENVIRONMENT = ("settings", "guest", "jail", "testing")
 
 
 def top(name: str) -> str:
@@ -136,7 +138,7 @@ def test_testing_imports_nothing_above_it_and_nobody_imports_testing() -> None:
 
 
 def test_only_the_assemblers_name_a_backend() -> None:
-    """No backend imports another, and what lies above asks the registry or the catalogue.
+    """No backend imports another, and what lies above asks the registry.
     That holds for types as well: a name in an annotation ties the two together."""
 
     def family(name: str) -> str | None:
@@ -150,6 +152,7 @@ def test_only_the_assemblers_name_a_backend() -> None:
         if family(entry.imported)
         and family(entry.imported) != family(entry.importer)
         and entry.importer not in ASSEMBLERS
+        and entry.imported != PRESTART
         and not is_below(entry.importer, "testing")
     ]
     assert not wrong, complaints(wrong)
@@ -161,9 +164,54 @@ def test_there_are_no_cycles() -> None:
     for entry in own_imports():
         if not entry.types_only and entry.importer != entry.imported:
             edges[entry.importer].add(entry.imported)
+    left = without_leaves(edges)
+    assert not left, f"in or above a cycle: {left}"
+
+
+# Folders whose parts still need each other. Take one out as soon as its test says that it passes.
+CYCLIC = {
+    "guest": "processes and python ask prefork, which works for them",
+    "service": "middleware and users know each other's journal",
+}
+
+
+def folders() -> list[object]:
+    found = sorted({name.rpartition(".")[0] for name in files()})
+    return [
+        pytest.param(
+            name,
+            id=name or "root",
+            marks=pytest.mark.xfail(reason=CYCLIC[name], strict=True) if name in CYCLIC else (),
+        )
+        for name in found
+    ]
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_there_are_no_cycles_between_the_parts_of_a_folder(folder: str) -> None:
+    """A folder counts as one, whichever of its modules imports or is imported: two folders that
+    need each other cannot be read one after the other."""
+    edges: dict[str, set[str]] = {}
+    for entry in own_imports():
+        importer, imported = (part_of(folder, one) for one in (entry.importer, entry.imported))
+        if importer and imported and importer != imported and not entry.types_only:
+            edges.setdefault(importer, set()).add(imported)
+            edges.setdefault(imported, set())
+    left = without_leaves(edges)
+    assert not left, f"in or above a cycle: {left}"
+
+
+def part_of(folder: str, name: str) -> str:
+    """The module or the folder directly in ``folder`` that a module is or belongs to."""
+    inside = name.removeprefix(f"{folder}.") if folder else name
+    return inside.partition(".")[0] if inside != name or not folder else ""
+
+
+def without_leaves(edges: dict[str, set[str]]) -> dict[str, list[str]]:
+    """What is left of a graph when all that leads nowhere is taken away again and again."""
     while leaves := {name for name, below in edges.items() if not below}:
         edges = {name: below - leaves for name, below in edges.items() if name not in leaves}
-    assert not edges, f"in or above a cycle: { {n: sorted(b) for n, b in edges.items()} }"
+    return {name: sorted(below) for name, below in edges.items()}
 
 
 def test_no_module_is_a_drawer() -> None:
@@ -176,7 +224,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         f"{name}:{line}"
         for name in files()
         # The kind of the user's terminal is no setting of ours.
-        if top(name) not in READS_ENVIRONMENT and name not in ("backends.ahead", "cli.tty")
+        if top(name) not in READS_ENVIRONMENT and name not in (PRESTART, "cli.tty")
         for line in environment_reads(tree(name))
     ]
     assert not wrong, f"make it a setting: {wrong}"
@@ -300,7 +348,7 @@ def test_the_tree_of_errors_is_that_of_the_classes() -> None:
             drawn[name] = above.get(depth - 1)
     own = {n: value for n, value in vars(errors).items() if isinstance(value, type)}
     assert drawn == {
-        name: kind.__bases__[0].__name__ if kind is not errors.SandboxError else None
+        name: kind.__bases__[0].__name__ if kind.__bases__[0].__name__ in own else None
         for name, kind in own.items()
     }
 

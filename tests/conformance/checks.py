@@ -1,4 +1,4 @@
-"""The checks of the contract as the parameters of a test, with the marks that each needs."""
+"""The checks of the contract as parameters of a test, with the marks that each of them needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from paracle_sandbox.testing.conformance import all_checks
 
-# A busy machine has not the processors that these ask for.
+# A busy machine does not have the processors that these checks need.
 READ_CLOCKS = frozenset({"limits.cpu_is_limited"})
 
 
 def parameters(known_failures: dict[str, str]) -> list[object]:
-    """Every check; one that passes by accident though it is known to fail fails the run."""
+    """Return every check. A check that is known to fail and passes by accident fails the run."""
     return [
         pytest.param(check, id=check.name, marks=list(_marks(check.name, known_failures)))
         for check in all_checks()

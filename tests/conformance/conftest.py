@@ -1,4 +1,5 @@
-"""Sandboxes of these tests are on their own: own records, own volume, no packages to install."""
+"""Give the sandboxes of these tests records and a volume of their own, and no packages to
+install."""
 
 from __future__ import annotations
 

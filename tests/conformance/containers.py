@@ -1,4 +1,5 @@
-"""The contract on the backends that use a container engine: the same tests, told apart by name."""
+"""Run the contract on the backends that use a container engine: the same tests, with different
+names."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Containers:
 
 
 def engine_settings(engine: str) -> Settings:
-    """Settings for the engine of the tests; skips the test where there is none."""
+    """Return settings for the engine of the tests. Skips the test where there is none."""
     engines.require(engine)
     host = engines.PODMAN_HOST if engine == "podman" else engines.DOCKER_HOST
     return load_settings({**_environment(), "DOCKER_HOST": host})

@@ -1,6 +1,4 @@
-"""What the docker backend has left: containers of its session, and workspaces in its store.
-
-What it keeps ready is not left, but has to be as much as it says."""
+"""What the docker backend has left: containers of its session, and workspaces in its store."""
 
 from __future__ import annotations
 
@@ -24,15 +22,10 @@ class Leftovers:
             await asyncio.sleep(0.1)
 
     async def _find(self) -> list[str]:
-        await self._backend.stock.settled()
         containers = await self._backend.engine.containers(
             "paracle.managed=true", f"paracle.session={self._backend.session}"
         )
-        names = [container["Names"][0] for container in containers]
-        ready = [name for name in names if name.startswith("/paracle-ready-")]
-        left = [f"container {name}" for name in names if name not in ready]
+        left = [f"container {container['Names'][0]}" for container in containers]
         workspaces = await self._backend.store.get()
-        kept = os.listdir(workspaces.path) if workspaces is not None else ready
-        if len(kept) != len(ready):
-            left.append(f"workspaces {kept} for {ready}")
-        return left
+        kept = os.listdir(workspaces.path) if workspaces is not None else []
+        return [*left, *(f"workspace {name}" for name in kept)]

@@ -1,4 +1,5 @@
-"""What the incus backend has left: instances of its session, volumes, folders, cgroups, mounts."""
+"""Find what the Incus backend has left: instances of its session, volumes, folders, cgroups,
+mounts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class Leftovers:
         self._backend = backend
 
     async def check(self) -> None:
-        """The server removes what has ended at its own leisure, so look until all is in order."""
+        """The server removes ended instances after a while, so look until all is in order."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while left := await self.find():
             assert asyncio.get_running_loop().time() < deadline, left
@@ -28,7 +29,7 @@ class Leftovers:
         ours = [one for one in everything if one["config"].get(SESSION) == self._backend.session]
         ready = [one["name"] for one in ours if one["name"].endswith(one["config"].get(WARM, "-"))]
         left = [f"instance {one['name']}" for one in ours if one["name"] not in ready]
-        # Groups of what is no longer an instance of anybody.
+        # Groups whose instance does not exist any more.
         names = {str(one["name"]) for one in everything}
         left += [
             f"cgroup {path}"

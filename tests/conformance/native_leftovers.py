@@ -1,4 +1,4 @@
-"""What the native backend has left on this machine, apart from the stock it keeps for the next."""
+"""Find what the native backend has left on this machine, except the stock that it keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Leftovers:
         self._groups: set[Path] = set()
 
     async def check(self) -> None:
-        """The stock is refilled at the spawner's leisure, so look until all is in order."""
+        """The spawner refills its stock after a while, so look until all is in order."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while left := self._find():
             assert asyncio.get_running_loop().time() < deadline, left
@@ -44,7 +44,7 @@ class Leftovers:
         launchers = [p for p in _children([os.getpid()]) if "jail.launch" in _command(p)]
         spawners = _children(launchers)
         parked = _children(_children(spawners))
-        # A parked guest may have forked one keeper ahead of need, which has nothing to keep yet.
+        # A parked guest may have forked one keeper ahead of need, which keeps no program yet.
         keepers = _children(parked)
         strays = _children(keepers)
         if len(keepers) > len(parked):

@@ -1,4 +1,5 @@
-"""The whole contract again as an ordinary user: no root, no cgroup, only user namespaces."""
+"""Run the whole contract again as an ordinary user: without root and cgroups, with user
+namespaces."""
 
 import os
 import shutil
@@ -11,18 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-USER = 54321  # nobody's: nothing on a machine belongs to it
+USER = 54321  # no file on a machine belongs to this user
 SECONDS = 900
 
 
 def _as_user(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    # By way of env: setpriv itself still has root's powers when it executes what it is given.
+    # env comes in between: setpriv itself still has root's powers when it executes a program.
     setpriv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "env", "--"]
     return subprocess.run([*setpriv, *command], capture_output=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def interpreter() -> str:
-    """One that the user may run, of our own version: our packages have compiled parts."""
+    """Return an interpreter of our own version that the user may run: our packages have compiled
+    parts."""
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
     wanted = ".".join(map(str, sys.version_info[:2]))
     for python in (
@@ -39,7 +41,7 @@ def interpreter() -> str:
 
 
 def readable_packages(place: Path) -> Path:
-    """What is installed here, at a place that the user can read."""
+    """Copy the installed packages to a folder that the user can read."""
     packages = Path(pytest.__file__).parents[1]
     if _as_user(["test", "-r", str(packages / "pytest/__init__.py")]).returncode != 0:
         ignore = shutil.ignore_patterns("__pycache__")
@@ -50,7 +52,7 @@ def readable_packages(place: Path) -> Path:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A copy of the project that the user can read, and a home that is its own."""
+    """Provide a copy of the project that the user can read, and a home that belongs to the user."""
     place = Path(tempfile.mkdtemp(prefix="paracle-user-"))
     try:
         place.chmod(0o755)
@@ -86,7 +88,7 @@ for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_DATA, resource.RLIMIT_NPROC
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
 def test_limits_of_a_user_that_are_lower_stay(folder: Path) -> None:
-    """Nobody but root may raise them: sandboxes are made all the same."""
+    """Only root may raise them, so sandboxes are created with them."""
     data = 400 << 20
     lower = ["prlimit", "--nofile=600:600", f"--data={data}:{data}", "--nproc=200:200"]
     command = [interpreter(), "-m", "paracle_sandbox", "sandbox", "execute", "-q",

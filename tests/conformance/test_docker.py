@@ -1,4 +1,4 @@
-"""The docker backend keeps the contract, on a real engine."""
+"""The Docker backend keeps the contract, on a real engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.testing.conformance import Check, run_check, run_quick
 
-# Name of a check: why it fails.
+# The checks that fail here, each with the reason.
 KNOWN_FAILURES: dict[str, str] = {}
 
 

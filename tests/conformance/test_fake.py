@@ -1,6 +1,6 @@
-"""The fake backend keeps the contract as far as it can: all of it but isolation and limits.
+"""The fake backend keeps the contract except for isolation and limits.
 
-What passes here and fails on a real backend is that backend's own doing.
+A check that passes here and fails on a real backend shows a fault of that backend.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def test_a_check_whose_features_are_missing_does_not_run(fake: FakeBackend
 async def test_what_a_check_made_is_removed_though_it_fails(fake: FakeBackend) -> None:
     @check()
     async def fails(case: Case) -> None:
-        """Makes things, then fails."""
+        """Create sandboxes and a file, then fail."""
         await case.sandbox()
         await case.manager().create()
         (case.directory / "file").write_text("x")

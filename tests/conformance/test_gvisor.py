@@ -1,4 +1,4 @@
-"""The gvisor backend keeps the contract, on a real engine with runsc."""
+"""The gVisor backend keeps the contract, on a real engine with runsc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paracle_sandbox.backends.docker.gvisor import GvisorBackend
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.testing.conformance import Check, run_check, run_quick
 
-# Name of a check: why it fails.
+# The checks that fail here, each with the reason.
 KNOWN_FAILURES: dict[str, str] = {
     "limits.too_many_processes": "gVisor refuses a process too many, but counts no refusals",
     "streams.a_pty_is_a_terminal": "gVisor does not open /dev/tty, though the terminal controls",

@@ -1,4 +1,4 @@
-"""The incus backend keeps the contract, on a real server."""
+"""The Incus backend keeps the contract, on a real server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.settings import load_settings
 from paracle_sandbox.testing.conformance import FEATURES, Check, run_check, run_quick
 
-# Name of a check: why it fails.
+# The checks that fail here, each with the reason.
 KNOWN_FAILURES: dict[str, str] = {}
 IMAGE = SandboxConfig(base_image=engines.INCUS_IMAGE)
 

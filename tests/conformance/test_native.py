@@ -20,13 +20,13 @@ from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.testing.conformance import Check, run_check, run_quick
 
-# Kept everywhere; what needs a cgroup or a volume is added where there is one.
+# These are kept everywhere. Where there is a cgroup or a volume, more are added.
 ALWAYS = frozenset(["root", "identity", "processes", "network", "images", "usage", "pids", "disk"])
 WITH_CGROUPS = frozenset(["memory", "cpu", "pids_told"])
 WITH_VOLUME = frozenset(["disk_apart"])
 REMEDY = "run as root, or as a user with a delegated cgroup"
 
-# Name of a check: why it fails. A check that passes here by accident fails the run.
+# The checks that fail here, each with the reason. One that passes by accident fails the run.
 KNOWN_FAILURES: dict[str, str] = {}
 
 
@@ -101,7 +101,8 @@ time.sleep(1000)
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_sandbox_leaves_its_user_what_the_kernel_has_for_one(native: Native) -> None:
-    """Without root, sandboxes are the user who runs them, which this process is then, too."""
+    """Without root, sandboxes run as the user who starts them, so this process is that user,
+    too."""
     async with Sandbox(native.backend, new_sandbox_id()) as sandbox:
         hoarding = await sandbox.start_code(HOARD, timeout=60)
         async for _, said in hoarding.output():

@@ -1,4 +1,4 @@
-"""The docker backend keeps the contract on Podman too, on a real service."""
+"""The Docker backend keeps the contract on Podman, too, on a real service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from containers import Containers, engine_settings, opened
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.testing.conformance import Check, run_check
 
-# Name of a check: why it fails.
+# The checks that fail here, each with the reason.
 KNOWN_FAILURES: dict[str, str] = {}
 
 

@@ -19,7 +19,7 @@ from paracle_sandbox.testing.conformance import Check, run_check
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "service"))
 from service_process import ServiceProcess  # noqa: E402
 
-# Name of a check: why it fails. A check that passes here by accident fails the run.
+# The checks that fail here, each with the reason. One that passes by accident fails the run.
 KNOWN_FAILURES: dict[str, str] = {}
 
 ROOMY = {

@@ -17,7 +17,7 @@ from paracle_sandbox.backends.remote.backend import RemoteBackend
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.conformance import FEATURES, Check, run_check
 
-# Name of a check: why it fails. A check that passes here by accident fails the run.
+# The checks that fail here, each with the reason. One that passes by accident fails the run.
 KNOWN_FAILURES: dict[str, str] = {}
 
 
@@ -36,11 +36,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
     ).start()
     yield process
     process.stop()
-    assert _containers_of(process) == [], "also what was kept ready ended with the service"
+    assert _containers_of(process) == []
 
 
 def _containers_of(process: ServiceProcess) -> list[str]:
-    """Those that bear the mark of this installation, which its key makes."""
+    """Return the containers with the mark of this installation, which is derived from its key."""
     from paracle_sandbox.service.users.names import Names
 
     mark = Names(process.data).installation

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import engines
-from paracle_sandbox.images.package_index import files_of_this_machine
+from paracle_sandbox.images.package_index import read_machine_files
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "deploy/containers"
@@ -56,7 +56,7 @@ class Agent:
                 shutil.copytree(ROOT / name, context / name, ignore=ignored)
             else:
                 shutil.copy(ROOT / name, context / name)
-        for name, content in files_of_this_machine().items():
+        for name, content in read_machine_files().items():
             (context / name).write_bytes(content)
         (context / ".dockerignore").write_text("**/__pycache__\n")
         first, _, rest = (CONTAINERS / "Dockerfile").read_text().partition("COPY ")

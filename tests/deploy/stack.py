@@ -22,7 +22,7 @@ import httpx2
 import yaml
 
 import engines
-from paracle_sandbox.images.package_index import files_of_this_machine
+from paracle_sandbox.images.package_index import read_machine_files
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_CONTEXT = ("deploy", "docker", "src", "pyproject.toml", "README.md", "LICENSE", ".dockerignore")
@@ -56,7 +56,7 @@ class Stack:
             ignore = {"ignore": shutil.ignore_patterns("__pycache__")}
             copy(ROOT / name, folder / name, **(ignore if copy is shutil.copytree else {}))  # type: ignore[operator]
         for folder_name in ("deploy", "docker"):
-            for name, content in files_of_this_machine().items():
+            for name, content in read_machine_files().items():
                 (folder / folder_name / name).write_bytes(content)
         (folder / "deploy/.env").write_text(
             f"SANDBOX_API_KEY={self.key}\nSANDBOX_DOMAIN=localhost\nSANDBOX_DOCKER_MEMORY=256m\n"

@@ -18,9 +18,7 @@ BACKENDS = {"docker": DockerBackend, "gvisor": GvisorBackend}
 async def main(engine: str, count: int, options: dict[str, Any]) -> None:
     backend = BACKENDS[engine](Settings(**options))
     sandboxes = [Sandbox(backend, f"{options['state_dir'][-6:]}-{n}") for n in range(count)]
-    more = Sandbox(backend, f"{options['state_dir'][-6:]}-more")
-    await asyncio.gather(*(sandbox.start() for sandbox in (*sandboxes, more)))
-    await more.stop()  # in its place, one is kept ready
+    await asyncio.gather(*(sandbox.start() for sandbox in sandboxes))
     for sandbox in sandboxes:
         await sandbox.start_code("while True: pass")
     print(json.dumps([sandbox.sandbox_id for sandbox in sandboxes]), flush=True)

@@ -18,7 +18,7 @@ from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.sandbox.sandbox import Sandbox
 
 # Ours are in the session of the guest, the first process, into which no program comes from another.
-# But a seed has its own already, as the program that it will be; it holds a socket to the guest.
+# But a preforked one has its own already, as its program will; it holds a socket to the guest.
 # (The fields after the name, which may be anything: state, parent, group, session.)
 _PROGRAMS = """
 import os

@@ -21,9 +21,8 @@ from container_fixtures import BACKENDS, Make, changed
 import engines
 import immutable
 from event_loops import use_in_several
-from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.docker.backend import DockerBackend, Owned
 from paracle_sandbox.backends.docker.engine import EngineRefused
-from paracle_sandbox.backends.docker.owned import Owned
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import (
     DockerConnectionError,

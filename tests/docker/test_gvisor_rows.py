@@ -113,14 +113,14 @@ print("[]")
 async def test_the_sentry_sees_what_there_is_to_see(
     sandbox: Sandbox, backend: GvisorBackend
 ) -> None:
-    """The witness of the rows that count programs, in front of some, and of a seed alone."""
+    """The witness of the rows that count programs, in front of some, and of a preforked one alone."""
     sentry = Sentry(backend)
     async with held(sandbox, A_FAMILY):
         assert len(sentry.programs(sandbox)) == 4
         assert len(sentry.processes(sandbox)) >= 1 + 4
         assert sentry.tasks(sandbox) >= 1 + 4 + 2
     assert sentry.programs(sandbox) == []
-    for _ in range(2):  # the guest has a seed ready for the next one
+    for _ in range(2):  # the guest has one ready for the next one
         await sandbox.run_code("print(1)")
     assert sentry.programs(sandbox) == []
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container_fixtures import Make, changed
+from container_fixtures import Make
 
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
@@ -91,7 +91,7 @@ async def test_elsewhere_than_in_the_workspace(image: str, make: Make) -> None:
 async def test_one_without_files_is_looked_at_once(settings: Settings) -> None:
     config, since = SandboxConfig(), time.time()
     for containers in (3, 2):
-        backend = DockerBackend(changed(settings, docker_warm=0))
+        backend = DockerBackend(settings)
         for number in range(2):
             async with Sandbox(backend, f"looked-{os.getpid()}-{number}", config) as sandbox:
                 assert await sandbox.run_command("ls -A") == ""

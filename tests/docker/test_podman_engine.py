@@ -14,11 +14,11 @@ import pytest
 from container_fixtures import Make
 
 import engines
-from paracle_sandbox.backends.catalog import engine_client
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.backends.docker.endpoint import Endpoint, find_endpoint
 from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.machine.process_isolation import read_posture
+from paracle_sandbox.backends.registry import engine_client
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import ResourceLimitError, SandboxConflictError
 from paracle_sandbox.images.builder import Images
@@ -96,7 +96,7 @@ async def test_limits_are_told(make: Make) -> None:
 async def test_a_name_is_taken_once(backend: DockerBackend) -> None:
     """Podman says so with the status of an inner failure."""
     async with Sandbox(backend, "taken-once") as sandbox:
-        for _ in range(2):  # the second time there may be a ready one
+        for _ in range(2):
             with pytest.raises(SandboxConflictError):
                 await backend.create("taken-once", sandbox.config, {})
 

@@ -32,8 +32,7 @@ from paracle_sandbox.errors import (
 )
 from paracle_sandbox.manager import SandboxManager
 from paracle_sandbox.sandbox.sandbox import Sandbox
-from paracle_sandbox.service.errors import status_of
-from paracle_sandbox.service.recovery import classify
+from paracle_sandbox.service.errors import classify, status_of
 from paracle_sandbox.settings import Settings
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests: a place apart, and owners that are processes of their own."""
+"""Fixtures of the fault tests: directories of their own, and owners that are separate processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def owner(place: Place) -> Callable[..., Owner]:
-    """``async with owner("loops", "20") as process``."""
+    """Return a function that starts owners: ``async with owner("loops", "20") as process``."""
     return lambda *arguments, **environment: Owner(place, *arguments, **environment)
 
 

@@ -1,8 +1,8 @@
-"""What the machine holds of our sandboxes, seen from the host, and what is left of them later.
+"""See from the host what the machine holds of our sandboxes, and what is left of them later.
 
-A ``Place`` gives a test directories and a range of host uids that nobody else on the machine
-uses, so a process, a cgroup or a file can be told from those of other runs. ``HostState.take``
-looks; ``left_since`` names every difference, and an empty answer is "Clean".
+A ``Place`` gives a test directories and a range of host uids that no other program on the machine
+uses, so its processes, cgroups and files can be told from those of other runs. ``HostState.take``
+looks. ``left_since`` names every difference, and an empty result is "Clean".
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pathlib import Path
 from paracle_sandbox.settings import Settings
 
 CLEAN_SECONDS = 10.0
-# Descriptors that an event loop or a first import may open and keep.
+# An event loop or a first import may open so many descriptors and keep them.
 FD_TOLERANCE = 2
-# Spawners take blocks of 8192, by a number that no other on the machine has, in other lanes, too.
+# Spawners take blocks of 8192 uids, by a number that no other spawner on the machine has, not even
+# in other test lanes.
 _UIDS = 64 * 8192
 _KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -32,7 +33,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Place:
-    """Where one test keeps its sandboxes, apart from everybody else's."""
+    """The directories and uids where one test keeps its sandboxes, apart from all others."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -56,7 +57,7 @@ class Place:
         )
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The same, for an owner that is a process of its own."""
+        """Return the same settings for an owner that is a process of its own."""
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
@@ -74,7 +75,8 @@ class Place:
         shutil.rmtree(self.base, ignore_errors=True)
 
     def processes(self) -> dict[tuple[int, int], str]:
-        """Those that run as one of our uids or in one of our cgroups, by pid and start time."""
+        """Return the processes that run as one of our uids or in one of our cgroups, by pid and
+        start time."""
         found = {}
         for pid in _pids():
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -92,17 +94,20 @@ class Place:
         return self.cgroup_name in _text(f"/proc/{pid}/cgroup")
 
     def cgroups(self) -> set[str]:
-        """Of both kinds: one tree, or one for each controller."""
+        """Return our cgroups of both kinds: one tree, or one for each controller."""
         name = f"paracle-sandbox/{self.cgroup_name}*"
-        # They may go while we look, which neither of these minds, and Path.glob does.
+        # Files may vanish while we look. Neither of these calls minds that, but Path.glob does.
         tops = [path for top in (name, f"*/{name}") for path in glob.glob(f"{_CGROUPS}/{top}")]
         return {directory for top in tops for directory, _, _ in os.walk(top)}
 
 
 @dataclass(frozen=True)
 class HostState:
-    """One look. Processes below this one count as ours too, whatever their uid, except what an
-    owner of another place, there already at the ``earlier`` look, starts in the meantime."""
+    """The result of one look at the machine.
+
+    Processes below this one count as ours, too, whatever their uid, except those that an owner of
+    another place, which was there already at the ``earlier`` look, starts in the meantime.
+    """
 
     processes: dict[tuple[int, int], str] = field(default_factory=dict)
     cgroups: frozenset[str] = frozenset()
@@ -127,7 +132,7 @@ class HostState:
         )
 
     def left_since(self, before: HostState) -> list[str]:
-        """Everything that is there now and was not then; empty when all is gone."""
+        """Return everything that is there now and was not then; empty when all is gone."""
         new = self.processes.keys() - before.processes.keys()
         left = [f"process {self.processes[key]}" for key in sorted(new)]
         for name in ("cgroups", "mounts", "namespaces", "loops", "files"):
@@ -142,10 +147,11 @@ class HostState:
 async def clean_since(
     before: HostState, place: Place, within: float = CLEAN_SECONDS, *, but_records: bool = False
 ) -> None:
-    """Wait for Clean; an AssertionError names what is left after ``within`` seconds.
+    """Wait for Clean. After ``within`` seconds an AssertionError names what is left.
 
-    ``but_records``: an owner that was killed leaves the records it wrote, and only these, to the
-    next start."""
+    ``but_records``: an owner that was killed leaves the records that it wrote, and only these, to
+    the next start.
+    """
     deadline = time.monotonic() + within
     kept = f"file {place.state}/"
     while left := [
@@ -160,7 +166,7 @@ async def clean_since(
 
 @contextlib.contextmanager
 def adopting():
-    """Orphans of processes that we kill become ours, so that ``below`` still finds them."""
+    """Make orphans of processes that we kill our children, so that ``below`` still finds them."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -173,8 +179,10 @@ def adopting():
 
 
 def below(top: int, but: Container[int] = ()) -> dict[tuple[int, int], str]:
-    """The living descendants of a process, without those of ``but``. A zombie holds nothing but
-    its number."""
+    """Return the living descendants of a process, without those of ``but``.
+
+    A zombie holds nothing but its number.
+    """
     parents: dict[int, int] = {}
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -222,7 +230,10 @@ def describe(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """From the third field (state) on; the name before it may contain anything."""
+    """Return the fields of the stat file from the third (state) on.
+
+    The name before it may contain anything.
+    """
     return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
@@ -240,8 +251,11 @@ def _line(text: str, start: str) -> str:
 
 
 def _mounts(place: Place) -> set[str]:
-    """Ours in this namespace: none is ever wanted, since sandboxes mount in their own. Whatever
-    they mount is somewhere below the place."""
+    """Return our mounts in this namespace.
+
+    There should be none, because sandboxes mount in their own. A mount of theirs is somewhere below
+    the place.
+    """
     lines = _text("/proc/self/mountinfo").splitlines()
     return {line for line in lines if str(place.base) in line}
 
@@ -271,8 +285,11 @@ def _loops(place: Place) -> set[str]:
 
 
 def _files(place: Place) -> set[str]:
-    """Records, roots, locks and temporary files; not the directories that hold them, and not what
-    is remembered of images, which belongs to no sandbox."""
+    """Return records, roots, locks and temporary files.
+
+    It leaves out the directories that hold them, and what is remembered of images, which belongs to
+    no sandbox.
+    """
     kept = {place.state / name for name in ("instances", "stores", "drafts")}
     kept |= {place.state, place.data, place.temp}
     roots = (place.state, place.data, place.temp)

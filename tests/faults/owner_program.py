@@ -24,7 +24,7 @@ def say(**message: object) -> None:
 
 
 async def loops(count: int) -> None:
-    """Sandboxes that compute for ever."""
+    """Start sandboxes that compute for ever."""
     async with SandboxManager(count, backend=NativeBackend()) as manager:
         sandboxes = [await manager.create() for _ in range(count)]
         commands = [await sandbox.start_code(LOOP, timeout=600) for sandbox in sandboxes]
@@ -35,7 +35,7 @@ async def loops(count: int) -> None:
 
 
 async def create(_: int) -> None:
-    """One sandbox, made and used; then gone."""
+    """Create one sandbox, use it and destroy it."""
     backend = NativeBackend()
     try:
         async with SandboxManager(1, backend=backend) as manager:
@@ -50,7 +50,7 @@ async def create(_: int) -> None:
 
 
 async def polite(count: int) -> None:
-    """Executions under way, and a SIGTERM that closes the manager, as a service would do it."""
+    """Run executions, and close the manager on SIGTERM, as a service would do it."""
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     backend = NativeBackend()
@@ -80,7 +80,7 @@ async def polite(count: int) -> None:
 
 
 async def copies(_: int) -> None:
-    """A copy that takes a while, to where COPY_TO says; of a file, or of a directory."""
+    """Make a copy that takes a while, of a file or of a directory, to the path in COPY_TO."""
     destination = os.environ["COPY_TO"]
     async with SandboxManager(1, backend=NativeBackend()) as manager:
         sandbox = await manager.create()
@@ -90,7 +90,8 @@ async def copies(_: int) -> None:
 
 
 async def floods(count: int) -> None:
-    """On SIGUSR1, programs that print without end, ten at a time; what each was stopped for."""
+    """On SIGUSR1, run programs that print without end, ten at a time, and report why each was
+    stopped."""
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, told.set)
     backend = NativeBackend()
@@ -115,7 +116,7 @@ async def floods(count: int) -> None:
 
 
 async def destroys(count: int) -> None:
-    """Sandboxes with a tree each that takes a while to remove; then all are destroyed at once."""
+    """Create sandboxes with a tree each that takes a while to remove; then destroy all at once."""
     backend = NativeBackend()
     async with SandboxManager(count, backend=backend) as manager:
         sandboxes = [await manager.create() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Who owns the sandboxes of a fault test: a process to be killed, or a manager in this one."""
+"""The owners of the sandboxes of a fault test: a process to be killed, or a manager in this one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
 class Owner:
-    """One owner process, started by ``async with``; ended at the latest on the way out."""
+    """One owner process, which ``async with`` starts, and ends at the latest on the way out."""
 
     def __init__(self, place: Place, *arguments: str, **environment: str) -> None:
         self._place = place
@@ -45,7 +45,7 @@ class Owner:
         await self.process.communicate()
 
     async def hear(self, key: str, seconds: float = 60) -> object:
-        """The value of the first line that has the key."""
+        """Return the value of the first line that has the key."""
         assert self.process.stdout is not None
         async with asyncio.timeout(seconds):
             while line := await self.process.stdout.readline():
@@ -70,7 +70,7 @@ class Owner:
 
 @contextlib.asynccontextmanager
 async def native_manager(place: Place, **settings: object) -> AsyncIterator[SandboxManager]:
-    """A manager in this process, which must leave the machine Clean."""
+    """Provide a manager in this process, which must leave the machine Clean."""
     before = HostState.take(place)
     backend = NativeBackend(place.settings(**settings))
     manager = SandboxManager(64, backend=backend)
@@ -83,7 +83,8 @@ async def native_manager(place: Place, **settings: object) -> AsyncIterator[Sand
 
 
 async def usable(place: Place) -> None:
-    """A new start on the same directories works, finds nothing old, and leaves nothing."""
+    """Check that a new start on the same directories works, finds nothing old, and leaves
+    nothing."""
     async with native_manager(place) as manager:
         sandbox = await manager.create()
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
@@ -92,7 +93,7 @@ async def usable(place: Place) -> None:
 
 
 def helpers() -> tuple[int, int]:
-    """The launcher and the spawner that this process started last."""
+    """Return the launcher and the spawner that this process started last."""
     launchers = [pid for pid in children_of(os.getpid()) if "jail.launch" in _command(pid)]
     launcher = max(launchers, key=start_time)
     (spawner,) = children_of(launcher)
@@ -100,7 +101,7 @@ def helpers() -> tuple[int, int]:
 
 
 def zygote() -> int:
-    """The process that sandboxes are forks of."""
+    """Return the process that sandboxes are forks of."""
     (found,) = children_of(helpers()[1])
     return found
 
@@ -114,6 +115,6 @@ def resident_kb(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and the children it has waited for."""
+    """Return the processor time of a process and of the children that it has waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")

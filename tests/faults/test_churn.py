@@ -16,9 +16,9 @@ from hoststate import HostState, clean_since
 from owners import helpers, resident_kb, zygote
 
 CYCLES = int(os.environ.get("PARACLE_CHURN", "400"))
-# Kernel objects that go in the background, what else runs on the machine meanwhile, and what each
-# processor keeps at hand: of mounts, of which a sandbox has some 35, that makes a hundred more or
-# less from one moment to the next. One of a kind lost in each cycle is more.
+# These numbers allow for kernel objects that are freed in the background, for other programs on the
+# machine, and for what each processor keeps at hand. A sandbox has some 35 mounts, and their number
+# varies by a hundred from one moment to the next. A leak of one object in each cycle is more.
 KERNEL_SLACK = 128
 
 
@@ -41,7 +41,7 @@ def kernel_objects() -> dict[str, int]:
 
 
 async def at_rest(pid: int) -> int:
-    """How many descriptors it has when it has nothing to do: forks and rehearsals take some."""
+    """How many descriptors it has when it has nothing to do: forks take some."""
     seen: list[int] = []
     while len(seen) < 10 or len(set(seen[-10:])) > 1:
         seen.append(len(os.listdir(f"/proc/{pid}/fd")))
@@ -61,7 +61,7 @@ async def cycles(manager, count: int) -> float:
 @pytest.mark.parametrize("stock", [0, 4], ids=["cold", "stocked"])
 async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record_property):
     async with managing(stock=stock) as manager:
-        await cycles(manager, 30)  # what is kept for good is made in the first few
+        await cycles(manager, 30)  # objects that are kept for good are made in the first few
         gc.collect()
         before, kernel = HostState.take(place), kernel_objects()
         owner, (launcher, spawner) = os.getpid(), helpers()
@@ -74,7 +74,7 @@ async def test_churn_leaves_the_machine_as_it_was(place, managing, stock, record
 
         record_property("cycles_per_second", round(rate, 1))
         print(f"{rate:.0f} cycles a second")
-        if not stock:  # a stock is always on its way
+        if not stock:  # children for the stock are always under way
             await clean_since(before, place)
             assert abs(await at_rest(spawner) - descriptors) <= 2
         else:
@@ -95,6 +95,6 @@ async def settled(before: dict[str, int], seconds: float = 30.0) -> None:
         if count - before.get(name, 0) > KERNEL_SLACK + 0.02 * CYCLES
     }:
         assert time.monotonic() < deadline, f"before and now: {more}"
-        # Reclaim is what frees a dying memory cgroup's last pages.
+        # Only reclaim frees the last pages of a dying memory cgroup.
         Path("/proc/sys/vm/drop_caches").write_text("2")
         time.sleep(0.5)

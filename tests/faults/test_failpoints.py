@@ -1,4 +1,5 @@
-"""R02, R16: the owner killed at every step of creating a sandbox, and every step made to fail."""
+"""R02, R16: the owner is killed at every step of creating a sandbox, and every step is made to
+fail."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ JAIL = Path(paracle_sandbox.__file__).parent / "jail"
 
 
 def steps() -> list[str]:
-    """Every ``step("name")`` of the jail's source, so that a new step is tested when it is made."""
+    """Return every ``step("name")`` of the jail's source, so that a new step is tested once it is
+    there."""
     found = []
-    # Not those inside an engine's instance, where there is no failpoint.
+    # The steps inside an engine's instance have no failpoint.
     for path in sorted(set(JAIL.rglob("*.py")) - set((JAIL / "instance").iterdir())):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step":

@@ -1,4 +1,4 @@
-"""The witness of all fault tests, shown able to see each kind of thing it is asked to miss."""
+"""The witness of all fault tests is shown able to see each kind of thing that it must find."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_mount_and_namespaces_are_seen(place):
     ) as holder:
         try:
             named = left(place, before)
-            while "'sleep 60" not in named:  # no longer the shell that will become it
+            while "'sleep 60" not in named:  # the shell has executed the program
                 named = left(place, before)
             assert "namespace net:[" in named
             assert "mount " not in named, "a mount in another namespace is not one of ours"

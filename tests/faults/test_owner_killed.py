@@ -1,4 +1,4 @@
-"""R01, R03: the owner is killed, and everything goes with it, without anybody's help."""
+"""R01, R03: the owner is killed, and everything goes with it, without any help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEAD_SECONDS = 2.0
 
 
 async def all_dead(place, seconds):
-    """How long it takes until no process of a sandbox is left."""
+    """Wait until no process of a sandbox is left. Returns how long that took."""
     started = time.monotonic()
     while place.processes():
         assert time.monotonic() - started < seconds + 5, place.processes()
@@ -34,7 +34,7 @@ async def test_sandboxes_die_with_a_killed_owner(place, owner):
         process.process.kill()
         took = await all_dead(place, DEAD_SECONDS)
         assert took <= DEAD_SECONDS, f"{took:.2f} s"
-    # With no new start: its spawner cleaned up.
+    # There was no new start: its spawner cleaned up.
     await clean_since(before, place, but_records=True)
     await usable(place)
     await clean_since(before, place)
@@ -48,7 +48,7 @@ async def test_sandboxes_die_with_the_part_that_holds_them(place, owner, part):
         os.kill(getattr(process, part), signal.SIGKILL)
         assert await all_dead(place, DEAD_SECONDS) <= DEAD_SECONDS
         assert is_alive(process.process.pid), "the owner goes on"
-    # What the dead spawner could not remove is swept by the next start.
+    # The next start sweeps everything that the dead spawner could not remove.
     await usable(place)
     await clean_since(before, place)
 
@@ -66,7 +66,7 @@ async def test_owner_and_spawner_killed_at_once_leave_only_what_the_next_start_s
 
 
 async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
-    """It cannot see the owner's end while it is stopped; going on, it must."""
+    """It cannot see the owner's end while it is stopped. Once it is continued, it must."""
     before = HostState.take(place)
     async with owner("loops", "2") as process:
         await process.hear("ready")
@@ -94,12 +94,12 @@ async def test_a_stopped_spawner_dies_with_its_owner_too(place, owner):
 async def test_a_copy_that_was_killed_is_removed_by_the_next_start(
     place, owner, tmp_path, source, target, drafts_in
 ):
-    """R03: what was there is as it was, and nothing is there in part."""
+    """R03: the old files are as they were, and nothing is there in part."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("old")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "there")
-    planted = tmp_path / drafts_in / ".paracle-0123456789abcdef"  # of somebody else
+    planted = tmp_path / drafts_in / ".paracle-0123456789abcdef"  # another program's file
     planted.mkdir()
     base = tmp_path / "elsewhere" if target.startswith("link") else tmp_path
     where = {"COPY_FROM": source, "COPY_TO": f"{base}/{target}"}
@@ -122,8 +122,9 @@ KILLS = 10
 
 
 async def test_an_owner_that_is_killed_while_it_destroys(place, owner):
-    """R03: at moments spread over the whole of it, the first and the last among them; each time
-    the next start finds nothing that is neither there nor gone."""
+    """R03: it is killed at moments spread over the whole operation, the first and the last among
+    them. Each time the next start finds nothing that is neither there nor gone.
+    """
     before = HostState.take(place)
     async with owner("destroys", "2") as process:
         await process.hear("ready")

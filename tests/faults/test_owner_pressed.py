@@ -1,5 +1,8 @@
-"""Owners under pressure: programs that fork from their first moment, floods against little memory,
-and a state directory that has no room, or may not be written to."""
+"""Owners under pressure.
+
+Programs fork from their first moment, output floods meet little memory, and a state directory has
+no room or may not be written.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +83,8 @@ async def test_who_forks_from_the_first_moment_on_is_never_outside_its_cgroup(pl
             for pid, started in place.processes():
                 with contextlib.suppress(OSError):
                     groups = cgroup_of(pid)
-                    # Who has just been forked by the spawner runs no program yet: it is root's.
-                    # Who is ending has left its groups.
+                    # A child that the spawner has just forked runs no program yet, and is root's.
+                    # A process that is ending has left its groups.
                     if uid_of(pid) in place.uids and not is_ending(pid):
                         seen.add((pid, started))
                         if place.cgroup_name not in groups:
@@ -99,7 +102,7 @@ async def test_who_forks_from_the_first_moment_on_is_never_outside_its_cgroup(pl
 
 @pytest.fixture
 def little_memory() -> Iterator[Path]:
-    """A memory cgroup of our own, for one owner."""
+    """Provide a memory cgroup of our own, for one owner."""
     kind = Path("/sys/fs/cgroup/memory")
     top = (kind if kind.is_dir() else Path("/sys/fs/cgroup")) / f"paracle-test-{os.getpid()}"
     top.mkdir()
@@ -108,7 +111,7 @@ def little_memory() -> Iterator[Path]:
 
 
 async def test_floods_do_not_end_an_owner_that_has_little_memory(place, owner, little_memory):
-    """R14: fifty programs print without end; their owner may use 64 MB more than it does idle."""
+    """R14: fifty programs print without end. Their owner may use 64 MB more than it does idle."""
     v1 = (little_memory / "memory.limit_in_bytes").exists()
     names = (
         ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -121,7 +124,7 @@ async def test_floods_do_not_end_an_owner_that_has_little_memory(place, owner, l
         pid = process.process.pid
         baseline = resident_bytes(pid)
         (little_memory / "cgroup.procs").write_text(str(pid))
-        # What it used before is charged elsewhere.
+        # The memory that it used before is charged to another group.
         (little_memory / names[0]).write_text(str(SPARE_BYTES))
         os.kill(pid, 10)  # SIGUSR1: begin
         outcomes = await process.hear("outcomes", 240)
@@ -144,17 +147,21 @@ def mounted(place: Place, *options: str) -> None:
 
 @pytest.fixture
 def small_state(tmp_path: Path) -> Iterator[Place]:
-    """A place whose state directory is a file system of its own, with room for few files."""
+    """Provide a place whose state directory is a file system of its own, with room for few
+    files."""
     place = Place(tmp_path)
     mounted(place, "-t", "tmpfs", "-o", "size=1m,nr_inodes=24,mode=700", "tmpfs")
     try:
-        yield Place(tmp_path)  # its name for cgroups is that of the file system
+        yield Place(tmp_path)  # only now: it names its cgroups by the file system
     finally:
         subprocess.run(["umount", "-l", place.state], check=True)
 
 
 async def test_a_state_directory_without_room_for_a_file_is_told_and_passes(small_state):
-    """R13: who runs goes on, who has to go goes, who comes is told why not; then all is well."""
+    """R13: running sandboxes go on, sandboxes can be destroyed, and new ones fail with the reason.
+
+    When there is room again, all works.
+    """
     place = small_state
     backend = NativeBackend(place.settings())
     async with SandboxManager(8, backend=backend) as manager:
@@ -182,7 +189,7 @@ async def test_a_state_directory_without_room_for_a_file_is_told_and_passes(smal
 
 @pytest.fixture
 def failing_state(tmp_path: Path) -> Iterator[Place]:
-    """A place whose state directory is on a disk that can be made to fail."""
+    """Provide a place whose state directory is on a disk that can be made to fail."""
     place = Place(tmp_path)
     disk = tmp_path / "disk"
     with disk.open("wb") as file:
@@ -197,7 +204,7 @@ def failing_state(tmp_path: Path) -> Iterator[Place]:
 
 
 async def test_a_state_directory_whose_disk_fails_is_told_and_leaves_nothing(failing_state):
-    """R13: as the kernel does it when the disk answers with errors, under open files."""
+    """R13: the disk answers with errors, under open files, as the kernel does it."""
     place = failing_state
     backend = NativeBackend(place.settings())
     manager = SandboxManager(8, backend=backend)
@@ -212,7 +219,7 @@ async def test_a_state_directory_whose_disk_fails_is_told_and_leaves_nothing(fai
             await manager.create()
         assert (await there.execute("echo here"))["stdout"] == "here\n"
         pids = [backend.init_pid(sandbox.sandbox_id) for sandbox in (there, other)]
-        # Its record cannot be removed, which is said; it is gone itself.
+        # Its record cannot be removed, which is reported. The sandbox itself is gone.
         with pytest.raises(SandboxCleanupError, match="record"):
             await manager.destroy(other.sandbox_id)
         assert not is_alive(pids[1])

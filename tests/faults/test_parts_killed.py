@@ -1,4 +1,7 @@
-"""R07: one part is killed; the right error, nobody else hurt, nothing left."""
+"""R07: one part is killed.
+
+The error is the right one, no other sandbox suffers, and nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ LOOP = "print('running', flush=True)\nwhile True: pass\n"
 
 
 async def running(sandbox):
-    """A command that computes for ever, once it has said so."""
+    """Start a command that computes for ever, and wait until it says so."""
     command = await sandbox.start_code(LOOP, timeout=120)
     async with asyncio.timeout(20):
         while command.stdout_bytes != b"running\n" or command.pid is None:
@@ -27,7 +30,7 @@ async def running(sandbox):
 
 
 def host_pid(init: int, inside: int) -> int:
-    """The process that the sandbox knows by that number, as the host counts."""
+    """Return the host's pid of a process that has this pid in the sandbox."""
     for pid, _ in below(init):
         status = Path(f"/proc/{pid}/status").read_text()
         if int(status.split("NSpid:")[1].splitlines()[0].split()[-1]) == inside:
@@ -71,8 +74,8 @@ async def test_a_killed_keeper_ends_its_command_as_killed(managing):
             result = await doomed.wait()
         assert result["exit_code"] == -signal.SIGKILL
         assert not is_alive(program), "what it kept went with it"
-        # What the keeper kept cannot be told from what the first command started: that goes
-        # too, or goes on, but never counts as a success.
+        # The keeper's processes cannot be told from those of the first command. That command is
+        # killed, too, or goes on, but it never counts as a success.
         assert beside.poll() in (None, -signal.SIGKILL)
         assert unharmed.poll() is None
         await assert_well(sandbox)
@@ -97,7 +100,7 @@ async def test_killed_spares_are_replaced(managing):
         for _ in range(3):
             await assert_well(sandbox)
         for spare in children_of(manager.backend.init_pid(sandbox.sandbox_id)):
-            with contextlib.suppress(ProcessLookupError):  # the last command's, on its way out
+            with contextlib.suppress(ProcessLookupError):  # a keeper may just be ending
                 os.kill(spare, signal.SIGKILL)
         for _ in range(3):
             await assert_well(sandbox)
@@ -115,7 +118,7 @@ async def test_a_killed_helper_ends_its_sandboxes_and_the_next_create_works(mana
             with pytest.raises(SandboxExecutionError):
                 async with asyncio.timeout(5):
                     await command.wait()
-        async with asyncio.timeout(8):  # it would give up after ten on whom it cannot see end
+        async with asyncio.timeout(8):  # it gives up after ten
             while is_alive(spawner):
                 await asyncio.sleep(0.01)
         await assert_well(await manager.create())
@@ -139,7 +142,7 @@ async def test_a_spawner_killed_during_a_create_is_a_definite_error(managing):
 
 
 async def test_parked_children_that_were_killed_are_replaced(managing):
-    """R28: what died in stock is never handed out."""
+    """R28: a child that died in stock is never handed out."""
     async with managing(stock=2) as manager:
         await assert_well(await manager.create())
         parent = zygote()
@@ -151,6 +154,6 @@ async def test_parked_children_that_were_killed_are_replaced(managing):
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
         while any(map(is_alive, doomed)):
-            pass  # not asleep: the spawner is to have no time to notice
+            pass  # no sleep: the spawner must not have time to notice
         for _ in range(4):
             await assert_well(await manager.create())

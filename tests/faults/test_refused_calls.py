@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(
     not shutil.which("strace"), reason="strace is missing: apt install strace"
 )
 
-# While the spawner comes up.
+# These calls happen while the spawner comes up.
 AT_START = ["mount", "mount_setattr", "pivot_root", "umount2", "unshare"]
-# In a child on its way to a sandbox: the call, and the steps that make it.
+# These happen in a child on its way to a sandbox, each with the steps that make the call.
 IN_A_CHILD = {
     "unshare": {"fork", "namespaces", "identity"},
     "setns": {"fork"},
@@ -52,16 +52,17 @@ IN_A_CHILD = {
     "close_range": {"start"},
     "clone": {"fork"},
 }  # fmt: skip
-# A child mounts less often. The bounding set alone takes forty calls, all alike; and of some, all
-# but the first are the guest's, who is confined by then.
+# A child mounts less often. Dropping the bounding set alone takes forty calls, which are all alike.
+# Of some calls only the first is the child's; the others are the guest's, which is confined by
+# then.
 MOST_CALLS = 32
 ONLY_FIRST = ("setns", "chdir", "close_range", "clone")
-# The first only asks for the version, and a refusal there means that there is no Landlock here.
+# The first call only asks for the version. If it is refused, there is no Landlock.
 FIRST = {"landlock_create_ruleset": 2}
 
 
 def faulty_python(directory: Path, call: str, injection: str) -> str:
-    """An interpreter that runs the spawner under strace, as a program to start."""
+    """Write an interpreter that runs the spawner under strace, as a program to start."""
     real = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
     trace = f"strace -f -qq -o {directory}/trace -e trace={call} -e inject={call}:{injection}"
     script = directory / "python"
@@ -90,7 +91,7 @@ async def test_a_spawner_that_is_refused_a_call_does_not_come_up(place, tmp_path
 
 @pytest.mark.parametrize("answer", ["error=EOPNOTSUPP", "retval=1"])
 async def test_health_does_not_claim_a_layer_that_the_kernel_does_not_give(place, tmp_path, answer):
-    """No Landlock, or one that is too old: sandboxes do without, whatever else says it is there."""
+    """Landlock is missing or too old. Sandboxes run without it, whatever else reports it."""
     layers, missing = [], []
     for python in ("", faulty_python(tmp_path, "landlock_create_ruleset", answer)):
         backend = NativeBackend(place.settings(python=python))
@@ -119,7 +120,7 @@ async def test_under_strace_alone_user_code_runs(place, managing, tmp_path):
 
 @contextlib.asynccontextmanager
 async def refusing(pid: int, call: str, number: int, trace: Path, *, children: bool = True):
-    """The n-th such call of the process, and of each of its children, is refused."""
+    """Refuse the n-th such call of the process, and of each of its children, by strace."""
     strace = await asyncio.create_subprocess_exec(
         "strace", *(["-f"] if children else []), "-p", str(pid), "-o", str(trace),
         "-e", f"trace={call}", "-e", f"inject={call}:error=EPERM:when={number}",
@@ -136,7 +137,7 @@ async def refusing(pid: int, call: str, number: int, trace: Path, *, children: b
 
 @pytest.mark.parametrize("call", IN_A_CHILD)
 async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managing, tmp_path, call):
-    """The first such call is refused, then the second, until there is none that could be."""
+    """The first such call is refused, then the second, until no further one can be."""
     assert IN_A_CHILD[call] <= {*STEPS, "start"}, "a step was renamed"
     async with managing() as manager:
         neighbour = await manager.create()
@@ -150,20 +151,22 @@ async def test_a_child_that_is_refused_a_call_never_runs_user_code(place, managi
                 assert refused is None
                 break
             assert refused in IN_A_CHILD[call], trace.read_text()[-2000:]
-            # One child's failure is nobody else's.
+            # The failure of one child does not affect the others.
             assert (await neighbour.execute("echo well"))["stdout"] == "well\n"
             if call in ONLY_FIRST:
                 break
         assert "INJECTED" in (tmp_path / f"trace-{first}").read_text(), "nothing is shown"
         if call == "setns":
-            return  # the zygote's own: it makes no more sandboxes, and says so
+            return  # it is the zygote's own: it forks no more and reports that
         another = await manager.create()
         assert (await another.execute("echo well"))["stdout"] == "well\n"
 
 
 async def test_a_write_that_is_refused_ends_the_start(managing, tmp_path):
-    """To the files of its groups and limits, and to the maps of its user namespace: the first such
-    write is refused, then the second, of the spawner and of the child."""
+    """The writes go to the files of its groups and limits and to the maps of its user namespace.
+
+    The first such write is refused, then the second, of the spawner and of the child.
+    """
     async with managing() as manager:
         neighbour = await manager.create()
         for who, steps in (
@@ -182,7 +185,7 @@ async def test_a_write_that_is_refused_ends_the_start(managing, tmp_path):
                 before, refused, _ = trace.read_text().partition("(INJECTED)")
                 if not refused:
                     break
-                # The spawner's own, into the group that it is in, only makes the next one quick.
+                # The spawner's write into the group that it is in only makes the next one quick.
                 assert step in steps or '"0", 1)' in before.splitlines()[-1], before
                 met.add(step)
             assert met >= steps and step is None
@@ -190,7 +193,7 @@ async def test_a_write_that_is_refused_ends_the_start(managing, tmp_path):
 
 
 async def test_what_cannot_be_looked_at_does_not_stay_in_view(managing, tmp_path):
-    """Of /proc all that is there is hidden; whether it is there has to be known for that."""
+    """All files of /proc that exist are hidden, so it has to be known whether they exist."""
     async with managing() as manager:
         usual = mount_points(manager, await manager.create())
         assert "/proc/cmdline" in usual
@@ -214,7 +217,7 @@ def mount_points(manager: SandboxManager, sandbox: Sandbox) -> list[str]:
 
 
 async def attempt(manager: SandboxManager) -> str | None:
-    """The step that failed; None when user code ran."""
+    """Return the step that failed; None if user code ran."""
     printed: list[str] = []
     run = SandboxExecutor(manager).execute_agent
     try:

@@ -1,4 +1,4 @@
-"""R05: a service is told to end while fifty executions run."""
+"""R05: a service gets SIGTERM while fifty executions run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_an_owner_without_a_handler_ends_at_once_and_leaves_nothing(place,
 
 
 async def test_ctrl_c_reaches_the_owner_and_not_its_helpers_first(place, owner):
-    """An interrupt from the terminal: the manager's own exit removes its sandboxes."""
+    """On an interrupt from the terminal, the manager's own exit removes its sandboxes."""
     before = HostState.take(place)
     async with owner("loops", "3") as process:
         await process.hear("ready", 120)

@@ -46,7 +46,7 @@ async def one_life(manager, chance: random.Random) -> None:
 
 
 async def lives(manager, seconds: float, seed: int) -> int:
-    """How many, of all who work at it until then."""
+    """Run one life of a sandbox after the other until the time is over. Returns how many."""
     ends, chance, count = time.monotonic() + seconds, random.Random(seed), 0
     while time.monotonic() < ends or not count:
         try:
@@ -79,7 +79,7 @@ async def test_a_soak_leaves_the_machine_as_it_was(place, managing):
         gc.collect()
         for name, pid in ours.items():
             grown = resident_kb(pid) - memory[name]
-            # As in test_churn.py: some noise, and less than one kB for each life.
+            # The limit of test_churn.py: some noise, and less than one kB for each life.
             assert grown < 4096 + more, f"the {name} grew by {grown} kB in {more} lives"
         await clean_since(before, place)
         assert threading.active_count() <= threads + AT_ONCE

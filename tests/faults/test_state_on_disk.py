@@ -1,5 +1,8 @@
-"""What a new start finds on disk: records that are damaged, from before a reboot, or from another
-version. None of it keeps the rest from working, and nothing is killed that is not surely ours."""
+"""Tests of what a new start finds on disk.
+
+Records are damaged, from before a reboot, or from another version. None of it keeps the rest from
+working, and no process is killed that is not surely ours.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ async def test_a_damaged_record_is_in_nobodys_way(place, managing, content):
 
 @pytest.mark.parametrize("name", ["a fifo.json", "a directory.json", "a link.json"])
 async def test_what_is_no_file_is_no_record(place, managing, tmp_path, name):
-    """R21: neither waited for, nor followed."""
+    """R21: the sweep neither waits for it nor follows it."""
     path = place.state / name
     if "fifo" in name:
         os.mkfifo(path)
@@ -78,14 +81,14 @@ async def test_what_is_no_file_is_no_record(place, managing, tmp_path, name):
 
 @pytest.fixture
 def bystander():
-    """A process of this user, which has nothing to do with sandboxes."""
+    """Start a process of this user that has nothing to do with sandboxes."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process.pid
         process.kill()
 
 
 async def test_after_a_reboot_sandboxes_are_lost_and_nobody_else_is_hurt(place, owner, bystander):
-    """R29: nothing lives of what the records tell, and their numbers are others' now."""
+    """R29: no process of the records lives, and their numbers belong to others now."""
     before = HostState.take(place)
     async with owner("loops", "3") as process:
         ids = await process.hear("ready")
@@ -115,7 +118,7 @@ async def test_after_a_reboot_sandboxes_are_lost_and_nobody_else_is_hurt(place, 
 
 
 async def test_sandboxes_of_another_version_run_on(place, owner):
-    """R30: what a living owner has is its own, whatever its records say and leave out."""
+    """R30: a living owner keeps its sandboxes, whatever its records say and leave out."""
     before = HostState.take(place)
     async with owner("loops", "2") as process:
         ids = await process.hear("ready")

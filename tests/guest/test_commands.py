@@ -1,4 +1,4 @@
-"""The guest, as a real process over a real socket: commands, kills, and odd hosts."""
+"""Tests of the guest as a real process over a real socket: commands, kills, and odd hosts."""
 
 from __future__ import annotations
 
@@ -428,7 +428,10 @@ def test_kill_keeps_what_was_said_before(guest: GuestClient) -> None:
 
 
 def take_direct_place(guest: GuestClient) -> int:
-    """So that the next command has a keeper. While orphans are hunted the place is closed."""
+    """Make the next command have a keeper.
+
+    It cannot be the direct one while orphans are being killed.
+    """
     while True:
         stream = guest.exec("sleep", "60")
         guest.wait_until(lambda: guest.answer(stream).pid)
@@ -450,8 +453,11 @@ def test_kill_of_stopped_processes_and_a_stopped_keeper(guest: GuestClient) -> N
 
 
 def test_kill_of_a_program_that_stops_its_keeper_again_and_again(guest: GuestClient) -> None:
-    """The keeper may never get to say what it started: then it is killed, and what it kept. How
-    far it comes is a race, hence the rounds."""
+    """The keeper may never get to report what it started.
+
+    Then it is killed with its whole tree. How far it gets is a race, so the test runs several
+    rounds.
+    """
     text = "kill -STOP $PPID; echo $PPID; while kill -STOP $PPID; do :; done"
     for _ in range(12):
         beside = take_direct_place(guest)
@@ -474,7 +480,7 @@ def test_killed_keeper_is_no_success_and_leaves_no_orphan(
         direct = take_direct_place(guest)
         answer = guest.run("sh", "-c", text)
         assert answer.result == {"exit_code": -9}
-        # Nobody can tell any more whose orphans are whose.
+        # Here no process can tell any more which orphan belongs to which command.
         assert guest.wait(direct).result == {"exit_code": -9}
         assert not alive(int(answer.stdout))
         assert not alive(answer.pid)
@@ -490,20 +496,22 @@ def test_killed_keeper_of_a_background_child(guest: GuestClient) -> None:
     assert guest.run("true").result == {"exit_code": 0}
 
 
-def test_killed_seed_is_replaced(guest: GuestClient) -> None:
-    for _ in range(2):  # whoever runs two will run a third
+def test_killed_preforked_is_replaced(guest: GuestClient) -> None:
+    for _ in range(2):  # if two of them ran, a third one can run
         assert script_output(guest, "print(1)") == b"1\n"
     children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
     wait_for(lambda: children.read_text().split())
-    seeds = [int(pid) for pid in children.read_text().split()]
-    for pid in seeds:
+    ahead = [int(pid) for pid in children.read_text().split()]
+    for pid in ahead:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not any(map(alive, seeds)))
+    wait_for(lambda: not any(map(alive, ahead)))
     for _ in range(3):
         assert script_output(guest, "print(2)") == b"2\n"
 
 
-def test_a_seed_comes_after_the_listing_that_follows_a_program(guest: GuestClient) -> None:
+def test_a_preforked_program_comes_after_the_listing_that_follows(
+    guest: GuestClient,
+) -> None:
     for _ in range(2):
         stream = guest.open("python", path="s.py", source="pass", argv=[])
         listing = guest.open("list", path=".", after=stream)
@@ -549,7 +557,7 @@ def test_a_command_and_the_listing_after_it_can_both_be_killed(
 
 
 def script_output(guest: GuestClient, source: str) -> bytes:
-    stream = guest.open("python", path="seeded.py", source=source, argv=[])
+    stream = guest.open("python", path="p.py", source=source, argv=[])
     return bytes(guest.wait(stream).stdout)
 
 
@@ -600,7 +608,8 @@ while time.monotonic() < until:
 
 @pytest.mark.parametrize("how", ["group", "setsid"])
 def test_kill_of_a_fork_bomb(guest: GuestClient, tmp_path: Path, how: str) -> None:
-    # A guest that may not go first, and is not PID 1 as in a sandbox, is starved by hundreds.
+    # Hundreds of processes starve a guest that may not raise its priority and is not PID 1 as in a
+    # sandbox.
     most = 200 if os.geteuid() == 0 else 16
     pids = tmp_path / "pids"
     stream = script(guest, BOMB, str(pids), how, str(most))
@@ -615,7 +624,8 @@ AS_FIRST_PROCESS = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
 
 
 def inside(first: int) -> list[int]:
-    """The living processes of the namespace that this one is the first of, without itself."""
+    """Count the living processes of the namespace whose first process this one is, without
+    itself."""
     namespace = os.readlink(f"/proc/{first}/ns/pid")
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -641,11 +651,12 @@ def starve(guest: int, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["descriptors", "all descriptors but one", "memory"])
 def test_a_starved_guest_confirms_no_kill_that_it_did_not_do(tmp_path: Path, how: str) -> None:
-    """It may answer when nothing of the command is left, or end, and with it its sandbox."""
+    """The guest may confirm when nothing of the command is left, or end, and its sandbox with
+    it."""
     with GuestClient(tmp_path, wrap=AS_FIRST_PROCESS) as guest:
         children = Path(f"/proc/{guest.process.pid}/task/{guest.process.pid}/children")
         first = int(children.read_text())
-        guest.exec("sleep", "1000")  # without it, everything is killed without a look
+        guest.exec("sleep", "1000")  # without it, everything is killed without a walk
         stream = script(guest, TREE, str(tmp_path / "pids"))
         wait_for(lambda: len(pids_in(tmp_path / "pids")) == 5)
         trees = [pid for pid in inside(first) if b"hide" in cmdline(pid)]
@@ -751,7 +762,7 @@ def test_leaves_no_zombies_and_no_descriptors(guest: GuestClient) -> None:
         guest.signal(stream, kill=True)
         guest.wait(stream)
     wait_for(lambda: not dead_children())
-    wait_for(lambda: descriptors() <= before + 1)  # a seed comes and goes
+    wait_for(lambda: descriptors() <= before + 1)  # a preforked one comes and goes
 
 
 def test_survives_a_storm_of_signals(guest: GuestClient) -> None:

@@ -1,4 +1,4 @@
-"""The guest's file operations, driven as its loop drives them."""
+"""Tests of the guest's file operations, which are driven as its loop drives them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AT_FDCWD = -100
 
 
 class FakeWire:
-    """A stream whose host gives credit back only when told to."""
+    """A stream whose host gives credit back only on demand of the test."""
 
     def __init__(self, credit: int = WINDOW) -> None:
         self.credit = credit
@@ -62,7 +62,7 @@ class FakeWire:
 
 
 class Guest:
-    """Runs operations to their end in one working directory."""
+    """Run operations to their end in one working directory."""
 
     def __init__(self, working_dir: Path, tmp_dir: Path) -> None:
         self.working_dir = working_dir
@@ -132,7 +132,7 @@ def tree_hash(top: Path) -> str:
 
 @contextlib.contextmanager
 def exchanging(one: Path, other: Path) -> Iterator[None]:
-    """Another process, as an attacker would be, swaps two names all the time."""
+    """Start another process that swaps two names all the time, as an attacker would."""
     renameat2 = ctypes.CDLL(None).renameat2
     names = os.fsencode(one), os.fsencode(other)
     parent, swapper = os.getpid(), os.fork()
@@ -261,7 +261,7 @@ def test_write_to_a_directory_is_refused(guest: Guest) -> None:
 def test_full_disk_is_named_and_leaves_no_temporary_file(guest: Guest) -> None:
     guest.ok("write", b"old", path="file")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # EFBIG stands in for ENOSPC: both come from write(2) half way.
+    # EFBIG stands for ENOSPC: both come from write(2) half way.
     resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, limits[1]))
     try:
         guest.refused("too_large", "write", bytes(1 << 20), path="file")
@@ -274,12 +274,12 @@ def test_full_disk_is_named_and_leaves_no_temporary_file(guest: Guest) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_no_space_has_its_own_code() -> None:
-    from paracle_sandbox.guest.files.paths import explain
+    from paracle_sandbox.guest.files.paths import to_file_error
 
     with pytest.raises(OSError) as caught:
         with open("/dev/full", "wb", buffering=0) as full:
             full.write(b"x")
-    assert explain(caught.value, "/workspace/x").code == "no_space"
+    assert to_file_error(caught.value, "/workspace/x").code == "no_space"
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(guest: Guest) -> None:
@@ -298,7 +298,10 @@ def test_what_is_no_regular_file_is_refused_without_waiting(guest: Guest) -> Non
 
 
 def test_places_are_what_a_request_names(guest: Guest, outside: Path) -> None:
-    """As volumes are: below them all is as in the working directory, with links between them."""
+    """A request may name more roots, as it does for volumes.
+
+    Below each of them paths work as in the working directory, with links between them.
+    """
     (outside / "folder").mkdir()
     (outside / "folder" / "file").write_text("given")
     (guest.working_dir / "link").symlink_to(outside / "folder")
@@ -469,7 +472,8 @@ def test_a_file_that_its_user_may_not_write_is_not_replaced(tmp_path: Path) -> N
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody without its rights")
 def test_where_nothing_can_be_made_beside_a_file_its_content_is_replaced(tmp_path: Path) -> None:
-    """As a program would that opens it: the directory is another's, the file is writable."""
+    """The directory belongs to another user and the file is writable: a program could write to it,
+    too."""
     guest = Guest(tmp_path / "place", tmp_path / "tmp")
     for folder, mode in ((guest.working_dir, 0o755), (tmp_path / "tmp", 0o777)):
         folder.mkdir()
@@ -501,7 +505,7 @@ def test_what_is_too_large_is_refused_before_any_of_it_is_sent(guest: Guest) -> 
 
 
 def test_a_tree_of_hard_links_is_counted_before_any_of_it_is_sent(guest: Guest) -> None:
-    """Each name is a copy at the other end: one megabyte here would be a hundred there."""
+    """Each name becomes a copy at the other end: one megabyte here would be a hundred there."""
     one = guest.working_dir / "one"
     one.write_bytes(bytes(1 << 20))
     for number in range(100):
@@ -682,7 +686,8 @@ def test_move_between_file_systems(two_mounts: Guest) -> None:
 
 @pytest.fixture
 def in_memory(tmp_path: Path) -> Iterator[Guest]:
-    """A workspace where making and removing 50 000 directories does not wait for a disk."""
+    """Provide a workspace in memory, where creating and removing 50 000 directories does not wait
+    for a disk."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else tmp_path) as folder:
         yield Guest(Path(folder), tmp_path)
@@ -723,7 +728,7 @@ def test_removal_takes_turns_and_can_be_cancelled(guest: Guest) -> None:
 
 
 def as_nobody(action: Callable[[], None]) -> None:
-    """Runs the action in a child without root's rights; an exception there fails the test."""
+    """Run the action in a child without root's privileges. An exception there fails the test."""
     child = os.fork()
     if child == 0:
         status = 1

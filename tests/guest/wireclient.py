@@ -1,4 +1,4 @@
-"""A small synchronous host for tests: starts a real guest as a subprocess over a socketpair."""
+"""A small synchronous host for tests. It starts a real guest as a subprocess over a socketpair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 class Answer:
-    """All that came back on one stream."""
+    """All frames that came back on one stream."""
 
     def __init__(self) -> None:
         self.stdout = bytearray()
@@ -36,13 +36,18 @@ class Answer:
 
     @property
     def pid(self) -> int | None:
-        """The last: where a seed died with its program unread, another takes its place."""
+        """The last pid that was reported.
+
+        If a preforked process died before it read its program, another process ran it.
+        """
         return next((event["pid"] for event in reversed(self.events) if "pid" in event), None)
 
 
 class GuestClient:
-    """`with GuestClient(folder) as guest:`; every wait has a deadline. ``wrap``: a command that
-    starts it."""
+    """Start a guest: `with GuestClient(folder) as guest:`.
+
+    Every wait has a deadline. ``wrap`` is a command that starts the guest.
+    """
 
     def __init__(
         self,
@@ -122,7 +127,7 @@ class GuestClient:
             self.poll(min(left, 0.05))
 
     def poll(self, seconds: float) -> None:
-        """Take in what arrives within this time."""
+        """Process the frames that arrive within this time."""
         if select.select([self.socket], [], [], seconds)[0]:
             data = self.socket.recv(1 << 20)
             if not data:

@@ -1,3 +1,4 @@
-"""The fixtures are in a module of another name: there are several files called conftest."""
+"""Import the fixtures from a module with another name, because there are several files called
+conftest."""
 
 from hostile_fixtures import *  # noqa: F403

@@ -57,8 +57,10 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 
 @contextlib.contextmanager
 def _own_instance(state: Path) -> Iterator[None]:
-    """Uids and cgroups go by instance number, which is counted per state directory: take a
-    number that test runs beside this one do not have."""
+    """Take an instance number that tests beside this one do not have.
+
+    Uids and cgroups follow from it, and each state directory counts it anew.
+    """
     (state / "instances").mkdir(parents=True)
     taken = []
     for number in range(1 + os.getpid() % 100):
@@ -80,7 +82,7 @@ def native(settings: Settings) -> Iterator[NativeBackend]:
 
 @pytest.fixture
 async def make(native: NativeBackend) -> AsyncIterator[Make]:
-    """Start further sandboxes: ``await make(config, labels=...)``."""
+    """Return a function that starts further sandboxes: ``await make(config, labels=...)``."""
     started: list[Sandbox] = []
 
     async def start(config: SandboxConfig | None = None, **options: Any) -> Sandbox:
@@ -100,7 +102,7 @@ async def sandbox(make: Make) -> Sandbox:
 
 
 async def _end(native: NativeBackend, sandbox: Sandbox) -> None:
-    """Stop it, then look for what is left (rule 4 of the catalogue)."""
+    """Stop the sandbox, and look for what it left behind (rule 4 of the catalogue)."""
     if sandbox.sandbox_id not in native._owned:
         await sandbox.stop()
         return
@@ -135,7 +137,7 @@ def host_uid(native: NativeBackend) -> Callable[[Sandbox], int]:
 
 @dataclass
 class Weak:
-    """Runs a probe as root of the host, but in namespaces of its own, where it may do harm."""
+    """Run a probe as root of the host, but in namespaces of its own, where it may do harm."""
 
     directory: Path
 

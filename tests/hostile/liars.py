@@ -1,4 +1,4 @@
-"""Guests that are a script of the test: what a host must bear from a hostile inside."""
+"""Guests that are a script of the test: they show what a host must bear from a hostile inside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELLO = frames.encode_json(frames.HELLO, 0, {"protocol": 1, "python": "3.11.0", 
 
 
 class LyingChannel(Channel):
-    """A guest made of a script, called for each frame of the host."""
+    """A channel to a scripted guest, whose script is called for each frame of the host."""
 
     def __init__(self, script: Script, hello: bytes = HELLO) -> None:
         self._script = script

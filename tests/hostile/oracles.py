@@ -1,4 +1,4 @@
-"""Witnesses on the host: what a hostile program says about itself is evidence, never proof."""
+"""Witnesses on the host. The claims of a hostile program about itself are evidence, never proof."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NAMESPACES = process_isolation.NAMESPACES
 
 
 class Canary:
-    """A host file nobody inside may read, change or even touch."""
+    """A host file that no program inside may read, change or even touch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.secret = f"canary-{secrets.token_hex(16)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.secret)
-        path.chmod(0o666)  # no mode bit may be what saved it
+        path.chmod(0o666)  # a mode bit must not be its protection
         self._before = fingerprint(path)
 
     def assert_intact(self) -> None:
@@ -35,7 +35,10 @@ class Canary:
 
 
 class CanaryTree:
-    """A host directory with a file below it; its names and all fingerprints stay as they are."""
+    """A host directory with a file below it.
+
+    Its names and all fingerprints must stay as they are.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -53,7 +56,8 @@ class CanaryTree:
 
 
 def fingerprint(path: Path) -> tuple[object, ...]:
-    """Content, inode, owner, mode, links and times of change: everything but the reading."""
+    """Return content, inode, owner, mode, links and times of change: everything but the time of
+    reading."""
     status = path.lstat()
     content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
     return (
@@ -71,7 +75,8 @@ def hash_files(paths: list[Path]) -> dict[str, str]:
 
 
 class Listener:
-    """A host service that counts who reaches it: TCP or UDP on an address, or a unix socket."""
+    """A host service that counts the clients that reach it, by TCP or UDP on an address, or a unix
+    socket."""
 
     def __init__(self, family: int, kind: int, address: object) -> None:
         self.hits = 0
@@ -100,7 +105,7 @@ class Listener:
                 return
 
     def close(self) -> None:
-        # Whatever is still in the queue counts as well.
+        # Data that is still in the queue counts as well.
         time.sleep(0.1)
         self._ends = True
         self._thread.join()
@@ -118,7 +123,7 @@ def listening(*wanted: tuple[int, int, object]) -> Iterator[list[Listener]]:
 
 
 def host_addresses() -> list[str]:
-    """Every IPv4 address of this machine, the loopback first."""
+    """Return every IPv4 address of this machine, the loopback first."""
     import fcntl
     import struct
 
@@ -135,12 +140,12 @@ def host_addresses() -> list[str]:
 
 
 def namespaces_of(pid: int) -> dict[str, str]:
-    """As lsns shows them."""
+    """Return the namespaces of a process, as lsns shows them."""
     return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in NAMESPACES}
 
 
 def processes_of_uid(uid: int, user_namespace: str | None = None) -> list[int]:
-    """Of the whole machine, or of one user namespace."""
+    """Return the processes of a uid on the whole machine, or in one user namespace."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -159,7 +164,7 @@ def _uids(pid: int) -> tuple[int, ...]:
 
 
 def descriptors(pid: int) -> dict[int, str]:
-    """What each descriptor of a process is; nothing when it has ended."""
+    """Return the target of each descriptor of a process; nothing if it has ended."""
     found: dict[int, str] = {}
     try:
         names = os.listdir(f"/proc/{pid}/fd")
@@ -177,7 +182,7 @@ def mountinfo(pid: int | str = "self") -> list[str]:
     return Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
 
 
-# What comes and goes with the tests on engines, beside these: see scripts/run_tests.sh.
+# These come and go with the tests on engines, which run beside these: see scripts/run_tests.sh.
 _ENGINES = re.escape(os.environ.get("PARACLE_TEST_CACHE") or "/paracle-sandbox-tests/")
 _LANES = re.escape(os.environ.get("PARACLE_TEST_LANES") or "/paracle-sandbox-tests/")
 _MOUNTS_OF_ENGINES = re.compile(
@@ -187,7 +192,7 @@ _BRIDGES_OF_ENGINES = re.compile("br-|docker|podman|pcl|incus|paracletest")
 
 
 def host_mounts() -> list[str]:
-    """Of this process, but for those of engines."""
+    """Return the mounts of this process without those of engines."""
     return [line for line in mountinfo() if not _MOUNTS_OF_ENGINES.search(line.split()[4])]
 
 
@@ -197,7 +202,7 @@ def host_routes() -> list[str]:
 
 
 def host_state() -> dict[str, object]:
-    """What a sandbox could break on the machine and nobody else changes meanwhile."""
+    """Return what a sandbox could break on the machine and no other program changes meanwhile."""
     sysctls = ("kernel/core_pattern", "kernel/hostname", "kernel/domainname", "kernel/sysrq",
                "kernel/modprobe", "kernel/panic", "vm/overcommit_memory", "fs/suid_dumpable",
                "kernel/randomize_va_space", "net/ipv4/ip_forward")  # fmt: skip
@@ -216,7 +221,7 @@ def host_state() -> dict[str, object]:
 
 
 def keys_named(word: str) -> list[str]:
-    """Keys of the host whose description has the word."""
+    """Return the keys of the host whose description contains the word."""
     return [line for line in _lines("/proc/keys") if word in line]
 
 

@@ -35,10 +35,10 @@ from hoststate import CLEAN_SECONDS, HostState, Place, clean_since, is_alive  # 
 
 MIB = 1 << 20
 BEAT_SECONDS = 0.05
-# Below this nobody notices, and a machine that runs other things too shows as much by itself.
+# Shorter delays are not noticed, and a machine that runs other programs has them anyway.
 UNNOTICED_SECONDS = 0.5
 ANSWER_SECONDS = 1.0
-# What a loaded machine may add to any deadline.
+# The time that a loaded machine may add to any deadline.
 SLACK_SECONDS = 1.5
 
 needs_root = pytest.mark.skipif(
@@ -47,30 +47,35 @@ needs_root = pytest.mark.skipif(
 
 
 class Witness(Protocol):
-    """Counts what runs in a sandbox, from outside. An OSError when it has ended."""
+    """Count from outside what runs in a sandbox.
 
-    own_kernel: bool  # theirs: it may end for want of memory, and counts no process too many
+    Its methods raise OSError if the sandbox has ended.
+    """
+
+    own_kernel: bool  # it may end for want of memory, and does not count refused processes
 
     def processes(self, sandbox: Sandbox) -> list[int]:
-        """All of one sandbox, zombies included."""
+        """Return all processes of one sandbox, zombies included."""
 
     def tasks(self, sandbox: Sandbox) -> int:
-        """How many these are now, with their threads."""
+        """Return how many processes and threads it has now."""
 
     def programs(self, sandbox: Sandbox) -> list[str]:
-        """Those that are not ours: neither the guest nor its keepers. No zombies."""
+        """Return the processes that are neither the guest nor its keepers, without zombies."""
 
 
 class Scene:
     """A manager on directories and uids of its own, and what the host sees of its sandboxes.
 
-    ``kind`` makes the backend, ``configure`` the configurations and ``witness_kind`` who lists the
-    processes; tests on another than native put theirs in their place. ``beside`` is how many
-    processes a sandbox's cgroup has beside it, neither its own nor in its pid namespace."""
+    ``kind`` makes the backend, ``configure`` the configurations, and ``witness_kind`` the object
+    that lists the processes. Tests on other backends than native set their own. ``beside`` is how
+    many processes a sandbox's cgroup has beside it, which are neither its own nor in its pid
+    namespace.
+    """
 
     kind: Callable[[Settings], Backend] = NativeBackend
     configure: Callable[..., SandboxConfig] = SandboxConfig
-    witness_kind: Callable[[Scene], Witness]  # HostWitness, which is below
+    witness_kind: Callable[[Scene], Witness]  # set to HostWitness, which is defined below
     beside = 0
 
     def __init__(self, **settings: object) -> None:
@@ -102,7 +107,7 @@ class Scene:
 
     async def sandbox(self, **config: object) -> Sandbox:
         sandbox = await self.manager.create(type(self).configure(**config))
-        await self.backend.usage(sandbox.sandbox_id)  # a container's cgroup is known from then on
+        await self.backend.usage(sandbox.sandbox_id)  # this finds the cgroup of a container
         owned = self.backend._owned[sandbox.sandbox_id]
         groups = owned.record["cgroups"] if self.backend.name == "native" else owned.cgroups
         self._groups[sandbox.sandbox_id] = dict(groups)
@@ -112,10 +117,11 @@ class Scene:
         return self.witness.programs(sandbox)
 
     def survivors(self) -> set[str]:
-        """The host's processes of any sandbox there was: its programs, or the kernel they had."""
+        """Return the host's processes of any sandbox that there was: its programs, or the kernel
+        they had."""
         found = set(self.place.processes().values())
         for group in self._left_cgroups():
-            with contextlib.suppress(OSError):  # it is gone, as its last process is
+            with contextlib.suppress(OSError):  # it goes with its last process
                 found |= set(Path(group, "cgroup.procs").read_text().split())
         return found
 
@@ -124,16 +130,16 @@ class Scene:
         return {path for path in paths if os.path.exists(path)}
 
     def figure(self, sandbox: Sandbox, kind: str, name: str) -> str:
-        """One file of its cgroup: ``kind`` is the v1 controller."""
+        """Read one file of its cgroup. ``kind`` is the v1 controller."""
         groups = self.groups(sandbox)
         return Path(groups.get(kind) or groups["unified"], name).read_text()
 
     def groups(self, sandbox: Sandbox) -> dict[str, str]:
-        """Its cgroups by v1 controller; a single one is called unified."""
+        """Return its cgroups by v1 controller. A single one is called unified."""
         return self._groups[sandbox.sandbox_id]
 
     def volume(self, sandbox: Sandbox) -> Path:
-        """A directory of the file system that the workspaces of this scene share."""
+        """Return a directory of the file system that the workspaces of this scene share."""
         for store in self.place.state.glob("store-*"):
             return store
         return Path(f"/proc/{self.backend.init_pid(sandbox.sandbox_id)}/root/workspace")
@@ -152,29 +158,31 @@ class Scene:
         )
 
     def watching_pids(self, sandbox: Sandbox) -> AbstractAsyncContextManager[list[int]]:
-        """Samples of how many tasks it has, taken on the host all the while."""
+        """Sample on the host how many tasks the sandbox has."""
         return sampling(lambda: self.witness.tasks(sandbox))
 
     def watching_memory(self, sandbox: Sandbox) -> AbstractAsyncContextManager[list[int]]:
-        """Samples of the most memory it ever had. Where memory ends a sandbox, nobody can say
-        that afterwards."""
+        """Sample the peak memory of the sandbox.
+
+        When memory has ended a sandbox, it cannot be read any more.
+        """
         return sampling(lambda: self.memory_peak(sandbox))
 
     @contextlib.asynccontextmanager
     async def neighbour(self) -> AsyncIterator[None]:
-        """A second sandbox that must not notice what happens inside the block."""
+        """Run a second sandbox that must not notice what happens inside the block."""
         other = await self.sandbox()
         baseline, during = Heartbeat(self.manager, other), Heartbeat(self.manager, other)
         async with baseline:
             await asyncio.sleep(2.0)
         async with during:
             yield
-        # To start a program takes a kernel of its own longer, and any load as much longer.
+        # A kernel of its own takes longer to start a program, and any load makes that longer.
         during.compare(baseline, UNNOTICED_SECONDS * (2 if self.witness.own_kernel else 1))
 
 
 class HostWitness:
-    """The host's own lists: every process inside is one of the host's, in a cgroup."""
+    """Read the host's own lists: every process inside is also one of the host's, in a cgroup."""
 
     own_kernel = False
 
@@ -188,7 +196,7 @@ class HostWitness:
         return int(self._scene.figure(sandbox, "pids", "pids.current")) - self._scene.beside
 
     def programs(self, sandbox: Sandbox) -> list[str]:
-        """Our own block all signals, or are beside the guest in an instance."""
+        """Our own processes block all signals, or are beside the guest in an instance."""
         found = []
         scene = self._scene
         deep = pid_depth(scene.backend.init_pid(sandbox.sandbox_id)) if scene.beside else 0
@@ -207,7 +215,8 @@ Scene.witness_kind = HostWitness
 
 @contextlib.asynccontextmanager
 async def sampling(figure: Callable[[], int]) -> AsyncIterator[list[int]]:
-    """What a figure is from time to time, and at the end if it can still be had."""
+    """Take samples of a figure until the block ends, and a last one then, if it can still be
+    read."""
     samples: list[int] = []
 
     async def sample() -> None:
@@ -227,7 +236,8 @@ async def sampling(figure: Callable[[], int]) -> AsyncIterator[list[int]]:
 
 
 class Heartbeat:
-    """A program every 50 ms in a sandbox, and a question to the manager: how long each takes."""
+    """Run a program every 50 ms in a sandbox and ask the manager a question, and measure how long
+    each takes."""
 
     def __init__(self, manager: SandboxManager, sandbox: Sandbox) -> None:
         self._manager = manager
@@ -241,7 +251,7 @@ class Heartbeat:
         self._task = asyncio.create_task(self._run())
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        if self._since is not None:  # one under way counts, or a heart that stopped would not
+        if self._since is not None:  # one under way counts, or a stopped heart would not
             self._beats.append(time.monotonic() - self._since)
         if self._asked is not None:
             self._answers.append(time.monotonic() - self._asked)
@@ -268,11 +278,11 @@ class Heartbeat:
         return percentile(self._beats, 0.99)
 
     def compare(self, baseline: Heartbeat, unnoticed_seconds: float) -> None:
-        """Raises AssertionError when the neighbour noticed."""
+        """Raise AssertionError if the neighbour noticed."""
         assert self._beats, "the neighbour's heart stood still"
         allowed = max(5 * baseline.p99, unnoticed_seconds)
         assert self.p99 < allowed, f"p99 {self.p99:.3f} s against {baseline.p99:.3f} s before"
-        # None at all: the block ended during the first beat, which was judged above.
+        # The list is empty if the block ended during the first beat, which was judged above.
         slowest = percentile(self._answers or [0.0], 0.99)
         assert slowest < ANSWER_SECONDS, f"the manager answered after {slowest:.3f} s"
 
@@ -282,7 +292,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def until(condition, seconds: float, what: str) -> float:
-    """Wait for a condition; how long it took."""
+    """Wait for a condition. Returns how long that took."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds, f"not within {seconds:g} s: {what}"
@@ -291,11 +301,11 @@ async def until(condition, seconds: float, what: str) -> float:
 
 
 def pid_depth(pid: int) -> int:
-    """In how many pid namespaces a process has a number, from the host's on."""
+    """Return in how many pid namespaces a process has a number, counted from the host's."""
     return len(Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].splitlines()[0].split())
 
 
 def resident_bytes() -> int:
-    """Of this process, which is the manager's."""
+    """Return the resident memory of this process, which is the manager's."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Probe programs that make system calls directly, and how to read their answers."""
+"""Build probe programs that make system calls directly, and read their reports."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ BAD_POINTER = 1
 
 
 def program(calls: Mapping[str, Call]) -> str:
-    """A program that makes each call and reports name -> OK or the errno's name.
+    """Build a program that makes each call and reports name -> OK or the errno's name.
 
-    A call is a name of the table and its arguments; a key may add a remark after a space."""
+    A call is a name of the table and its arguments. A key may add a remark after a space.
+    """
     numbers = NUMBERS[architecture()]
     spelled = {
         name: [numbers[name.split()[0]], *arguments]
@@ -62,5 +63,5 @@ def program(calls: Mapping[str, Call]) -> str:
 
 
 def refused(answers: Mapping[str, str]) -> dict[str, str]:
-    """Those that were not refused, which must be none."""
+    """Return the calls that were not refused. There must be none."""
     return {name: answer for name, answer in answers.items() if answer not in DENIED}

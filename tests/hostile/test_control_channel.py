@@ -62,7 +62,7 @@ async def test_programs_start_with_three_descriptors(sandbox: Sandbox) -> None:
         for options in ({}, {"pty": True}, {"stdin": True}):
             shell = await sandbox.start_command(["sh", "-c", SHELL_DESCRIPTORS], **options)
             seen = set((await shell.wait())["stdout"].split())
-            assert three <= seen <= three | {"10", "255"}  # a shell's own copy
+            assert three <= seen <= three | {"10", "255"}  # the shell has a copy
         chunks = [data async for _, data in sandbox.stream(["python3", "probe.py"])]
         assert set(json.loads(b"".join(chunks))) == three
 
@@ -90,7 +90,7 @@ os._exit(9)
 async def test_descriptors_of_the_manager_do_not_leak(
     native: NativeBackend, tmp_path: Path
 ) -> None:
-    """Inheritable descriptors, opened while threads start programs and sandboxes are made."""
+    """Inheritable descriptors are opened while threads start programs and sandboxes are created."""
     secret = tmp_path / "secret"
     secret.write_text("secret")
     stop = threading.Event()
@@ -110,7 +110,7 @@ async def test_descriptors_of_the_manager_do_not_leak(
         thread.start()
     try:
         for round_ in range(8):
-            # A backend of its own: the start of the spawner is where descriptors could pass.
+            # This is a backend of its own: descriptors could leak at the start of its spawner.
             backend = NativeBackend(native.settings)
             try:
                 for number in range(4):
@@ -348,7 +348,7 @@ async def test_a_killed_keeper_is_no_success(sandbox: Sandbox) -> None:
         result = await sandbox.execute("[ $PPID = 1 ] && exit 7; kill -9 $PPID; sleep 30; exit 0")
         assert result["exit_code"] in (-9, 7)
     await beside.kill()
-    # And whoever has the guest for a parent cannot kill it.
+    # A process whose parent is the guest cannot kill it either.
     result = await sandbox.execute("kill -9 1; kill -9 $PPID; exit 7")
     assert result["exit_code"] in (-9, 7)
     assert (await sandbox.execute(["echo", "ok"]))["stdout"] == "ok\n"
@@ -368,7 +368,7 @@ async def test_limits_hold_with_a_guest_that_says_nothing(lying: Lying) -> None:
     assert time.monotonic() - started < 25
 
 
-# M06: nothing that could become code
+# M06: the host reads nothing that could become code
 
 
 @pytest.mark.case("M06")
@@ -376,7 +376,8 @@ async def test_limits_hold_with_a_guest_that_says_nothing(lying: Lying) -> None:
 async def test_an_error_is_no_confirmation_of_a_kill(
     word: dict[str, object], destroyed: int, lying: Lying
 ) -> None:
-    """Unless it says that nothing of the command runs, as when it could not be started."""
+    """An error confirms a kill only if it says that nothing of the command runs, for instance
+    because the command could not be started."""
 
     async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
         if kind == frames.SIGNAL:
@@ -414,11 +415,11 @@ def test_no_host_module_reads_code_from_data() -> None:
     }
     for path in package.rglob("*.py"):
         if path.is_relative_to(package / "guest"):
-            continue  # runs inside, and hears the host only
+            continue  # runs inside, and its input comes from the host only
         if path.parent.name == "sessions" and path.stem in ("driver", "notebook", "values"):
-            continue  # run inside too
+            continue  # these run inside, too
         if path == package / "channel" / "bootstrap.py":
-            continue  # compiles our own modules, for guests to load; it loads nothing itself
+            continue  # compiles our own modules for guests to load, and loads nothing
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -449,7 +450,7 @@ sys.stdout.buffer.write(data)
     assert not marker.exists()
     import pickle
 
-    pickle.loads((tmp_path / "result.pkl").read_bytes()).close()  # the probe can fail
+    pickle.loads((tmp_path / "result.pkl").read_bytes()).close()  # control: the probe can fail
     assert marker.exists()
 
 
@@ -524,7 +525,7 @@ async def test_a_lying_guest_ends_in_a_typed_error(name: str, lying: Lying) -> N
         except SandboxError:
             pass
         else:
-            assert result["exit_code"] != 0  # what it said before the nonsense
+            assert result["exit_code"] != 0  # the guest sent it before the nonsense
         with pytest.raises(SandboxError):
             await sandbox.execute(["true"], timeout=1)
 
@@ -543,7 +544,7 @@ async def test_a_guest_that_greets_wrongly(hello: bytes) -> None:
 
     backend = LyingBackend(script, hello)
     sandbox = Sandbox(backend, "liar")
-    if hello == b"\0":  # incomplete: nothing more ever comes
+    if hello == b"\0":  # incomplete: no more data ever comes
         backend.channel.say(b"")
     async with asyncio.timeout(20):
         with pytest.raises(SandboxError):
@@ -585,8 +586,11 @@ async def test_one_liar_does_not_disturb_another_sandbox(lying: Lying, sandbox: 
 
 @pytest.mark.case("M08")
 async def test_long_news_of_a_command_are_not_read(lying: Lying) -> None:
-    """They say its pid. A megabyte of lists takes the event loop, which is everybody's, half a
-    second to read, and a guest can send one after the other."""
+    """This event only holds the pid.
+
+    To read a megabyte of lists takes the event loop half a second, and a guest can send one after
+    the other.
+    """
     news = b'{"pid":1,"more":[' + b"[]," * 100_000 + b"[]]}"
 
     async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
@@ -624,7 +628,7 @@ async def test_a_listing_of_lies(lying: Lying) -> None:
 
 @pytest.mark.case("M08")
 async def test_a_file_without_end(lying: Lying, tmp_path: Path) -> None:
-    """Whatever the guest sends, the host keeps to its limits, and nothing is left on its disk."""
+    """Whatever the guest sends, the host keeps to its limits and leaves nothing on its disk."""
     entry = {"name": "x", "path": "/x", "kind": "file", "size": 1, "mode": 0o644, "modified": 1}
 
     async def script(channel: LyingChannel, kind: int, stream: int, payload: bytes) -> None:
@@ -698,7 +702,7 @@ async def _one_command(script: Script) -> None:
 
 @pytest.mark.case("M08")
 async def test_a_host_that_is_gone_ends_the_sandbox(native: NativeBackend) -> None:
-    """Nonsense the other way: the guest ends, with everything in it."""
+    """When the host sends nonsense, the guest ends with everything in it."""
     sandbox_id = f"hostile-{secrets.token_hex(4)}"
     await native.create(sandbox_id, SandboxConfig(), {})
     init = native.init_pid(sandbox_id)

@@ -1,4 +1,4 @@
-"""Disk, inodes, descriptors (catalogue section D)."""
+"""Tests of disk, inodes and descriptors (catalogue section D)."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ async def test_one_large_file_ends_at_the_limit(path):
                 await sandbox.run_code(FILL, [path, "2000"], timeout=120)
         assert_disk_error(caught.value)
         assert "No space left" in caught.value.stderr or "quota" in caught.value.stderr
-        # Not of the host's own disk, where others write meanwhile.
+        # The host's own disk is not measured, because other programs write there meanwhile.
         grown = used_bytes(scene.volume(sandbox)) - before
         assert DISK_MB * MIB // 2 < grown <= DISK_MB * MIB * 1.01
         await peer.write_file("still", "writes")
         assert await peer.read_file("still") == "writes"
         (scene.place.state / "still").write_text("writes")
         (scene.place.state / "still").unlink()
-        # What is deleted can be used again.
+        # The space of deleted files can be used again.
         await sandbox.execute(["rm", path])
         assert (await sandbox.execute("echo well > small && cat small"))["stdout"] == "well\n"
 
@@ -156,7 +156,7 @@ async def test_nothing_written_anywhere_meets_the_next_sandbox():
             assert "left-behind" not in found["stdout"]
 
 
-# Each top is made where the path is short, and the tower is hung below it.
+# Each top is created where the path is short, and the tower is moved below it.
 TOWER = """
 import os, sys
 levels, step = int(sys.argv[1]), 200
@@ -175,7 +175,7 @@ async def test_deep_directories_can_be_listed_and_removed(tmp_path):
         sandbox = await scene.sandbox(cpu_cores=2)
         result = await sandbox.run_code(TOWER, ["3000"], timeout=100)
         assert result["stdout"] == "built\n", result["stderr"][-500:]
-        # As far down as a path can name; below that nothing is visited.
+        # The listing goes as deep as a path can name, and not below that.
         assert 500 < len(await sandbox.list_files("tower", recursive=True)) <= 3000
         await sandbox.copy_from("tower", tmp_path / "copy")
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
@@ -254,7 +254,7 @@ for name in {ODD_NAMES!r}:
 
 
 def written_bytes() -> int:
-    """By this process."""
+    """Return how many bytes this process has written."""
     return int(Path("/proc/self/io").read_text().split("wchar: ")[1].split()[0])
 
 

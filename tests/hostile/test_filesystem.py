@@ -25,8 +25,8 @@ from probes import report
 import paracle_sandbox
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.channel import frames
-from paracle_sandbox.channel.tree import Unpacker
 from paracle_sandbox.errors import SandboxError, SandboxFileError, SandboxPathError
+from paracle_sandbox.sandbox.host_copy import Unpacker
 from paracle_sandbox.sandbox.sandbox import Sandbox
 
 READ_HOST = """
@@ -135,8 +135,8 @@ async def test_host_programs_cannot_be_overwritten(
     assert str(victim) in json.loads(said)[0]
 
 
-# Links planted where the manager reads and writes. /dev/shm is a place inside that file
-# operations may not touch: what reaches it left the working directory.
+# Links are planted where the manager reads and writes. /dev/shm is inside, but file operations may
+# not touch it: a link that reaches it has left the working directory.
 PLANT = """
 import json, os
 os.makedirs("/dev/shm/out/inner", exist_ok=True)
@@ -224,7 +224,7 @@ async def test_a_link_at_the_source_of_a_download(sandbox: Sandbox, tmp_path: Pa
 
 @pytest.mark.case("F05", "F06")
 def test_the_link_oracles_can_fail(tmp_path: Path) -> None:
-    """A manager that opens paths in a directory of the workload does hit the canary."""
+    """A manager that opens paths in a directory of the workload does touch the canary."""
     canary = Canary(tmp_path / "host")
     workspace = tmp_path / "workspace"
     workspace.mkdir()
@@ -261,8 +261,10 @@ print(count)
 async def _race(
     sandbox: Sandbox, host: CanaryTree, rounds: Callable[[int], Awaitable[None]], least: int = 100
 ) -> int:
-    """Let the workload exchange a directory with links while ``rounds(n)`` runs, ``least`` times
-    or more; its count."""
+    """Let the workload exchange a directory with links while ``rounds(n)`` runs.
+
+    Returns how many times it did, which is ``least`` or more.
+    """
     await report(sandbox, PLANT % {})
     ready = asyncio.Event()
     links = ["/dev/shm/out", str(host.root)]
@@ -309,7 +311,7 @@ async def test_copies_race_with_exchanged_directories(
                 answer = "refused"
             seen[str(answer)] = seen.get(str(answer), 0) + 1
 
-    # Ten thousand copies, with six in a round; engines take longer for each.
+    # This makes ten thousand copies with six in a round; engines take longer for each.
     least = 1_700 if native.name == "native" else 100
     count = await _race(sandbox, host, one_round, least)
     assert count >= 10_000
@@ -341,7 +343,7 @@ async def test_removal_races_with_exchanged_directories(sandbox: Sandbox, tmp_pa
 
 @pytest.mark.case("F07", "F08")
 async def test_the_race_oracle_can_fail(sandbox: Sandbox, tmp_path: Path) -> None:
-    """The exchanging program, against a manager that opens by path: it is lost at once."""
+    """A manager that opens by path loses to the exchanging program at once."""
     host = CanaryTree(tmp_path / "host")
     place = tmp_path / "workspace"
     place.mkdir()
@@ -429,7 +431,7 @@ HOSTILE_TREES = {
 
 
 def _scripted(reply: Callable[[LyingChannel, int], None], kind: str = "directory") -> object:
-    """A guest that knows of one path, and answers a copy with ``reply``."""
+    """Script a guest that knows one path, and answers a copy with ``reply``."""
     entry = {
         "name": "x",
         "path": "/workspace/x",
@@ -665,10 +667,10 @@ async def test_everything_that_can_be_written(make: Make) -> None:
         "kcore", "kallsyms", "keys", "key-users", "timer_list", "sched_debug", "config.gz", "cmdline",
         "sysrq-trigger", "partitions", "diskstats", "latency_stats", "interrupts", "softirqs",
         "schedstat", "locks")}  # fmt: skip
-    # What is masked is /dev/null, which takes anything.
+    # A masked file is /dev/null, which accepts all writes.
     left = [p for p in proc if p not in masks]
     assert left == [], left
-    # Told so by trying, not by asking: nothing outside grows.
+    # The program finds out by trying; on the host nothing grows.
     attempt = await sandbox.execute(
         "for d in / /usr /usr/bin /usr/local /usr/local/bin /etc /dev /run /var /home /opt /srv /mnt"
         " /root /sys /.empty /.volume /.proc; do touch $d/x 2>/dev/null && echo $d; done; true"

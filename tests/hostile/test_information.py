@@ -64,14 +64,14 @@ async def test_no_environment_of_the_host(
     make: Make, native: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = f"SECRET_{secrets.token_hex(8)}"
-    for name in ("SECRET_CANARY", "PIP_BREAK_SYSTEM_PACKAGES"):  # the second is ours, too
+    for name in ("SECRET_CANARY", "PIP_BREAK_SYSTEM_PACKAGES"):  # the second one is ours, too
         monkeypatch.setenv(name, secret)
     sandbox = await make()
     found = await report(sandbox, LIST_PROCESSES)
     own = await report(sandbox, "import json, os\nprint(json.dumps(dict(os.environ)))")
     shell = (await sandbox.execute("env; export -p; cat /proc/self/environ"))["stdout"]
     assert secret not in json.dumps(found) and secret not in shell
-    # An engine adds the name that it made up, and our images how Python is to run.
+    # An engine adds the name that it made up, and our images add how Python is to run.
     added = {"HOSTNAME": "sandbox", "PYTHONDONTWRITEBYTECODE": "1"}
     if native.name in ("docker", "gvisor"):
         own = {name: value for name, value in own.items() if added.get(name) != value}
@@ -82,13 +82,13 @@ async def test_no_environment_of_the_host(
     for pid in (init, *_ancestors(init)):
         raw = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
         assert secret.encode() not in raw
-    # A process that is simply started does inherit it.
+    # Control: a process that is simply started does inherit it.
     done = subprocess.run(["env"], capture_output=True, text=True, check=True)
     assert secret in done.stdout
 
 
 def _ancestors(pid: int) -> list[int]:
-    """The spawner and its launcher, up to this process."""
+    """Return the spawner and its launcher, and their ancestors up to this process."""
     found = []
     while True:
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -122,7 +122,7 @@ print(json.dumps(found))
 
 
 def _scanner(*words: str) -> str:
-    """Finds the words in the memory of its process, without containing them."""
+    """Build a program that finds the words in the memory of its process without containing them."""
     return SCAN_MEMORY % [word.encode()[::-1].hex() for word in words]
 
 
@@ -134,7 +134,7 @@ async def test_no_secret_of_the_manager_in_any_memory(
     monkeypatch.setenv("SANDBOX_API_KEY", secret)
     sandbox = await make()
     assert await report(sandbox, _scanner(secret)) == []
-    # And from outside, in every process of the sandbox.
+    # The same search from outside, in every process of the sandbox.
     for pid in process_isolation.processes(native.init_pid(sandbox.sandbox_id)):
         assert not _memory_has(pid, secret.encode())
     assert _memory_has(os.getpid(), secret.encode())
@@ -142,8 +142,10 @@ async def test_no_secret_of_the_manager_in_any_memory(
 
 @pytest.mark.case("H02", "G09")
 async def test_a_sandbox_holds_nothing_of_its_neighbours(make: Make) -> None:
-    """Every sandbox is a copy of the spawner's memory: what other sandboxes are called, and
-    the labels that say whose they are, must not be in it."""
+    """Every sandbox is a copy of the zygote's memory.
+
+    The names of other sandboxes and their labels must not be in it.
+    """
     label = f"tenant{secrets.token_hex(12)}"
     first = await make(labels={"owner": label})
     await first.run_code("print(1)")
@@ -157,11 +159,11 @@ async def test_a_sandbox_holds_nothing_of_its_neighbours(make: Make) -> None:
 async def test_orders_of_earlier_sandboxes_are_not_in_the_memory_of_later_ones(
     make: Make, native: NativeBackend
 ) -> None:
-    """Where one works, for example: that says something of whose it is."""
+    """A working directory, for example, may say to which user a sandbox belongs."""
     word = f"place{secrets.token_hex(12)}"
     for _ in range(2):
         await make(SandboxConfig(working_dir=f"/{word}"))
-    later = await make(SandboxConfig(working_dir="/elsewhere"))  # is forked now
+    later = await make(SandboxConfig(working_dir="/elsewhere"))  # this one is forked now
     await later.execute("true")
     for pid in process_isolation.processes(native.init_pid(later.sandbox_id)):
         assert not _memory_has(pid, word.encode())
@@ -228,7 +230,7 @@ async def test_no_setting_of_the_kernel_can_be_written(sandbox: Sandbox, weak: W
     wrote, tried = await report(sandbox, WRITE_SETTINGS)
     assert wrote == [] and tried > 100
     assert oracles.host_state() == before
-    # Unconfined it writes; the value it writes is the one that was there.
+    # Unconfined it writes, and it writes the value that is there.
     control = WRITE_SETTINGS.replace('for top in ("/proc/sys", "/sys"):', "for top in ():")
     control = control.replace('"/proc/sysrq-trigger", ', "").replace(
         '"/proc/sys/vm/drop_caches",', ""
@@ -266,7 +268,7 @@ print(json.dumps(found))
 async def test_kernel_internals_are_masked(sandbox: Sandbox, weak: Weak) -> None:
     found = await report(sandbox, READ_KERNEL)
     modules = found.pop("modules", "")
-    found.pop("/proc/sys/kernel/random/uuid", None)  # made anew at each reading
+    found.pop("/proc/sys/kernel/random/uuid", None)  # the kernel creates it anew at each read
     assert {path for path, text in found.items() if text} == set()
     assert all(line.endswith("0x0000000000000000") or "(" in line for line in modules.splitlines())
     control = weak.report(READ_KERNEL)
@@ -361,7 +363,7 @@ def _visible_inside() -> str:
 
 @pytest.mark.case("G08")
 async def test_figures_of_the_machine_are_documented(sandbox: Sandbox, weak: Weak) -> None:
-    """Each file that tells something of the machine has a name in SECURITY.md."""
+    """SECURITY.md names each file that reveals something about the machine."""
     found = await report(sandbox, FILES_OF_PROC)
     shown = {name for name, text in found.items() if text}
     assert {"uptime", "loadavg", "meminfo", "cpuinfo", "version", "stat"} <= shown
@@ -398,8 +400,10 @@ print(json.dumps(found))
 
 @pytest.mark.case("G08")
 async def test_settings_and_figures_of_the_kernel_are_documented(sandbox: Sandbox) -> None:
-    """Settings, which root may write, as the folder they are in; what can only be read tells
-    something, and so has a name of its own, or its folder has."""
+    """Settings, which root may write, are documented by their folder.
+
+    Files that can only be read are figures, and need a name of their own or their folder's.
+    """
     found = await report(sandbox, FILES_BELOW)
     shown = ("/proc/sys/fs/file-nr", "/proc/tty/drivers", "/sys/devices/system/cpu/online")
     assert set(shown) <= set(found)
@@ -451,7 +455,7 @@ async def test_no_credentials_or_sockets_to_be_found(sandbox: Sandbox, weak: Wea
 
 @pytest.mark.case("H03")
 async def test_the_root_of_the_host_is_not_shown(sandbox: Sandbox) -> None:
-    """Of the host's home and data directories only the interpreter's own may be seen."""
+    """Of the host's home and data directories only the interpreter's own may be visible."""
     own = {sys.base_prefix, sys.base_exec_prefix}
     listing = await sandbox.execute("find /root /home /srv /opt /mnt -maxdepth 4 2>/dev/null")
     for path in listing["stdout"].split():
@@ -543,7 +547,7 @@ print(json.dumps([os.urandom(8).hex(), random.random(), secrets.token_hex(8), st
 
 @pytest.mark.case("G01", "H03")
 async def test_no_path_of_this_machine_on_a_command_line(sandbox: Sandbox) -> None:
-    """/proc shows command lines to everybody: where the package lives is nobody's business."""
+    """/proc shows command lines to every user, so they must not tell where the package lives."""
     import paracle_sandbox
 
     found = await report(sandbox, LIST_PROCESSES)

@@ -1,4 +1,4 @@
-"""J. Kernel attack surface: the calls that must not reach the kernel's code."""
+"""J. Kernel attack surface: tests of the calls that must not reach the kernel's code."""
 
 # ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
@@ -17,8 +17,9 @@ from syscall_probe import BAD_POINTER, PRELUDE, program, refused
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.sandbox.sandbox import Sandbox
 
-# Arguments are such that the call does no harm where it is not refused, and no kernel code is
-# needed to refuse it: a bad pointer or descriptor that answers EFAULT or EBADF was looked at.
+# The arguments are such that the call does no harm where it is not refused. No kernel code is
+# needed to refuse it: if a bad pointer or descriptor answers EFAULT or EBADF, the kernel has looked
+# at it.
 OTHER_PROCESSES = {
     "ptrace traceme": (0,),
     "ptrace attach": (16, 0x3FFFFF),
@@ -78,7 +79,7 @@ MACHINE = {
     "open_by_handle_at": (-1, BAD_POINTER, 0),
     "name_to_handle_at": (-1, "", BAD_POINTER, BAD_POINTER, 0),
 }
-# Kernels are built without them, or they need what this host does not have.
+# Kernels are built without these, or they need what this host does not have.
 NOT_EVERYWHERE = {"lookup_dcookie", "nfsservctl", "uselib", "_sysctl", "kexec_load",
                   "kexec_file_load", "quotactl", "userfaultfd", "iopl", "ioperm", "acct", "reboot",
                   "init_module", "finit_module", "delete_module",
@@ -154,7 +155,7 @@ async def test_guest_and_keepers_are_closed_to_programs(sandbox: Sandbox, weak: 
     found = await report(sandbox, SUPERVISOR)
     assert any(name.startswith("1 ") for name in found)
     assert set(found.values()) <= {"EACCES", "EPERM", "ENOENT", "ESRCH"}, found
-    # Without confinement the probe does read the memory of its neighbour (unshare itself).
+    # Control: without confinement the probe does read the memory of its neighbour (unshare itself).
     control = weak.report(f"import os\nif os.fork():\n    os.wait(); os._exit(0)\n{SUPERVISOR}")
     assert "READ 16" in control.values()
 
@@ -302,7 +303,7 @@ async def test_shared_files_stay_as_they_are(make: Make, tmp_path: Path) -> None
     }
     assert oracles.fingerprint(shared) == before
     assert (await second.execute(["cat", str(shared)]))["stdout"] == shared.read_text()
-    # Without confinement the same program does change its victim.
+    # Control: without confinement the same program does change its victim.
     victim = tmp_path / "victim"
     victim.write_text("x" * 5000)
     changed = oracles.fingerprint(victim)
@@ -404,7 +405,7 @@ async def test_locks_carry_no_message_to_another_sandbox(make: Make) -> None:
     assert free is True
 
 
-# Those that would make the guest unable to do what it has to.
+# These calls would make the guest unable to do its work.
 THE_GUEST = {
     "prlimit64 descriptors": (1, 7, BAD_POINTER, 0),
     "setpriority process": (0, 1, 19),

@@ -1,4 +1,4 @@
-"""Memory (catalogue section B)."""
+"""Tests of memory (catalogue section B)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def assert_held(peaks: list[int]) -> None:
 
 
 async def works_or_is_gone(scene: Scene, sandbox: Sandbox) -> None:
-    """Only a kernel of its own may have ended with its programs; that is told then."""
+    """Check that the sandbox works.
+
+    Only one with a kernel of its own may have ended, and then it must say so.
+    """
     try:
         said = (await sandbox.execute("echo well"))["stdout"]
     except SandboxError:
@@ -197,7 +200,7 @@ async def test_kernel_objects_are_bounded_or_charged(kind):
             assert error.resource_type == "memory"
         assert scene.memory_peak(sandbox) <= LIMIT_MB * MIB + SLACK
         await scene.manager.destroy(sandbox.sandbox_id)
-        # Its groups are freed in the background; a neighbour of ours on the machine may differ.
+        # The kernel frees its groups in the background. A neighbour on the machine may add some.
         await until(lambda: slab_bytes() - before < 64 * MIB, 15, "kernel memory comes back")
 
 
@@ -233,14 +236,18 @@ sys.stdin.read()
 
 
 def held_by_sockets(kind: str) -> int:
-    """On the whole machine: the kernel keeps no other count of it than that of a group."""
+    """Return how much memory sockets hold on the whole machine.
+
+    The kernel's only other count is that of a group.
+    """
     with open("/proc/net/sockstat") as file:
         line = next(line for line in file if line.startswith(kind + ":"))
     return int(line.split("mem ")[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def hold_in_sockets(sandbox: Sandbox, kind: str) -> int:
-    """How much more the machine holds for sockets while a program hoards all that it can get."""
+    """Return how much more the machine holds for sockets while a program hoards as much as it can
+    get."""
     before, full = held_by_sockets(kind), asyncio.Event()
     program = SOCKET_HOGS[kind] + HOLD
     command = await sandbox.start_code(
@@ -262,7 +269,7 @@ async def test_what_sockets_hold_is_bounded(kind):
         else:  # counted as memory, which may end the program
             with contextlib.suppress(ResourceLimitError, TimeoutError):
                 assert await hold_in_sockets(sandbox, kind) <= LIMIT_MB * MIB + SLACK
-        # The probe does find what a sandbox with room for it holds.
+        # Control: the probe does find the data in a sandbox that has room for it.
         roomy = await scene.sandbox(memory_mb=4096)
         assert await hold_in_sockets(roomy, kind) > 64 * MIB + SLACK
 

@@ -1,5 +1,8 @@
-"""Rows whose proof has to be seen from the host, on the native backend: the posture of every kind
-of process there is, terminals, packets and core files of the host, and descriptors at scale."""
+"""Rows whose proof has to be seen from the host, on the native backend.
+
+They are the posture of every kind of process, terminals, packets and core files of the host, and
+descriptors at scale.
+"""
 
 # ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
@@ -34,7 +37,7 @@ from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.sandbox.terminal import Terminal
 from paracle_sandbox.sessions.session import PythonSession
 
-# Each kind of process that a sandbox can have, and how one comes to be.
+# These are the kinds of processes that a sandbox can have, each with a way to get one.
 READY = "print('ready', flush=True)\nimport time\ntime.sleep(100)\n"
 EXECUTED = f"import os\nos.execvp('python3', ['python3', '-c', {READY!r}])"
 THREADS = "import threading, time\nfor _ in range(50):\n    threading.Thread(target=time.sleep, args=(100,)).start()\n"
@@ -62,7 +65,7 @@ async def _running(sandbox: Sandbox, how: str, what: str, **options: Any) -> Asy
 
 
 class Expected:
-    """What every thread of a sandbox must be, down to the last line, as its first process is."""
+    """The confinement that every thread of a sandbox must have, the same as its first process."""
 
     def __init__(self, native: NativeBackend, init: int, groups: dict[str, str]) -> None:
         self.init = init
@@ -77,7 +80,7 @@ class Expected:
         self.terminals = os.stat(f"/proc/{init}/root/dev/pts").st_dev
 
     def check(self) -> int:
-        """How many threads there were. Others than the first may come to their end meanwhile."""
+        """Return how many threads there were. Threads other than the first may end meanwhile."""
         count = 0
         for pid in process_isolation.processes(self.init):
             try:
@@ -93,7 +96,7 @@ class Expected:
         threads = process_isolation.threads(pid)
         for thread in threads:
             assert process_isolation.read_posture(pid, thread) == self.posture, (pid, thread)
-            # Their own filter, and no other: programs here install none.
+            # They have our filter and no other: programs here install none.
             assert "\nSeccomp_filters:\t1\n" in _text(f"/proc/{pid}/task/{thread}/status")
         assert oracles.namespaces_of(pid) == self.namespaces
         limits = {
@@ -107,7 +110,7 @@ class Expected:
         for group in self.groups.values():
             assert str(pid) in Path(group, "cgroup.procs").read_text().split(), group
         device = int(_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[4])
-        assert device == 0 or os.major(device) == 136  # a pseudo-terminal; whose, says _strange
+        assert device == 0 or os.major(device) == 136  # a pseudo-terminal; _strange checks which
         return len(threads)
 
     def _strange_files(self, pid: int) -> list[str]:
@@ -121,7 +124,8 @@ class Expected:
             if pid == self.init and what == "/proc/1/oom_score_adj":
                 continue
             with contextlib.suppress(FileNotFoundError):
-                # A terminal of theirs: by its file system, since the host's have the same names.
+                # It is a terminal of theirs if it is on their file system: the host's have the same
+                # names.
                 if os.stat(f"/proc/{pid}/fd/{fd}").st_dev == self.terminals:
                     continue
                 found.append(f"{pid} {fd} {what}")
@@ -142,20 +146,20 @@ async def test_posture_of_every_kind_of_process(make: Make, native: NativeBacken
     sandbox = await make(SandboxConfig(timeout_seconds=120))
     init = native.init_pid(sandbox.sandbox_id)
     expected = Expected(native, init, native.cgroups(sandbox.sandbox_id))
-    for _ in range(6):  # programs in a series: seeds, and what they are forked from
+    for _ in range(6):  # programs in a series: preforked ones, and the fork server
         await sandbox.run_code("print(1)")
         expected.check()
     async with _running(sandbox, "start_code", THREADS + READY):
         assert expected.check() >= 52
         async with _running(sandbox, "start_command", SHELL, stdin=True):
-            # The shell, three that sleep, and a keeper.
+            # These are the shell, three that sleep, and a keeper.
             assert expected.check() >= 52 + 5
     for how, what, options in (
         ("start_command", SHELL, {"pty": True}),
         ("start_code", READY, {"pty": True, "stdin": True}),
         ("start_code", EXECUTED, {}),
         ("start_code", SPAWNED, {}),
-        ("start_code", READY, {"env": {"PYTHONHASHSEED": "1"}}),  # an interpreter of its own
+        ("start_code", READY, {"env": {"PYTHONHASHSEED": "1"}}),  # it starts a Python interpreter
     ):
         async with _running(sandbox, how, what, **options):
             assert expected.check() >= 2
@@ -167,7 +171,7 @@ async def test_posture_of_every_kind_of_process(make: Make, native: NativeBacken
 
 @pytest.mark.case("I01")
 async def test_posture_of_those_that_wait_in_stock(native: NativeBackend, make: Make) -> None:
-    """A parked child has run nothing yet, and is confined all the same."""
+    """A parked child has run nothing yet and must be confined all the same."""
     sandbox = await make()
     zygote = _parent(native.init_pid(sandbox.sandbox_id))
     used = {native.init_pid(one) for one in native._owned}
@@ -179,7 +183,7 @@ async def test_posture_of_those_that_wait_in_stock(native: NativeBackend, make: 
 
     assert oracles.wait_until(are_there, 20)
     for pid in parked:
-        assert Expected(native, pid, {}).check() >= 1  # with the program it expects, forked ahead
+        assert Expected(native, pid, {}).check() >= 1  # it was forked ahead
 
 
 @pytest.mark.case("I01")
@@ -189,7 +193,7 @@ def test_the_reader_of_postures_can_fail(native: NativeBackend) -> None:
 
 
 def _is_confined(pid: int) -> bool:
-    """On its way one is not yet: the filter is the last step."""
+    """A child on its way is not confined before the last step, the filter."""
     with contextlib.suppress(OSError):
         return process_isolation.read_posture(pid).seccomp == 2
     return False
@@ -216,12 +220,12 @@ def _children(parent: int) -> list[int]:
 async def test_setuid_programs_are_nobody_else_on_the_host(
     planted: bool, make: Make, native: NativeBackend
 ) -> None:
-    """While it runs, as the host's kernel has it: inside, numbers are made up."""
+    """The host's kernel is asked while the program runs, because numbers inside are mapped."""
     sandbox = await make()
     init = native.init_pid(sandbox.sandbox_id)
     if planted:
         await sandbox.execute("cp /bin/sleep /tmp/su && chmod 6755 /tmp/su")
-        # As an image would bring it: a file of the host's root, in a place of theirs.
+        # An image could bring such a file: it belongs to the host's root and is in their reach.
         os.chown(f"/proc/{init}/root/tmp/su", 0, 0)
         os.chmod(f"/proc/{init}/root/tmp/su", 0o6755)
         command = await sandbox.start_command(["/tmp/su", "100"])
@@ -258,8 +262,10 @@ print(json.dumps(result["result"]["stdout"]))
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[tuple[int, int]]:
-    """A pseudo-terminal of the host. What is typed into it can be read at once, and no echo of it
-    is to be seen."""
+    """Open a pseudo-terminal of the host.
+
+    What is typed into it can be read at once, without an echo.
+    """
     master, slave = os.openpty()
     tty.setraw(slave)
     os.set_blocking(slave, False)
@@ -271,7 +277,7 @@ def _terminal() -> Iterator[tuple[int, int]]:
 
 
 def _on_terminal(slave: int, *arguments: str, **options: Any) -> str:
-    """Run Python with it as its controlling terminal."""
+    """Run Python with the terminal as its controlling terminal."""
     done = subprocess.run(
         ["setsid", "--ctty", sys.executable, "-c", *arguments],
         stdin=slave, stderr=slave, stdout=subprocess.PIPE, text=True, timeout=100, check=True,
@@ -306,7 +312,7 @@ def test_nothing_is_typed_into_the_terminal_of_the_manager(native: NativeBackend
         assert set(answers.values()) <= {"EPERM", "ENOTTY"}
         assert _typed(slave) == b""
         assert termios.tcgetattr(slave) == size
-        # Without a sandbox the letter arrives, unless this kernel is set to refuse it to everybody.
+        # Without a sandbox the letter arrives, unless this kernel is set to refuse it to all users.
         unconfined = json.loads(
             _on_terminal(slave, TERMINAL_IOCTLS.replace("(0x5423, number), ", ""))
         )
@@ -320,7 +326,8 @@ def test_nothing_is_typed_into_the_terminal_of_the_manager(native: NativeBackend
 
 @pytest.mark.case("K02")
 async def test_background_programs_are_not_stopped_by_a_terminal(sandbox: Sandbox) -> None:
-    """SIGTTOU and SIGTTIN are of a terminal that they have opened themselves: no other stops them."""
+    """SIGTTOU and SIGTTIN can only come from a terminal that the programs have opened
+    themselves."""
     code = """
 import json, os, signal, time
 seen = []
@@ -345,7 +352,7 @@ print(json.dumps([os.WEXITSTATUS(status), os.WIFEXITED(status), seen]))
 
 
 class Capture:
-    """Counts the packets on any interface of this machine that carry a word."""
+    """Count the packets on any interface of this machine that contain a word."""
 
     def __init__(self, word: bytes) -> None:
         self._word = word
@@ -365,7 +372,7 @@ class Capture:
                     return
 
     def close(self) -> None:
-        """What has come until now counts."""
+        """End the capture and count the packets that have come."""
         self._ends.set()
         self._thread.join()
         self._socket.close()
@@ -383,7 +390,8 @@ async def test_no_packet_is_seen_on_the_host(sandbox: Sandbox) -> None:
     try:
         await report(sandbox, code % targets, timeout=100)
         inside.close()
-        # The same program, unconfined, on the loopback only: there its datagrams are seen.
+        # Control: the same program, unconfined and on the loopback only, sends datagrams that are
+        # seen.
         here = [("127.0.0.1", port) for _, port in targets]
         control = code[: code.index("for family, protocol")] % here
         subprocess.run([sys.executable, "-c", control], check=True, timeout=60)
@@ -398,8 +406,10 @@ async def test_no_packet_is_seen_on_the_host(sandbox: Sandbox) -> None:
 
 @pytest.mark.case("K06")
 async def test_no_core_file_is_anywhere_on_the_host(make: Make, native: NativeBackend) -> None:
-    """A pattern without a path is taken for the crashed one's own directory; with one, from its
-    own root."""
+    """A pattern without a path means the crashed process's own directory.
+
+    One with a path starts at its own root.
+    """
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
     sandbox = await make()
     init = native.init_pid(sandbox.sandbox_id)
@@ -412,7 +422,7 @@ async def test_no_core_file_is_anywhere_on_the_host(make: Make, native: NativeBa
     assert {name for place in places for name in _cores(place)} == before
     if "/" not in pattern and not pattern.startswith("|"):
         await sandbox.execute(["touch", f"/workspace/{pattern.split('%')[0]}"])
-        assert {name for place in places for name in _cores(place)} != before  # it can be seen
+        assert {name for place in places for name in _cores(place)} != before  # control: it is seen
 
 
 def _cores(place: Path) -> set[str]:
@@ -429,14 +439,14 @@ async def test_sessions_and_terminals_hold_nothing_else(
     init = native.init_pid(sandbox.sandbox_id)
     async with PythonSession(sandbox) as session:
         pid = int((await session.run("import os; print(os.getpid())"))["stdout"])
-        # Beside the three: the pipes that its cells and their output pass through.
+        # Beside the three standard streams there are the pipes for its cells and their output.
         held = oracles.descriptors(_host_pid(init, pid))
         assert held.keys() >= STDIO and len(held) <= 6
         assert {what.partition(":")[0] for what in held.values()} <= {"pipe", "/dev/null"}
     async with Terminal(sandbox) as terminal:
         for _ in range(2):
             shown = (await terminal.run("ls /proc/self/fd"))["stdout"].split()
-            assert shown == ["0", "1", "2", "3"]  # the last is of ls itself
+            assert shown == ["0", "1", "2", "3"]  # the last one belongs to ls itself
 
 
 def _host_pid(init: int, inside: int) -> int:
@@ -457,14 +467,14 @@ OPENERS = 1000
 async def test_no_descriptor_of_the_manager_in_many_launches(
     make: Make, native: NativeBackend, tmp_path: Path
 ) -> None:
-    """PARACLE_CHURN is how many; 10000 is the number of the specification."""
+    """PARACLE_CHURN is the number of launches; the specification says 10000."""
     word = secrets.token_hex(8)
     secret = tmp_path / word
     secret.write_text("secret")
     kept = os.open(secret, os.O_RDONLY)
     os.set_inheritable(kept, True)
     stop = threading.Event()
-    turn = threading.Lock()  # all of them wait to start a program; one does at a time
+    turn = threading.Lock()  # all of them wait to start a program, and one at a time does
 
     def race() -> None:
         while not stop.is_set():
@@ -483,7 +493,7 @@ async def test_no_descriptor_of_the_manager_in_many_launches(
     leaked: list[str] = []
 
     async def launch() -> None:
-        """A sandbox and nine programs in it."""
+        """Start a sandbox and nine programs in it."""
         async with Sandbox(native, f"leak-{secrets.token_hex(6)}") as sandbox:
             init = native.init_pid(sandbox.sandbox_id)
             for _ in range(9):

@@ -67,7 +67,7 @@ async def test_no_address_is_reached(sandbox: Sandbox, native: NativeBackend) ->
         "0251.0376.0251.0376", "169.254.43518", *oracles.host_addresses()[1:], *_gateways())]  # fmt: skip
     answers = await report(sandbox, CONNECT % targets)
     assert {name: a for name, a in answers.items() if a not in UNREACHABLE} == {}
-    # Nothing left by any interface: there is none, and the loopback carried nothing out.
+    # No packet left by any interface: there is none, and the loopback carried nothing out.
     init = native.init_pid(sandbox.sandbox_id)
     devices = Path(f"/proc/{init}/net/dev").read_text().splitlines()[2:]
     assert [line.split(":")[0].strip() for line in devices] == ["lo"]
@@ -88,7 +88,7 @@ async def test_services_of_the_host_are_not_reached(sandbox: Sandbox) -> None:
                         "localhost", *oracles.host_addresses())]  # fmt: skip
         code = CONNECT % sorted(set(targets))
         answers = await report(sandbox, code, timeout=100)
-        # A datagram to one's own loopback may be sent; what counts is who receives it.
+        # A datagram to the sandbox's own loopback may be sent; it counts where it arrives.
         assert {n: a for n, a in answers.items() if a == "OK" and n.endswith("STREAM")} == {}
         assert not oracles.wait_until(lambda: any(each.hits for each in listeners), 0.3)
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
@@ -133,7 +133,7 @@ async def test_no_name_is_resolved(sandbox: Sandbox) -> None:
 
 @pytest.mark.case("L06")
 async def test_no_configuration_means_no_network(make: Make, native: NativeBackend) -> None:
-    sandbox = await make()  # nothing was said about a network
+    sandbox = await make()  # the configuration does not mention a network
     init = native.init_pid(sandbox.sandbox_id)
     assert oracles.namespaces_of(init)["net"] != os.readlink("/proc/self/ns/net")
     shown = await report(sandbox, "import json, socket; print(json.dumps(socket.if_nameindex()))")
@@ -165,7 +165,7 @@ async def test_ports_opened_inside_are_not_the_hosts(make: Make) -> None:
         await box.start_code(LISTEN % port, on_stdout=lambda _, e=event: e.set())
         for box, event in zip((first, second), ready, strict=True)
     ]
-    for event in ready:  # both have the same port: they are apart
+    for event in ready:  # both have the same port, as they are separate
         await asyncio.wait_for(event.wait(), 20)
     for host in oracles.host_addresses():
         with socket.socket() as s:

@@ -1,4 +1,4 @@
-"""Output floods and encodings (catalogue section E)."""
+"""Tests of output floods and encodings (catalogue section E)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ pytestmark = needs_root
 
 
 class Peak:
-    """How far our own memory grows meanwhile, as the kernel saw it: nobody need look."""
+    """Measure by the kernel's own counter how far our memory grows meanwhile."""
 
     async def __aenter__(self):
         self._start = resident_bytes()
-        Path("/proc/self/clear_refs").write_text("5")  # the highest is that of now
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what is used now
         return self
 
     async def __aexit__(self, *_):
@@ -52,9 +52,9 @@ async def test_a_flood_ends_at_the_limit_and_costs_the_host_little(flood, is_tex
                 assert len(error.stdout) + len(error.stderr) == cap
         assert error.resource_type == "output"
         assert error.limit == cap and error.usage > error.limit
-        # The bytes or their text, with a window under way; neither both nor the flood.
+        # Either the bytes or their text are kept, with a window under way; not both, nor the flood.
         assert peak.growth < 2 * cap, f"{peak.growth >> 20} MiB"
-        # What is no text takes more as text, by Python's rules; it is made for who reads it.
+        # Bytes that are no text take more memory as text, which is only made when it is read.
         assert error.stdout or error.stderr
         assert scene.programs(sandbox) == []
         assert (await sandbox.execute("echo well"))["stdout"] == "well\n"
@@ -171,7 +171,7 @@ print(got)
 """
     async with Scene() as scene:
         sandbox = await scene.sandbox()
-        for _ in range(3):  # also in a program that was forked ahead of need
+        for _ in range(3):  # this also holds for a program that was forked ahead
             assert (await sandbox.run_code(program))["stdout"] == "[]\n"
         await sandbox.write_file("probe.py", program)
         assert (await sandbox.execute("python3 probe.py"))["stdout"] == "[]\n"

@@ -47,12 +47,15 @@ async def _background(sandbox: Sandbox, code: str, **options: object) -> object:
 
 
 def _check_posture(native: NativeBackend, sandbox: Sandbox) -> int:
-    """Every thread of every process is confined exactly as it should be; how many there were."""
+    """Check that every thread of every process is confined exactly as it should be.
+
+    Returns how many there were.
+    """
     init = native.init_pid(sandbox.sandbox_id)
     first = process_isolation.read_posture(init)
     base = native.settings.uid_base
     assert base <= first.uids[0] < base + 8192 * 1024
-    # Containers are in the host's user namespace, and one user for all, in a group of its own.
+    # Containers are in the host's user namespace. All have the same user, each in its own group.
     is_container = native.name in ("docker", "gvisor")
     expected = process_isolation.Posture(
         uids=(first.uids[0],) * 4,
@@ -74,8 +77,8 @@ def _check_posture(native: NativeBackend, sandbox: Sandbox) -> int:
             assert oracles.namespaces_of(pid) == places
             _check_files(init, pid)
         except (FileNotFoundError, ProcessLookupError):
-            assert pid != init  # any other may have come to its end meanwhile
-    # Every Incus server of a machine gives out the same numbers.
+            assert pid != init  # any other one may have ended meanwhile
+    # All Incus servers of a machine give out the same uids.
     only_in = places["user"] if native.name == "incus" else None
     assert is_container or oracles.wait_until(
         lambda: (
@@ -88,7 +91,7 @@ def _check_posture(native: NativeBackend, sandbox: Sandbox) -> int:
 
 def _check_files(init: int, pid: int) -> None:
     # For a moment a program that is being loaded has its libraries open, and a new child of the
-    # guest whatever that has: none of them is what it will be yet.
+    # guest has whatever the guest has. Neither is yet what it will be.
     assert oracles.wait_until(lambda: not _strange_files(init, pid)), _strange_files(init, pid)
     root, inner = os.stat(f"/proc/{init}/root/"), os.stat(f"/proc/{pid}/root/")
     assert (root.st_dev, root.st_ino) == (inner.st_dev, inner.st_ino)
@@ -117,7 +120,7 @@ def _strange_files(init: int, pid: int) -> list[tuple[int, int, str]]:
 
 @pytest.mark.case("I01")
 async def test_posture_of_every_thread(native: NativeBackend, sandbox: Sandbox) -> None:
-    assert _check_posture(native, sandbox) >= 1  # the guest alone
+    assert _check_posture(native, sandbox) >= 1  # this is the guest alone
     first = await _background(sandbox, THREADS)
     assert _check_posture(native, sandbox) >= 50 + 4
     await sandbox.execute("true")
@@ -135,7 +138,7 @@ async def test_posture_of_every_thread(native: NativeBackend, sandbox: Sandbox) 
 
 @pytest.mark.case("I01")
 async def test_the_posture_check_can_fail() -> None:
-    """The same reader, on this very process, sees that nothing confines it."""
+    """The same reader sees that this very process is not confined."""
     own = process_isolation.read_posture(os.getpid())
     assert own.has_capabilities and own.seccomp == 0 and not own.own_namespaces
 
@@ -147,7 +150,7 @@ async def test_the_kernel_takes_programs_first_when_memory_ends(
     command = await _background(sandbox, THREADS)
     init = native.init_pid(sandbox.sandbox_id)
     assert _oom_score(init) <= 0
-    # The programs have been started; that they have become "sleep" takes another moment.
+    # The programs have been started. Until they have become "sleep", another moment passes.
     assert oracles.wait_until(lambda: _oom_scores_of(init, "sleep") == [1000, 1000])
     await command.kill()
 
@@ -237,7 +240,7 @@ async def test_no_way_into_another_namespace(
         names = [name for pid in pids for name in oracles.descriptors(pid).values()]
         return [name for name in names if name.startswith(namespaces)]
 
-    # The probe has opened them, and tells of its end before it has gone.
+    # The probe has opened them, and reports its end before it is gone.
     assert oracles.wait_until(lambda: not held()), held()
     control, _ = weak.report(SETNS)
     assert "OK" in control.values()
@@ -287,7 +290,7 @@ async def test_flags_of_every_mount(native: NativeBackend, sandbox: Sandbox) -> 
         flags = set(options.split(","))
         assert "nosuid" in flags, line
         assert ("rw" in flags) == (place in own), line
-        # A mask is /dev/null itself; the node must stay one.
+        # A mask is /dev/null itself, and the node must remain one.
         if place not in devices and not line.split()[3] == "/null":
             assert "nodev" in flags, line
         if place == "/dev/shm" or place.startswith("/proc"):
@@ -453,7 +456,7 @@ async def test_a_filter_of_their_own_loosens_nothing(
     native: NativeBackend, sandbox: Sandbox
 ) -> None:
     answers = await report(sandbox, LOOSER)
-    # What a kernel without filters says; programs that confine themselves then go on without.
+    # A kernel without filters answers like this; programs that confine themselves then go on.
     assert {answers.pop(f"prctl {mode}") for mode in ("filter", "strict")} <= {"EINVAL", *DENIED}
     assert not refused(answers)
     assert _check_posture(native, sandbox)
@@ -486,7 +489,7 @@ async def test_cgroups_are_out_of_reach(native: NativeBackend, sandbox: Sandbox)
     running = await _background(sandbox, THREADS)
     found, shown = await report(sandbox, CGROUPS)
     assert not found
-    # The namespace hides where it is, and the names of its neighbours.
+    # The namespace hides its own path and the names of its neighbours.
     assert all(line.split(":", 2)[2] == "/" for line in shown.splitlines()), shown
     init = native.init_pid(sandbox.sandbox_id)
     for path in groups.values():
@@ -526,7 +529,7 @@ async def test_the_root_cannot_be_left(native: NativeBackend, sandbox: Sandbox, 
     outcome, same, names = await report(sandbox, ESCAPE_CHROOT)
     assert not set(outcome) - {"EPERM", "ENOSYS"}
     assert same and "workspace" in names
-    if native.name == "native":  # elsewhere the root is an image's, which may have one
+    if native.name == "native":  # elsewhere the root is that of an image, which may have one
         assert "boot" not in names
     after = os.stat(f"/proc/{init}/root/")
     assert (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino)

@@ -1,4 +1,7 @@
-"""Processes and fork bombs (catalogue section A). Every bomb has a pids limit of its own."""
+"""Tests of processes and fork bombs (catalogue section A).
+
+Every bomb has a pids limit of its own.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ async def test_a_bomb_that_fails_is_told_its_limit():
 
 
 async def refused(scene: Scene, command: Command) -> str:
-    """What a program says that ends at the limit; that it did, where the kernel counts that."""
+    """Return the output of a program that ends at the limit.
+
+    Where the kernel counts that, the count is checked, too.
+    """
     if scene.witness.own_kernel:
         result = await command.wait()
         assert result["exit_code"] == 1
@@ -147,7 +153,7 @@ async def test_an_exec_bomb_gets_its_share_of_a_processor_and_ends_in_time():
 
 @pytest.mark.case("A05")
 async def test_orphans_are_reaped_while_their_ancestor_runs():
-    # Whoever reaps may be slower than who forks, but never gives up: thirty times the limit.
+    # The reaper may be slower than the forks, but never gives up: thirty times the limit.
     program = """
 import os, time
 made = 0
@@ -172,7 +178,7 @@ print("done")
             result = await sandbox.run_code(program, timeout=60)
         assert result["stdout"] == "done\n", result["stderr"]
         assert max(samples) <= LIMIT
-        # One that has come to its end is a result before the kernel has taken it apart.
+        # The result of a program comes before the kernel has freed all of it.
         await until(lambda: scene.programs(sandbox) == [], 10, "the last of them is gone")
 
 
@@ -214,7 +220,7 @@ async def test_killing_everything_visible_kills_only_the_own_command():
             try:
                 elsewhere = await other.start_command(["sleep", "60"])
                 result = await sandbox.run_code(KILL_ALL)
-                # It spares the caller; whoever loses a keeper by it is told that it was killed.
+                # The call spares its caller. A command that loses its keeper reports a kill.
                 assert (result["exit_code"], result["stdout"]) in [(0, "9\n"), (-9, "")]
                 assert marker.poll() is None and elsewhere.poll() is None
                 await elsewhere.kill()
@@ -226,7 +232,7 @@ async def test_killing_everything_visible_kills_only_the_own_command():
 
 @pytest.mark.case("A06")
 def test_killing_everything_does_kill_what_is_visible():
-    """The same program where a marker can be seen: in a pid namespace that is thrown away."""
+    """The same program kills a marker that it can see, in a pid namespace that is thrown away."""
     program = "import os, subprocess\nsubprocess.Popen(['sleep', '60'])\n" + KILL_ALL
     program += "print(os.waitstatus_to_exitcode(os.wait()[1]) * -1)\n"
     apart = ["unshare", "-pf", "--kill-child"]
@@ -301,7 +307,7 @@ async def test_the_first_process_cannot_be_ended_or_stopped_from_inside(number):
 @pytest.mark.case("A09")
 @pytest.mark.clock
 async def test_a_guest_that_is_stopped_all_the_same_does_not_block_the_manager():
-    """From outside, which is the positive control: here the signal does arrive."""
+    """The signal comes from outside. This is the positive control: here it does arrive."""
     async with Scene() as scene:
         sandbox, other = await scene.sandbox(), await scene.sandbox()
         os.kill(scene.backend.init_pid(sandbox.sandbox_id), 19)
@@ -347,7 +353,7 @@ os._exit(0)
         result = await sandbox.run_code(program, timeout=30)
         took = time.monotonic() - started
         words = result["stdout"].splitlines()[0].split()
-        if not scene.witness.own_kernel:  # which may let them: it is its own priority then
+        if not scene.witness.own_kernel:  # the kernel may allow it: it is its own priority then
             assert words[1:] == ["False", "denied", "False", "denied"]
         used = scene.cpu_seconds(sandbox) - before
         assert 0.5 < used < 0.5 * took * 1.05 + 0.1

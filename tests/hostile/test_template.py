@@ -1,5 +1,8 @@
-"""Code that a template brings: it is imported by a process that is root of the host, from which
-sandboxes are forked. Native only: no other backend has templates."""
+"""Tests of code that a template brings.
+
+A process that is root of the host imports it, and sandboxes are forks of that process. This is
+native only: no other backend has templates.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
 IMAGE = "paracle/sandbox:ml"
-# In place of numpy, which is imported ahead of need.
+# This replaces numpy, which is imported ahead of need.
 MODULE = """
 import ctypes, os, socket, ssl
 uid, pid = os.getuid(), os.getpid()
@@ -86,14 +89,15 @@ async def test_code_of_a_template_has_little_of_the_host(
     assert first["uid"] == 0, "the module was not imported ahead of need: nothing is shown here"
     assert not first["reached"] and listener.hits == 0
     assert not [number for number in DANGEROUS if first["capabilities"] >> number & 1]
-    # What is executed when Python starts is executed by programs, and nobody else.
+    # Lines that Python executes when it starts are executed by programs, and by no other process.
     assert first["lines"] == first["own"] == 1000
     assert first["path"] == second["path"] != []
-    # Numbers of a generator that was used before the fork.
+    # The numbers come from a generator that was used before the fork.
     assert len({*first["random"], *second["random"]}) == 4
-    # Other generators go by the pid: no program gets to that of the process they are copies of.
+    # Other generators depend on the pid: no program gets the pid of the process that it is a fork
+    # of.
     assert first["pid"] > int(Path("/proc/sys/kernel/pid_max").read_text()) - 100
-    # The control: without all that, it does reach the listener, and may do anything.
+    # Control: without all that, it does reach the listener, and may do anything.
     control: dict[str, Any] = {}
     exec(MODULE % listener.address[1], control)  # noqa: S102
     assert control["reached"] and oracles.wait_until(lambda: listener.hits == 1)

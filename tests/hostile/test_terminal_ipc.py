@@ -1,4 +1,4 @@
-"""K. Terminals, IPC, signals, core dumps."""
+"""K. Tests of terminals, IPC, signals and core dumps."""
 
 # ruff: noqa: E501  (the programs that run inside are text)
 from __future__ import annotations
@@ -54,8 +54,10 @@ async def test_nothing_is_typed_into_a_terminal(pty: bool, sandbox: Sandbox) -> 
 
 @pytest.mark.case("K01")
 def test_the_terminal_probe_can_fail() -> None:
-    """On a terminal of the host, without the filter, the letter arrives (or the kernel's own
-    setting refuses it with EIO, which is not our doing)."""
+    """On a terminal of the host, without the filter, the letter arrives.
+
+    The kernel's own setting may refuse it with EIO, which is not our doing.
+    """
     import pty
 
     master, slave = pty.openpty()
@@ -75,7 +77,7 @@ def test_the_terminal_probe_can_fail() -> None:
 
 @pytest.mark.case("K01", "K02")
 async def test_a_terminal_of_the_host_is_never_theirs(make: Make, native: NativeBackend) -> None:
-    """Even a manager that was started from a terminal hands none of it on."""
+    """A manager that was started from a terminal hands none of it on."""
     sandbox = await make()
     await sandbox.execute("true")
     for pid in process_isolation.processes(native.init_pid(sandbox.sandbox_id)):
@@ -155,7 +157,7 @@ print(json.dumps([answers, [line.split()[-1] for line in shown.splitlines() if "
 
 @pytest.mark.case("K04")
 async def test_descriptors_cannot_be_passed_out_or_in(sandbox: Sandbox, tmp_path: Path) -> None:
-    """A socket file on the host, and the spawner's own sockets, are not to be reached."""
+    """Programs must not reach a socket file on the host, nor the spawner's own sockets."""
     path = tmp_path / "docker.sock"
     with oracles.listening((socket.AF_UNIX, socket.SOCK_STREAM, str(path))) as (listener,):
         path.chmod(0o777)
@@ -234,7 +236,7 @@ WAYS_TO_CRASH = ("as_started", "limit_lowered", "limit_raised")
 @pytest.mark.parametrize("way", WAYS_TO_CRASH)
 async def test_a_crash_leaves_no_core_file(way: str, sandbox: Sandbox, tmp_path: Path) -> None:
     assert await report(sandbox, CRASH % way) == [11, []]
-    # Unconfined, and allowed to, the same crash leaves one, where this machine writes them at all.
+    # Control: unconfined, and allowed to, the same crash leaves one if this machine writes them.
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
     if "/" not in pattern and not pattern.startswith("|"):
         raise_limit = "import os, resource as r; h = r.getrlimit(4)[1]; r.setrlimit(4, (h, h))"
@@ -249,8 +251,9 @@ async def test_a_crash_leaves_no_core_file(way: str, sandbox: Sandbox, tmp_path:
 async def test_a_crash_does_not_start_the_hosts_core_handler(
     sandbox: Sandbox, native: NativeBackend
 ) -> None:
-    """A limit of 0 would not keep the kernel from piping the dump into a program of the host, as
-    systemd-coredump and apport have it: hostile bytes, read by root. A limit of 1 does."""
+    """With a limit of 0 the kernel would still pipe the dump into a program of the host, as
+    systemd-coredump and apport set it up: hostile bytes, read by root. A limit of 1 prevents it.
+    """
     ready = asyncio.Event()
     command = await sandbox.start_command(
         "sleep 60 & echo ready; sleep 60", on_stdout=lambda text: ready.set()
@@ -285,17 +288,17 @@ print(json.dumps(len(pids)))
 async def test_storms_of_signals_at_guest_and_keepers(sandbox: Sandbox) -> None:
     for _ in range(3):
         await sandbox.execute("true")
-    # Everything but KILL and STOP, and the two that the C library lets nobody block: no effect.
+    # All signals have no effect, except KILL, STOP, and two that the C library never blocks.
     assert await report(sandbox, SIGNALS % [9, 19, 32, 33]) >= 1
     assert (await sandbox.execute("exit 7"))["exit_code"] == 7
-    # With KILL: keepers die, perhaps ours. Success is only what really came to its end.
+    # With KILL keepers die, perhaps ours. Only a program that really came to its end succeeds.
     beside = await sandbox.start_command("sleep 60")
     result = await sandbox.run_code(SIGNALS % [19])
     assert result["exit_code"] == -9 or (result["exit_code"] == 0 and result["stdout"])
     assert (await beside.wait())["exit_code"] < 0
-    # The end of what lost its keeper may take the next command along; it is told as it was.
+    # The kill of a tree that lost its keeper may kill the next command, too, which is reported.
     assert (await sandbox.execute("exit 7"))["exit_code"] in (-9, 7)
-    # KILL to all, which spares the caller and the guest: the truth again, and the sandbox goes on.
+    # KILL to all spares the caller and the guest: the result is true, and the sandbox goes on.
     result = await sandbox.execute("kill -9 -1; exit 7")
     assert result["exit_code"] in (-9, 7)
     assert (await sandbox.execute(["echo", "ok"]))["stdout"] == "ok\n"
@@ -341,7 +344,7 @@ sys.stdin.read()
 
 @pytest.mark.case("K02", "M13")
 async def test_one_sandbox_does_not_use_up_the_terminals_of_all(make: Make) -> None:
-    """The kernel has so many for all containers of the machine, whoever asks first."""
+    """The kernel has a fixed number of terminals for all containers of the machine."""
     sandbox, neighbour = await make(), await make()
     before = _terminals()
     told: asyncio.Queue[str] = asyncio.Queue()
@@ -350,7 +353,7 @@ async def test_one_sandbox_does_not_use_up_the_terminals_of_all(make: Make) -> N
     assert 0 < held <= 64
     assert _terminals() - before >= held, "the host does not see them: nothing is shown here"
     assert (await neighbour.execute("tty", pty=True))["exit_code"] == 0
-    # Told as what it is, and not as a full disk.
+    # It is reported as what it is, and not as a full disk.
     with pytest.raises(SandboxExecutionError, match="no terminal is left"):
         await sandbox.execute("tty", pty=True)
     await hoarder.kill()
@@ -379,8 +382,10 @@ print(json.dumps(answers))
     "kind", ["NOFILE", "NPROC", "FSIZE", "AS", "DATA", "CPU", "STACK", "SIGPENDING"]
 )
 async def test_limits_put_on_the_guest_never_look_like_success(kind: str, make: Make) -> None:
-    """prlimit asks for the same user only, so programs may starve the guest: their own loss,
-    but the host gets a typed error or the truth, and in time."""
+    """prlimit only asks for the same user, so programs may starve the guest.
+
+    The loss is their own, but the host gets a typed error or the truth, and in time.
+    """
     sandbox, neighbour = await make(SandboxConfig(timeout_seconds=10)), await make()
     try:
         await sandbox.run_code(LIMITS % (f"resource.RLIMIT_{kind},", 0, 0), timeout=5)

@@ -1,4 +1,4 @@
-"""Processor time and evading the clock (catalogue section C)."""
+"""Tests of processor time and of evading the clock (catalogue section C)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_daemon_does_not_hold_its_command_up_and_ends_with_the_sandbox()
         started = time.monotonic()
         result = await sandbox.run_code(DAEMON, timeout=30)
         assert result["stdout"] == "gone\n" and time.monotonic() - started < 5
-        # The program tells of its end before it has gone.
+        # The program's end is reported before it is gone.
         await until(lambda: len(scene.programs(sandbox)) == 1, 5, "the daemon is alone, and lives")
         assert scene.survivors(), "the daemon is not found: nothing is shown here"
         await scene.manager.destroy(sandbox.sandbox_id)
@@ -122,13 +122,13 @@ while True:
         sandbox = await scene.sandbox(max_processes=64)
         for _ in range(5):
             if not sandbox.is_running:
-                break  # it was destroyed because they could not be overtaken: allowed
+                break  # allowed: it was destroyed because they could not be overtaken
             await stopped_in_time(sandbox.run_code(program, timeout=0.5), 0.5)
             assert not sandbox.is_running or scene.programs(sandbox) == []
 
 
-# Whatever else there is loses its descriptors and its turn on the processor, as far as that can be
-# had: above all whoever is to kill us.
+# This program takes the descriptors and the processor time of all other processes, as far as it
+# can: above all of the one that is to kill it.
 STARVE = """
 import os, resource, signal
 open("/proc/self/comm", "w").write("hinders")
@@ -151,10 +151,10 @@ for name in os.listdir("/proc"):
     if name.isdigit() and int(name) != os.getpid():
         starve(int(name))
 """
-# Processes that each fork the next, leave its group, and are gone: in little more than the time in
-# which whoever kills them reads the list of processes. In machine code, which shares its memory
-# with the next, because Python forks too slowly. (A pause; clone; exit the parent, setsid the
-# child; again.)
+# Each of these processes forks the next one, which leaves its group, and exits. That takes little
+# longer than the guest needs to read the list of processes. It is machine code, which shares its
+# memory with the next process, because Python forks too slowly. (A pause; clone; exit the parent,
+# setsid the child; again.)
 COMETS = """
 import ctypes, mmap, os
 open("/proc/self/comm", "w").write("hinders")
@@ -178,7 +178,7 @@ else:
     print("there", flush=True)
 time.sleep(1000)
 """
-# What the guest may have forked after a command, ahead of the next.
+# The number of processes that the guest may have forked after a command, ahead of the next one.
 OF_OURS = 2
 HINDRANCES = {"starved": STARVE, "comets": COMETS}
 
@@ -186,7 +186,8 @@ HINDRANCES = {"starved": STARVE, "comets": COMETS}
 @pytest.mark.parametrize("how", HINDRANCES)
 @pytest.mark.case("C01", "C05")
 async def test_a_program_that_hinders_its_own_end_ends(how):
-    """Beside another command: else all is killed at one stroke, without a look."""
+    """It runs beside another command: otherwise all processes are killed at once, without a
+    walk."""
     program = "import time\n" + HINDRANCES[how] + "print('begun', flush=True)\ntime.sleep(1000)\n"
     async with Scene() as scene:
         sandbox = await scene.sandbox(max_processes=900)
@@ -198,12 +199,12 @@ async def test_a_program_that_hinders_its_own_end_ends(how):
             await sandbox.run_code(program, timeout=1.0)
         assert caught.value.stdout == "begun\n"
         if "destroyed" in str(caught.value):
-            return  # that nothing is left then is seen at the end of every scene
-        # A guest that was starved may have ended since, and its sandbox with it.
+            return  # the end of every scene shows that nothing is left
+        # A starved guest may have ended since then, and its sandbox with it.
         with contextlib.suppress(OSError):
             assert [one for one in scene.programs(sandbox) if "hinders" in one] == []
             before, born = set(scene.witness.processes(sandbox)), set()
-            for _ in range(20):  # who is gone before one can look has left another behind
+            for _ in range(20):  # a process that is gone before it is seen has left another one
                 born |= set(scene.witness.processes(sandbox)) - before
                 await asyncio.sleep(0.005)
             assert len(born) <= OF_OURS, "they go on"
@@ -211,7 +212,7 @@ async def test_a_program_that_hinders_its_own_end_ends(how):
 
 @pytest.mark.case("C06")
 async def test_a_parent_that_waits_uninterruptibly_is_killed():
-    """vfork keeps its parent in an uninterruptible wait until the child is gone."""
+    """vfork keeps the parent in an uninterruptible wait until the child has ended."""
     program = """
 import ctypes, os
 libc = ctypes.CDLL(None)
@@ -264,7 +265,7 @@ print(int(time.time()))
         first, second, third, now = result["stdout"].splitlines()
         assert first in ("EPERM", "ENOSYS")
         assert second.split()[0] == "True" and second.split()[1] in ("EPERM", "ENOSYS")
-        if not scene.witness.own_kernel:  # whose clock it would be
+        if not scene.witness.own_kernel:  # another kernel would have its own clock
             assert third.split()[0] == "-1" and third.split()[1] in ("EPERM", "ENOSYS")
         assert abs(int(now) - time.time()) < 30
         assert abs((time.time() - time.monotonic()) - drift) < 1
@@ -286,7 +287,7 @@ async def test_sleeping_is_limited_too_and_only_the_owner_may_wait_for_ever():
 
 @pytest.mark.case("C11")
 async def test_a_program_that_ends_at_its_deadline_has_exactly_one_outcome():
-    """Never a lost exit status, never a hang, whichever side is first."""
+    """There is never a lost exit status and never a hang, whichever side is first."""
     rounds = int(os.environ.get("PARACLE_JITTER_ROUNDS", "120"))
     outcomes = {"ended": 0, "timed out": 0}
     async with Scene() as scene:
@@ -310,10 +311,10 @@ async def test_a_program_that_ends_at_its_deadline_has_exactly_one_outcome():
 
 
 async def test_the_heartbeat_of_a_neighbour_does_notice():
-    """The witness of every case above, in front of what it must complain about."""
+    """The witness of every case above is shown something that it must complain about."""
     async with Scene() as scene:
         with pytest.raises(AssertionError, match="p99|answered"):
             async with scene.neighbour():
                 for _ in range(4):
-                    time.sleep(1.2)  # a manager that does nothing else meanwhile
+                    time.sleep(1.2)  # this manager does nothing else meanwhile
                     await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from engine_docker import PROJECT, docker, inspect, paracle, run_in
 import engines
 from paracle_sandbox.backends.docker.backend import DockerBackend
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.images.package_index import files_of_this_machine
+from paracle_sandbox.images.package_index import read_machine_files
 from paracle_sandbox.sandbox.sandbox import Sandbox
 from paracle_sandbox.settings import Settings
 
@@ -27,7 +27,7 @@ def checkout(tmp_path: Path) -> Path:
     """The folder `docker`, with how this machine reaches its packages as the README says."""
     shutil.copytree(PROJECT / "docker", tmp_path / "docker")
     shutil.copy(PROJECT / ".dockerignore", tmp_path)
-    for name, content in files_of_this_machine().items():
+    for name, content in read_machine_files().items():
         (tmp_path / "docker" / name).write_bytes(content)
     return tmp_path
 

@@ -48,13 +48,13 @@ pytestmark = pytest.mark.skipif(
     reason="bridge networks need root and nft, and these tests ip: apt install nftables iproute2",
 )
 
-UPLINK, ELSEWHERE = "203.0.113.1", "198.51.100.7"  # of the host
+UPLINK, ELSEWHERE = "203.0.113.1", "198.51.100.7"  # the host's
 SERVER = "203.0.113.10"
 METADATA = ("169.254.169.254", "169.254.0.9", "100.100.100.200", "192.0.0.192", "168.63.129.16")
 PORT = 7007
 REACHABLE_SECONDS, UNREACHABLE_SECONDS = 20.0, 1.5
 
-# Tries every target at once, and prints what each answered, or None.
+# This tries every target at once, and prints what each answered, or None.
 PROBE = """
 import json, socket, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +77,7 @@ with ThreadPoolExecutor(len(targets)) as pool:
     print(json.dumps(list(pool.map(attempt, targets))))
 """
 
-# Answers every connection and datagram, and says when it can.
+# This answers every connection and datagram, and reports when it is ready.
 LISTEN = """
 import select, socket
 tcp = socket.create_server(("0.0.0.0", 7007))
@@ -101,14 +101,14 @@ Process = get_context("fork").Process
 
 
 class World:
-    """H and I, and the sockets that listen in them."""
+    """The namespaces H and I, and the sockets that listen in them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         _pass_over_instances(directory / "state" / "instances", 100 + os.getpid() % 900)
         self.internet = _new_namespace()
         path = f"/proc/{os.getpid()}/fd/{self.internet}"
-        # Off, as on a machine without containers: a new namespace takes the host's setting.
+        # It is off, as on a machine without containers: a new namespace takes the host's setting.
         Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
         run("ip link set lo up")
         run(f"ip address add {ELSEWHERE}/32 dev lo")
@@ -153,9 +153,12 @@ def run(command: str, text: str | None = None) -> str:
 
 
 def _pass_over_instances(directory: Path, count: int) -> None:
-    """Instance numbers give the uids of sandboxes, and are counted in each state directory
-    anew: hold the first of ours, so as not to meet a sandbox of this machine. One lock holds all,
-    as they are one file; it is kept until this process ends."""
+    """Hold the instance numbers of our state directory that this machine may use.
+
+    The uids of sandboxes follow from the numbers, which each state directory counts anew: this test
+    must not meet a sandbox of this machine. One lock holds all of them, as they are one file; it is
+    kept until this process ends.
+    """
     directory.mkdir(parents=True, mode=0o700)
     fcntl.flock(os.open(directory / "0", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX)
     for number in range(1, count):
@@ -181,7 +184,7 @@ def within(namespace: int, action: Callable[[], Any]) -> Any:
 
 
 def apart(test: Callable[[], None]) -> None:
-    """Run `test` in a child that is a machine of its own, as far as networks go."""
+    """Run `test` in a child that is a machine of its own as far as networks are concerned."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -190,7 +193,7 @@ def apart(test: Callable[[], None]) -> None:
             kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
             kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
             kernel.mount("tmpfs", "/run", "tmpfs")
-            # A new network takes this over from the machine, where an engine may have set it.
+            # A new network inherits this from the machine, where an engine may have set it.
             Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
             test()
             code = 0
@@ -233,7 +236,7 @@ def namespace(backend: NativeBackend, sandbox: Sandbox) -> Iterator[int]:
 
 
 def addresses(backend: NativeBackend, sandbox: Sandbox) -> tuple[str, str]:
-    """Of the sandbox, and of the host's end of its link."""
+    """Return the addresses of the sandbox and of the host's end of its link."""
     with namespace(backend, sandbox) as fd:
         shown = within(fd, lambda: json.loads(run("ip -json route")))
     gateway = next(route["gateway"] for route in shown if route["dst"] == "default")
@@ -256,7 +259,7 @@ def both(address: str, *, on_link: bool = False) -> list[Target]:
 
 
 def answer_on(loop: asyncio.AbstractEventLoop, pair: Pair) -> None:
-    """Say to everybody who they are."""
+    """Answer every client with its own address."""
     tcp, udp = pair
 
     def on_connection() -> None:
@@ -313,7 +316,7 @@ async def eventually(condition: Callable[[], bool], seconds: float = 20) -> None
 
 
 def weaken() -> None:
-    """NAT without our rules: what a probe must notice."""
+    """Set up NAT without our rules, which a probe must notice."""
     run("nft delete table inet paracle_sandbox")
     chain = "type nat hook postrouting priority srcnat; policy accept;"
     rule = 'oifname "up0" masquerade'
@@ -359,7 +362,8 @@ def test_eight_at_once_have_a_network_each(tmp_path: Path) -> None:
 
 
 def test_forwarding_is_on_for_all_when_many_switch_it_on_at_once(tmp_path: Path) -> None:
-    """Of two that wrote it at once, the kernel sometimes heeded neither, and said it was on."""
+    """When two processes write it at once, the kernel sometimes ignores both and reports it as
+    on."""
 
     async def test(world: World) -> None:
         with ExitStack() as processes:
@@ -391,7 +395,7 @@ def test_without_a_network_there_is_only_loopback(tmp_path: Path) -> None:
     in_world(tmp_path, test)
 
 
-# Every third packet, in the order in which they come: loss that is the same in each run.
+# Every third packet is lost, in the order in which they come: the same loss in each run.
 LOSS = """table inet loss {
     chain through {
         type filter hook forward priority -10; policy accept;
@@ -402,7 +406,7 @@ LOSS = """table inet loss {
 
 
 def test_a_network_that_loses_packets_is_slower_and_no_wider(tmp_path: Path) -> None:
-    """R23: with a third of all packets lost, what is reached is reached by the one way out."""
+    """R23: with a third of all packets lost, traffic still has only the one way out."""
 
     async def test(world: World) -> None:
         answer_on(asyncio.get_running_loop(), world.listen(SERVER, internet=True))
@@ -412,7 +416,7 @@ def test_a_network_that_loses_packets_is_slower_and_no_wider(tmp_path: Path) -> 
         sandbox = await start(backend)
         try:
             ways: set[str] = set()
-            for _ in range(10):  # a datagram that is lost is no fault: another goes through
+            for _ in range(10):  # a lost datagram is no fault: another one gets through
                 targets = both(SERVER) * 6
                 answers = await probe(sandbox, targets, UNREACHABLE_SECONDS)
                 assert set(answers) <= {UPLINK, None}, answers
@@ -444,7 +448,7 @@ except socket.gaierror as error:
 
 
 def test_a_dead_name_server_is_asked_and_no_other(tmp_path: Path) -> None:
-    """R23: the sandbox starts, a lookup fails inside, and nobody else hears the name."""
+    """R23: the sandbox starts, a lookup fails inside, and no other server sees the name."""
 
     def name_server(address: str) -> socket.socket:
         server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -482,7 +486,10 @@ def test_a_dead_name_server_is_asked_and_no_other(tmp_path: Path) -> None:
 
 
 async def _forbidden(world: World, weakened: bool) -> None:
-    """Everything a sandbox must not reach; with our rules gone, the same probes get through."""
+    """Probe everything that a sandbox must not reach.
+
+    Without our rules, the same probes get through.
+    """
     canaries = {UPLINK: world.listen(UPLINK), ELSEWHERE: world.listen(ELSEWHERE)}
     canaries |= {address: world.listen(address, internet=True) for address in METADATA}
     loopback = world.listen("127.0.0.1")
@@ -594,7 +601,7 @@ def test_there_is_no_ipv6(tmp_path: Path) -> None:
 
 
 def test_only_its_own_source_address_passes(tmp_path: Path) -> None:
-    """A sandbox cannot make raw sockets; what if it could, or a program inside were root?"""
+    """A sandbox cannot make raw sockets. This tests the rules in case that it could."""
 
     async def test(world: World) -> None:
         canary = world.listen(SERVER, internet=True)
@@ -634,7 +641,7 @@ async def received_until(udp: socket.socket, last: str) -> set[str]:
 
 
 def send_forged(sources: list[str]) -> None:
-    """A datagram from each of the addresses, with the address in it."""
+    """Send a datagram from each of the addresses, with the address in it."""
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
         for source in sources:
             payload = source.encode()
@@ -650,7 +657,7 @@ def send_forged(sources: list[str]) -> None:
 
 # -- floods --------------------------------------------------------------------------------
 
-# From one port, which a program has without limits, to as many as it likes.
+# They come from one port, which a program has without limits, and go to as many as it likes.
 FLOOD = """
 import socket, sys
 first = int(sys.argv[2])
@@ -672,7 +679,7 @@ print("sent")
 
 @pytest.mark.case("L10")
 def test_a_flood_leaves_the_hosts_table_of_connections_to_others(tmp_path: Path) -> None:
-    """UDP and SYN; a neighbour still gets out, and that one comes changes nothing."""
+    """The flood is UDP and SYN. A neighbour still gets out, and its arrival changes nothing."""
 
     def connections() -> int:
         return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
@@ -688,7 +695,7 @@ def test_a_flood_leaves_the_hosts_table_of_connections_to_others(tmp_path: Path)
             held = connections() - before
             assert held <= 4096 + 64, held
             assert held > 2000, "it was no flood: this shows nothing"
-            # There is an answer for the neighbour, and none for who has too many already.
+            # The neighbour gets an answer, and a program that has too many connections gets none.
             assert await probe(other, both(SERVER), REACHABLE_SECONDS) == [UPLINK, UPLINK]
             assert connections() - before <= 4096 + 128
             third = await start(backend)
@@ -707,7 +714,7 @@ def test_a_flood_leaves_the_hosts_table_of_connections_to_others(tmp_path: Path)
 def test_nothing_is_left_after_the_last_one(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         backend = world.backend()
-        first = await start(backend)  # what is opened once, is open now
+        first = await start(backend)  # a connection that was opened stays open
         before = threads_and_descriptors()
         second = await start(backend)
         inodes = {namespace_inode(backend, sandbox) for sandbox in (first, second)}
@@ -734,13 +741,13 @@ def threads_and_descriptors() -> tuple[set[str], list[str]]:
         try:
             opened.append(os.readlink(f"/proc/self/fd/{number}").partition(":")[0])
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # this line belongs to the listing
     return named, sorted(kind for kind in opened if kind in ("net", "socket"))
 
 
 @pytest.mark.parametrize("how", ["start", "sweep"])
 def test_what_a_killed_owner_left_is_gone_with_the_next(how: str, tmp_path: Path) -> None:
-    """Its cable goes by itself; the table of rules is found by whoever comes next."""
+    """The kernel removes its link. The next owner finds and removes its table of rules."""
 
     async def own(world: World, made: Any) -> None:
         await start(world.backend())
@@ -783,7 +790,7 @@ def test_detach_removes_the_link_of_a_living_namespace(tmp_path: Path) -> None:
 
 
 def install_nft(directory: Path, script: str) -> None:
-    """Put a script in the place of nft; ``{real}`` in it is the real one."""
+    """Put a script in the place of nft. ``{real}`` in it is the path of the real one."""
     real = shutil.which("nft")
     assert real is not None
     directory.mkdir()
@@ -792,7 +799,7 @@ def install_nft(directory: Path, script: str) -> None:
     os.environ["PATH"] = f"{directory}:{os.environ['PATH']}"
 
 
-# Hesitates before it removes the table, so that whoever may come in between does.
+# This script waits before it removes the table, so that another process can come in between.
 SLOW_NFT = """
 [ "$1" = -f ] || exec {real} "$@"
 rules=$(cat)
@@ -802,7 +809,7 @@ printf '%s\\n' "$rules" | {real} -f -
 
 
 def test_processes_that_come_and_go_never_lose_the_rules(tmp_path: Path) -> None:
-    """One's sweep must not take the table from under another's new link."""
+    """The sweep of one process must not remove the table that another's new link needs."""
 
     async def come_and_go() -> None:
         with idle_process() as pid:
@@ -829,7 +836,7 @@ def test_processes_that_come_and_go_never_lose_the_rules(tmp_path: Path) -> None
 
 @contextmanager
 def idle_process() -> Iterator[int]:
-    """A process with a network namespace of its own."""
+    """Start a process with a network namespace of its own."""
     process = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
         stdin=subprocess.PIPE,
@@ -874,7 +881,7 @@ def test_refused_rules_remove_the_link_again(tmp_path: Path) -> None:
 
 
 def test_a_host_that_cannot_forward_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    """Settings that cannot be written, as in a container: the rules are in force by then."""
+    """Its settings cannot be written, as in a container. The rules are in force by then."""
 
     async def test(world: World) -> None:
         (world.directory / "off").write_text("0")
@@ -914,7 +921,7 @@ def test_without_nft_the_error_names_the_package(tmp_path: Path) -> None:
     def test() -> None:
         program = shutil.which("nft")
         assert program is not None
-        # Hidden from execution and from `which`: a file that nobody may execute.
+        # Hidden from execution and from `which`: a file without permission to execute it.
         (tmp_path / "nothing").touch(0o644)
         kernel.bind(str(tmp_path / "nothing"), os.path.realpath(program))
         assert "apt install nftables" in _attach_error()

@@ -1,4 +1,5 @@
-"""An owner that runs out of descriptors: typed errors, nothing leaks, and what lives goes on."""
+"""An owner that runs out of descriptors gets typed errors, leaks nothing, and keeps its
+sandboxes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# How many descriptors there are still: from none to more than a sandbox needs.
+# How many descriptors are free: from none to more than a sandbox needs.
 _ROOMS = range(14)
 _COMMON = """
 import asyncio, contextlib, os, resource, sys
@@ -92,7 +93,7 @@ async def main(rooms):
             assert count() == before, (room, before, count())
 """
 )
-# Only the spawner, whatever it was given before.
+# This starts only the spawner, whatever it was given before.
 _NONE_FOR_ITS_SPAWNER = (
     _COMMON
     + """

@@ -1,4 +1,4 @@
-"""What a sandbox's disk holds: read from the kernel's own figures, once it is known where."""
+"""The disk usage of a sandbox is read from the kernel's own figures, once their path is known."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_they_are_what_the_spawner_says():
 
 
 async def test_without_them_the_spawner_is_asked():
-    """As on a tmpfs, which has none."""
+    """A tmpfs, for instance, has no such figures."""
     async with Scene() as scene:
         sandbox = await scene.sandbox(disk_mb=256)
         await sandbox.run_code(FILL)

@@ -1,4 +1,5 @@
-"""What a sandbox is said to use is what its programs use: no making of it, cache, or machine."""
+"""The reported usage of a sandbox is that of its programs, without its creation, cache, or
+machine."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ async def backend(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 
 @needs_root
 async def test_the_making_of_a_sandbox_is_no_cpu_of_its_programs(backend: NativeBackend) -> None:
-    """Looked at by its owner, and by another process."""
+    """The owner and another process read it."""
     async with Sandbox(backend, "before"):
         pass  # now there may be others in stock
     async with Sandbox(backend, "new") as sandbox:

@@ -1,4 +1,5 @@
-"""A host disk that was full for a moment: its sandboxes are lost for writing, the next are not.
+"""After the host's disk was full for a moment, its sandboxes cannot write any more, and new ones
+can.
 
 The volume, of a spawner or of the workspaces of container engines, is on a small file system in a
 mount namespace of the test's own.
@@ -161,7 +162,8 @@ def test_a_moment_of_a_full_disk_costs_no_later_sandbox(program: str, tmp_path: 
 
 
 def test_volumes_share_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What was promised to one is not promised again, and is free when its holder ends."""
+    """Space that was promised to one volume is not promised again, and is free when its holder
+    ends."""
     register, free = str(tmp_path / "register"), 1 << 40
     figures = list(os.statvfs(tmp_path))
     figures[1:5] = [4096, free // 4096, free // 4096, free // 4096]

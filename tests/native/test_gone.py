@@ -1,4 +1,4 @@
-"""When a sandbox is said to be removed, not even a dead process of it is left."""
+"""When a sandbox is reported as removed, not even a dead process of it is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Many at once: more requests than the spawner's socket holds, more sandboxes than its stock."""
+"""Many requests at once: more than the spawner's socket holds, and more sandboxes than its
+stock."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +21,7 @@ async def test_a_herd_is_answered_to_the_last(tmp_path: Path) -> None:
     try:
         places = [Sandbox(backend, new_sandbox_id(), SandboxConfig()) for _ in range(40)]
         await asyncio.gather(*(place.start() for place in places))
-        # Thousands of packets at once: some have to wait for room, and none may be forgotten.
+        # Thousands of packets come at once: some have to wait for room, and none may be lost.
         usages = [backend.usage(place.sandbox_id) for place in places for _ in range(100)]
         assert len(await asyncio.gather(*usages)) == 4000
         results = await asyncio.gather(*(place.run_code("print(6 * 7)") for place in places))

@@ -1,4 +1,4 @@
-"""A spawner's process that is started before it is known what for."""
+"""Tests of a spawner's process that is started before its task is known."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from paracle_sandbox import SandboxConfig, load_settings
-from paracle_sandbox.backends import ahead
-from paracle_sandbox.backends.native import spawner_process
+from paracle_sandbox.backends.native import prestart, spawner_process
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.errors import BackendUnavailableError
 from paracle_sandbox.jail import kernel, launch
@@ -32,7 +31,7 @@ def nothing_ahead():
 
 
 def end(launched: spawner_process.Launched) -> int:
-    """Hang up without a word; its exit status."""
+    """Hang up without a word. Returns its exit status."""
     launched.control.close()
     assert launched.process.stderr is not None
     assert launched.process.stderr.read() == b""
@@ -75,9 +74,9 @@ def settings(tmp_path):
 
 async def test_one_that_was_told_makes_the_sandbox_ahead_of_the_backend(settings, monkeypatch):
     monkeypatch.delenv("SANDBOX_MODE", raising=False)
-    ahead.start_ahead()
+    prestart.start_early()
     (waiting,) = spawner_process._ahead.values()
-    assert ahead.prepare_ahead(settings, SandboxConfig())
+    assert prestart.prepare_early(settings, SandboxConfig())
     while not list(Path(settings.state_dir).glob("slot-*.json")):
         assert waiting.process.poll() is None
         await asyncio.sleep(0.01)
@@ -95,7 +94,7 @@ async def test_one_that_was_told_makes_the_sandbox_ahead_of_the_backend(settings
 
 async def test_limits_and_shape_that_were_not_foreseen_hold(settings):
     spawner_process.launch_ahead()
-    ahead.prepare_ahead(settings, SandboxConfig())
+    prestart.prepare_early(settings, SandboxConfig())
     wanted = SandboxConfig(memory_mb=256, working_dir="/data", max_processes=32)
     backend = NativeBackend(settings)
     try:
@@ -109,7 +108,7 @@ async def test_limits_and_shape_that_were_not_foreseen_hold(settings):
 async def test_one_that_was_told_something_else_ends_before_another_starts(settings):
     spawner_process.launch_ahead()
     (waiting,) = spawner_process._ahead.values()
-    ahead.prepare_ahead(replace(settings, stock=1), SandboxConfig())
+    prestart.prepare_early(replace(settings, stock=1), SandboxConfig())
     backend = NativeBackend(settings)
     try:
         async with Sandbox(backend, "anew") as sandbox:
@@ -122,8 +121,8 @@ async def test_one_that_was_told_something_else_ends_before_another_starts(setti
 def test_one_that_was_told_and_is_not_used_leaves_nothing(settings):
     spawner_process.launch_ahead()
     (waiting,) = spawner_process._ahead.values()
-    ahead.prepare_ahead(settings, SandboxConfig())
-    ahead.end_ahead()
+    prestart.prepare_early(settings, SandboxConfig())
+    prestart.end_early()
     assert not spawner_process._ahead and waiting.process.poll() == 0
     assert [path.name for path in Path(settings.state_dir).rglob("*")] == ["instances"]
 
@@ -132,8 +131,8 @@ def test_nothing_is_made_in_a_directory_of_others(settings, tmp_path):
     (tmp_path / "state").mkdir(mode=0o777)
     (tmp_path / "state").chmod(0o777)
     spawner_process.launch_ahead()
-    assert not ahead.prepare_ahead(settings, SandboxConfig())
-    ahead.end_ahead()
+    assert not prestart.prepare_early(settings, SandboxConfig())
+    prestart.end_early()
     assert not list((tmp_path / "state").iterdir())
 
 
@@ -153,15 +152,16 @@ def test_no_descriptor_of_the_callers_is_passed_on():
 @pytest.mark.parametrize("name", ["SANDBOX_MODE", "SANDBOX_API_URL", "PARACLE_PYTHON"])
 def test_whoever_may_want_another_backend_gets_none_ahead(name, monkeypatch):
     monkeypatch.setenv(name, "other")
-    ahead.start_ahead()
+    prestart.start_early()
     assert not spawner_process._ahead
     monkeypatch.delenv(name)
-    ahead.start_ahead()
+    prestart.start_early()
     assert end(spawner_process._ahead.popitem()[1]) == 0
 
 
 def test_why_it_cannot_come_up_is_told_whenever_the_owner_speaks(monkeypatch):
-    """Also to one that has said what it wants before: what is unread takes the answer with it."""
+    """This includes an owner that has sent its request before: unread data would discard the
+    response."""
 
     def refuse(_flags: int) -> None:
         raise PermissionError(1, "refused")
@@ -194,7 +194,7 @@ async def test_an_interpreter_that_cannot_be_started_is_named(python: str, tmp_p
 
 
 async def test_an_interpreter_that_takes_long_keeps_no_event_loop(tmp_path: Path) -> None:
-    """It is run to learn its version, and here it waits for what this loop does meanwhile."""
+    """The interpreter is run to learn its version, and here it waits for this very loop."""
     gate, python = tmp_path / "gate", tmp_path / "python"
     os.mkfifo(gate)
     python.write_text(f"#!/bin/sh\nread line < {gate}\necho $line >&2\nexit 1\n")

@@ -1,6 +1,7 @@
-"""Every limit of a native sandbox, measured on the host: reached, told apart, and kept to itself.
+"""Every limit of a native sandbox is measured on the host: reached, named correctly, and limited to
+it.
 
-Each limit ends in its own error with what was used and what was allowed; the same program under a
+Each limit ends in its own error, with what was used and what was allowed. The same program under a
 larger limit succeeds, so each test could fail.
 """
 
@@ -75,7 +76,7 @@ async def test_memory(size, processes, where):
 
 
 async def share_of_two_busy_processes(scene: Scene, sandbox: Sandbox) -> float:
-    """Of a core."""
+    """Return the share of a core that two busy processes get together."""
     busy = "import os\nos.fork()\nwhile True: pass\n"
     async with scene.neighbour():
         started, before = time.monotonic(), scene.cpu_seconds(sandbox)
@@ -88,7 +89,7 @@ async def share_of_two_busy_processes(scene: Scene, sandbox: Sandbox) -> float:
 async def test_two_busy_processes_share_half_a_core():
     async with Scene() as scene:
         half, two = await scene.sandbox(cpu_cores=0.5), await scene.sandbox(cpu_cores=2)
-        # A machine that is busy with others may have less for either, but not each time.
+        # A machine with other work may have less time for either, but not on each attempt.
         for _ in range(6):
             share = await share_of_two_busy_processes(scene, half)
             assert 0 < share < 0.55
@@ -128,7 +129,7 @@ async def seconds_to_remove_a_crowd(cpu_cores: float) -> float:
 
 
 async def test_a_crowd_dies_as_fast_with_little_of_a_processor():
-    """To die takes processor time, too: half a minute of a tenth of a processor."""
+    """Dying takes processor time, too: half a minute at a tenth of a processor."""
     with_much = await seconds_to_remove_a_crowd(2)
     assert await seconds_to_remove_a_crowd(0.1) < 3 * with_much + 8
 
@@ -192,7 +193,7 @@ async def test_a_full_disk_is_not_to_blame_for_every_failure():
         assert (await sandbox.execute("grep zzz /etc/hostname"))["exit_code"] == 1
         await limit_reached(sandbox.execute("cp big more"), "disk", 256 * MIB)
         await sandbox.execute("rm -f big more")
-        # The kernel counts what was removed for some seconds.
+        # The kernel counts removed files for some seconds.
         result = await sandbox.execute("echo unrelated >&2; exit 1")
         assert (result["exit_code"], result["stderr"]) == (1, "unrelated\n")
         await sandbox.check_limits()
@@ -208,7 +209,7 @@ async def test_a_disk_filled_without_a_word_and_one_made_free_again():
 
 
 async def test_the_workspace_is_not_memory():
-    """900 MB of files with 512 MB of memory: nobody is killed for it."""
+    """900 MB of files with 512 MB of memory kill no process."""
     async with Scene() as scene:
         sandbox = await scene.sandbox(memory_mb=512, disk_mb=1024)
         async with scene.neighbour():
@@ -244,7 +245,7 @@ async def test_time():
 
 
 async def test_limits_of_one_sandbox_are_not_another_s():
-    """All at once, each with its own end."""
+    """All run at once, and each ends by its own limit."""
     async with Scene() as scene:
         boxes = [
             await scene.sandbox(memory_mb=128, max_processes=32, max_output_mb=1) for _ in range(4)

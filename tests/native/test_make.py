@@ -1,4 +1,7 @@
-"""GNU make in a sandbox: it starts programs as few others do, by posix_spawn with ids to reset."""
+"""GNU make works in a sandbox.
+
+It starts programs in a rare way: by posix_spawn with ids to reset.
+"""
 
 import shutil
 from dataclasses import replace

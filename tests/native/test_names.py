@@ -1,4 +1,4 @@
-"""Names of sandboxes: whoever is first has one, and nobody else's is touched."""
+"""The first sandbox with a name has it, and another's sandbox is never touched."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = SandboxConfig()
 
 @pytest.fixture
 async def backends(tmp_path: Path):
-    """Two owners in one place, which is empty afterwards."""
+    """Provide two owners in one place, which must be empty afterwards."""
     settings = replace(load_settings(), state_dir=str(tmp_path / "state"), stock=1)
     made = [NativeBackend(settings), NativeBackend(settings)]
     yield made
@@ -121,7 +121,7 @@ async def test_what_comes_in_the_moment_of_a_cancellation_is_closed(backends, mo
 
 
 def not_in_stock() -> SandboxConfig:
-    """Not what is in stock: it takes a while to make."""
+    """Return a configuration that the stock does not have, so that creating it takes a while."""
     return SandboxConfig(working_dir="/elsewhere")
 
 

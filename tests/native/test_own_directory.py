@@ -1,4 +1,5 @@
-"""The state directory: records decide what gets killed, so nobody else may have written them."""
+"""The records in the state directory decide what gets killed, so no other user may have written
+them."""
 
 from __future__ import annotations
 
@@ -18,8 +19,7 @@ import pytest
 
 from paracle_sandbox.backends.native import records
 from paracle_sandbox.backends.native.backend import NativeBackend
-from paracle_sandbox.backends.native.own_directory import require_own_directory
-from paracle_sandbox.backends.native.records import RecordStore
+from paracle_sandbox.backends.native.records import RecordStore, require_own_directory
 from paracle_sandbox.backends.native.template_files import Failure, TemplateFiles
 from paracle_sandbox.backends.native.template_kinds import (
     MANIFEST,
@@ -76,7 +76,7 @@ async def test_no_sandbox_starts_on_what_may_be_another_s(tmp_path: Path, found)
         await backend.close()
 
 
-# What somebody else put there
+# Files that another user put there
 
 ANOTHER = 65534
 needs_root = pytest.mark.skipif(
@@ -86,7 +86,8 @@ needs_root = pytest.mark.skipif(
 
 @pytest.fixture
 async def victim(tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
-    """The record of a living sandbox of ours, whose first process somebody wants to have killed."""
+    """Return the record of a living sandbox of ours, whose first process an attacker wants to have
+    killed."""
     settings = Settings(state_dir=str(tmp_path / "own"), template_build=False, stock=0)
     backend = NativeBackend(settings)
     await backend.create("victim", SandboxConfig(), {})
@@ -99,7 +100,7 @@ def lives(record: dict[str, Any]) -> bool:
 
 
 def plant(state: Path, record: dict[str, Any]) -> None:
-    """As a spawner that has died would have left it."""
+    """Write a record as a spawner that has died would have left it."""
     (state / "instances").mkdir(parents=True)
     (state / "victim.json").write_text(json.dumps(record) + "\n")
     (state / "root-5").mkdir()
@@ -180,8 +181,10 @@ def test_the_command_line_says_whose_it_is(tmp_path: Path, command: str):
 
 @needs_root
 async def test_the_records_of_dead_spawners_are_swept_still(tmp_path: Path, victim):
-    """What `plant` makes would be believed in a directory of ours: or the tests above prove
-    nothing."""
+    """In a directory of ours the records of `plant` are believed.
+
+    Otherwise the tests above prove nothing.
+    """
     plant(tmp_path / "state", victim)
     assert await NativeBackend(Settings(state_dir=str(tmp_path / "state"))).sweep() == 1
     assert not lives(victim)
@@ -210,7 +213,7 @@ def test_only_the_first_process_of_a_namespace_is_killed(tmp_path: Path):
 
 
 def test_a_member_of_a_group_is_killed_only_if_the_kernel_says_so(tmp_path: Path):
-    """The number may be another process's by now; and 0 would be all of ours."""
+    """The number may be another process's by now, and 0 would mean all of ours."""
     group = tmp_path / "slot"
     group.mkdir()
     with a_process() as pid:
@@ -299,7 +302,7 @@ async def test_an_odd_record_is_no_reason_to_fail(tmp_path: Path, odd: Callable[
 
 
 def plant_links(settings: Settings, victim: Path) -> Path:
-    """Wherever this user would write to when a template is built or removed."""
+    """Plant links at each path that this user writes to when a template is built or removed."""
     place = template_path("default", settings)
     place.parent.mkdir(parents=True)
     for name in (".default.lock", ".default.failed", f".use-{victim.stat().st_ino}"):
@@ -392,7 +395,7 @@ def test_the_template_commands_say_whose_the_directory_is(tmp_path: Path, comman
 def test_links_that_were_left_in_a_directory_of_ours_lead_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It may have been open to all before."""
+    """The directory may have been open to all users before."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     kept = tmp_path / "kept"
     kept.mkdir(0o700)
@@ -427,7 +430,7 @@ def test_an_empty_directory_that_may_be_another_s_is_not_filled(tmp_path: Path):
 
 
 def test_a_directory_that_root_alone_writes_to_serves_others(tmp_path: Path):
-    """One administrator builds for all users of a machine."""
+    """One administrator builds templates for all users of a machine."""
     if os.geteuid() != 0:
         pytest.skip("becomes another user: run as root")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
@@ -449,7 +452,7 @@ def test_a_directory_that_root_alone_writes_to_serves_others(tmp_path: Path):
         command = [sys.executable, "-c", program, shared]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.stdout == "True\n", done.stderr
-        # Nor does it matter that they cannot list another's: names in it can be guessed.
+        # That they cannot list another's directory does not help: its names can be guessed.
         os.chown(place.parent, ANOTHER - 1, ANOTHER)
         place.parent.chmod(0o711)
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

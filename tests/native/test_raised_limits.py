@@ -14,7 +14,10 @@ from paracle_sandbox.settings import Settings
 
 
 async def stocked(backend: NativeBackend) -> None:
-    """Wait until as many children are parked as may be: made for the sandbox before the next."""
+    """Wait until as many children are parked as may be.
+
+    They were made for the sandbox before the next.
+    """
     deadline = asyncio.get_running_loop().time() + 30
     while True:
         slots = [one for one in backend.records.all() if one.path.stem.startswith("slot-")]

@@ -1,4 +1,4 @@
-"""run() again and again: one spawner for all calls of a process, which ends with it."""
+"""Repeated calls of run() share one spawner, which ends with the process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def python(cli: Cli, source: str) -> None:
         capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
-    # What a killed spawner left is removed by the next start of any.
+    # The next start of any spawner removes what a killed one left.
     assert cli.run("sandbox", "cleanup").code == 0
     wait_for(lambda: not cli.live_remains())
 

@@ -1,4 +1,4 @@
-"""Programs that follow each other at once, where the next is forked while one runs."""
+"""Tests of programs that follow each other at once: the next one is forked while one runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept in stock is as good after a pause as when it was made."""
+"""A sandbox from the stock is as good after a pause as when it was made."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
 from pressure import Scene, until
 
 from paracle_sandbox import Sandbox
-from paracle_sandbox.guest.prefork.policy import LOOK_SECONDS, SEED_SECONDS
+from paracle_sandbox.guest.prefork.policy import KEEP_SECONDS, LOOK_SECONDS
 
-LONGER = SEED_SECONDS + 2 * LOOK_SECONDS
+LONGER = KEEP_SECONDS + 2 * LOOK_SECONDS
 
 
 def python_ready(scene: Scene, sandbox: Sandbox) -> bool:
@@ -33,7 +33,7 @@ async def test_a_python_is_ready_in_stock_and_for_a_while_after_it():
 
 
 async def test_a_sandbox_maps_no_library_that_only_the_way_to_it_needs():
-    """Each is a handful of mappings, for every process to copy and to let go of."""
+    """Each library is a handful of mappings, which every process has to copy and to free."""
     async with Scene(stock=1) as scene:
         sandbox = await scene.sandbox()
         pid = scene.backend.init_pid(sandbox.sandbox_id)
@@ -43,7 +43,7 @@ async def test_a_sandbox_maps_no_library_that_only_the_way_to_it_needs():
 
 
 async def test_large_pieces_of_memory_are_given_back_as_in_any_python():
-    """The C library has pages of their own for them, unless somebody changed its mind."""
+    """The C library maps them separately, unless its threshold was changed."""
     code = """
 import ctypes
 malloc = ctypes.CDLL(None).malloc

@@ -1,4 +1,5 @@
-"""Templates: names of images, one build at a time, and what happens without a package index."""
+"""Tests of templates: names of images, one build at a time, and a machine without a package
+index."""
 
 import asyncio
 import fcntl
@@ -59,7 +60,7 @@ async def test_an_image_of_our_python_is_the_default_template(tag: str, tmp_path
 
 @pytest.mark.parametrize("tag", ["3.8-slim", "2.7", "3.99", f"{VERSION}99-slim", f"{MINOR}9"])
 async def test_an_image_of_another_python_is_refused(tag: str, tmp_path: Path) -> None:
-    """It would run on ours without a word."""
+    """It would run on ours without any warning."""
     backend = NativeBackend(settings_in(tmp_path, template_build=False))
     with pytest.raises(SandboxCreationError) as caught:
         async with Sandbox(backend, new_sandbox_id(), SandboxConfig(base_image=f"python:{tag}")):
@@ -72,7 +73,10 @@ async def test_an_image_of_another_python_is_refused(tag: str, tmp_path: Path) -
 async def test_the_images_of_older_settings_go_on_to_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are defaults, so programs that name nothing have them; what was wished for is said."""
+    """They are defaults, so programs that name no image get them.
+
+    The result names the image that was asked for.
+    """
     templates = Templates(settings_in(tmp_path, template_build=False))
     for image in ("python:3.12-slim", "python:3.10-slim"):
         for _ in range(2):
@@ -88,7 +92,7 @@ def settings_in(folder: Path, **options: object) -> Settings:
 
 @pytest.fixture
 def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip finds nothing, at once: as without a network, but quicker."""
+    """Make pip find nothing at once, as without a network but quicker."""
     for name in list(os.environ):
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
@@ -114,7 +118,7 @@ def test_without_an_index_the_standard_library_is_left(
         caplog.clear()
         assert asyncio.run(run(code)) == ("none\n" if code is wanting else "1\n")
         said.append(caplog.text)
-    # The first waited, and so heard of it; the others do not try again for a while.
+    # The first one waited and got the message; the others do not try again for a while.
     assert "Building the default template" in said[0]
     assert "requests is not there" in said[0] and "paracle template build default" in said[0]
     assert "standard library alone" in said[1], "and that is said in full once"
@@ -125,7 +129,7 @@ def test_without_an_index_the_standard_library_is_left(
 async def test_after_a_while_a_long_lived_process_tries_again(
     no_index: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A service that was started without a network has its packages when there is one."""
+    """A service that was started without a network gets its packages when there is one."""
     templates = Templates(settings_in(tmp_path))
     failed = tmp_path / "data/templates/.default.failed"
 
@@ -144,7 +148,7 @@ async def test_after_a_while_a_long_lived_process_tries_again(
     long_ago = first - 2 * 3600
     failed.write_text(json.dumps({**json.loads(failed.read_text()), "at": long_ago}))
     async with asyncio.timeout(60):
-        while begun() == 1:  # the builder has told of its failure, and may not have ended yet
+        while begun() == 1:  # the builder has reported its failure, and may not have ended yet
             await templates.for_image("paracle/sandbox:latest")
             await asyncio.sleep(0.01)
     assert begun() == 2
@@ -162,7 +166,7 @@ def test_a_failed_build_leaves_nothing(no_index: None, tmp_path: Path) -> None:
 
 
 def test_a_template_is_seen_inside_and_can_be_removed(tmp_path: Path) -> None:
-    """A package that is put there by hand stands for what pip would have installed."""
+    """A package that is put there by hand stands for one that pip would have installed."""
     templates = Templates(settings_in(tmp_path))
     path = templates._path("default")
     path.mkdir(parents=True)
@@ -189,7 +193,8 @@ def test_a_template_is_seen_inside_and_can_be_removed(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_packages_are_found(tmp_path: Path) -> None:
-    """Those of the template, those that a program installs, and a pip of the interpreter inside."""
+    """These are the commands of the template, those that a program installs, and a pip of the
+    interpreter inside."""
     templates = Templates(settings_in(tmp_path))
     path = templates._path("default")
     (path / "bin").mkdir(parents=True)
@@ -220,8 +225,10 @@ def test_the_commands_of_packages_are_found(tmp_path: Path) -> None:
 
 
 def test_a_lock_on_what_everybody_can_read_stops_nobody(no_index: None, tmp_path: Path) -> None:
-    """Another user, or a program inside, can lock whatever it can open: only files that it cannot
-    open are locked, and nothing is waited for."""
+    """Another user, or a program inside, can lock any file that it can open.
+
+    So only files that it cannot open are locked.
+    """
     templates = Templates(settings_in(tmp_path))
     path = templates._path("default")
     path.mkdir(parents=True)

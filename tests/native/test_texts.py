@@ -1,4 +1,4 @@
-"""The text of a program does not outlive it: nobody who looks finds it."""
+"""The text of a program does not outlive it: no later program finds it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_large_one_that_is_never_run_goes_too():
     async with Scene() as scene:
         sandbox = await scene.sandbox()
         large = "#" * (1 << 20)
-        for turns in range(0, 60, 2):  # of the event loop, until the text is on its way
+        for turns in range(0, 60, 2):  # turns of the loop, until the text is on its way
             for attempt in (sandbox.execute(large), sandbox.run_code(large)):
                 task = asyncio.create_task(attempt)
                 for _ in range(turns):

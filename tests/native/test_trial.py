@@ -1,5 +1,8 @@
-"""The trial of a start (jail/trial.py): where sandboxes can be made it finds nothing, or `auto`
-would take another backend for it and an error would name what is in nobody's way."""
+"""Tests of the trial of a start (jail/trial.py).
+
+Where sandboxes can be created it must find nothing. Otherwise `auto` would select another backend,
+and an error would name an obstacle that does not exist.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ main(sys.argv[2])
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Our source, where an ordinary user can read it."""
+    """Provide our source where an ordinary user can read it."""
     place = Path(tempfile.mkdtemp(prefix="paracle-trial-"))
     try:
         place.chmod(0o755)

@@ -32,7 +32,7 @@ CHUNK = b"\xa5" * MIB
 
 
 def apart(test: Callable[[], None]) -> None:
-    """Run `test` in a child with private mounts; fail with its traceback."""
+    """Run `test` in a child with private mounts. A failure shows its traceback."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -73,7 +73,7 @@ def workspace(volume: Volume, name: str, mib: int) -> str:
 
 
 def fill(path: str, mib: int = 10_000) -> tuple[int, int]:
-    """Write up to so many MiB: bytes written, and the error that stopped it or 0."""
+    """Write up to so many MiB. Returns the bytes written, and the error that stopped it or 0."""
     written = 0
     with open(path, "wb", buffering=0) as file:
         try:
@@ -260,7 +260,7 @@ def test_nothing_has_a_name_on_the_host(tmp_path: Path) -> None:
 
 
 def test_several_processes_make_volumes_at_once(tmp_path: Path) -> None:
-    """Each has its own id, and two that race for a loop device both get one."""
+    """Each volume has its own id, and two processes that race for a loop device both get one."""
 
     def one(number: int) -> None:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -362,7 +362,8 @@ def test_a_thousand_subvolumes_leave_no_quota_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["workspace", "file"])
 def test_what_was_removed_is_soon_given_back_to_the_host(tmp_path: Path, what: str) -> None:
-    """Not ten seconds after it is committed: a sandbox would have twice its limit meanwhile."""
+    """Space must not come back ten seconds after the commit: a sandbox would have twice its limit
+    meanwhile."""
 
     def test() -> None:
         mount_tmpfs(tmp_path, "1g")

@@ -1,4 +1,4 @@
-"""Working directories of any name, each in its own sandbox and seen by no other."""
+"""Working directories may have any name, and no other sandbox sees them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_its_limit_is_that_of_any_other(path):
 
 @pytest.fixture
 def python(tmp_path):
-    """An interpreter with a home of its own, below /tmp."""
+    """Provide an interpreter with a home of its own, below /tmp."""
     binary = tmp_path / "home" / "bin" / "python3"
     binary.parent.mkdir(parents=True)
     shutil.copy2(default_python(), binary)
@@ -77,7 +77,7 @@ def python(tmp_path):
 
 
 def test_an_interpreter_that_would_be_hidden_is_refused(python, tmp_path):
-    """Its library would not be there: a program that imports more than a little would fail."""
+    """Its library would be hidden, and a program that imports more than a little would fail."""
     if not str(tmp_path).startswith("/tmp/"):
         pytest.skip("the directory for temporary files is elsewhere")
     backend = NativeBackend(settings_of(tmp_path, python=str(python)))

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 from service_place import KEY, NO_INDEX
 
+from paracle_sandbox.service.connections.slow_clients import Patience
 from paracle_sandbox.service.middleware.auth import Gate
-from paracle_sandbox.service.outflow import Patience
 from paracle_sandbox.service.server import GracefulServer, bound_socket, make_server
 from paracle_sandbox.service.service import Service
 from paracle_sandbox.settings import Settings

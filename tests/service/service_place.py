@@ -40,14 +40,14 @@ class Place:
 
     def break_disk(self) -> None:
         """Nothing that changes can be kept from now on."""
-        home = self.service.hosting.find("ann")
+        home = self.service.sandboxes.find("ann")
         assert home is not None
         shutil.rmtree(home.workspace.directory)
         home.workspace.directory.touch()
 
     def freeze(self, user: str) -> None:
         """Its guest answers nothing any more."""
-        self.backend.freeze_guest(self.service.hosting.sandbox_id(user))
+        self.backend.freeze_guest(self.service.sandboxes.sandbox_id(user))
 
     async def audit_lines(self) -> list[dict[str, Any]]:
         """All that was written down; a thread of the service may not be through with it yet."""
@@ -55,7 +55,7 @@ class Place:
         return list(read(Path(self.service.settings.service_dir) / "audit.jsonl"))
 
     async def lose(self) -> None:
-        home = self.service.hosting.find("ann")
+        home = self.service.sandboxes.find("ann")
         assert home is not None
         self.backend.kill_guest(home.sandbox.id)
         while home.sandbox.is_running:

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from paracle_sandbox import SandboxConfig, Settings
-from paracle_sandbox.backends.auto import service_problem
 from paracle_sandbox.backends.remote.backend import RemoteBackend
+from paracle_sandbox.backends.remote.reachability import service_problem
 from paracle_sandbox.errors import BackendUnavailableError, SandboxError
 
 KEY = "the key of this client"

@@ -15,14 +15,19 @@ from service_place import Place
 
 from paracle_sandbox.service.keys import Caller
 from paracle_sandbox.service.middleware.idempotency import Idempotency
-from paracle_sandbox.service.middleware.idempotency_store import IN_FILE, IN_MEMORY, Answers, Asked
+from paracle_sandbox.service.middleware.idempotency_store import (
+    IN_FILE,
+    IN_MEMORY,
+    Answers,
+    RequestIdentity,
+)
 
 CALLER = Caller("key", frozenset({"somebody-else"}))
 DAY = 86_400.0
 
 
-def asked(key: str, owner: str = "ann") -> Asked:
-    return Asked(key.encode(), owner.encode(), b"hash")
+def asked(key: str, owner: str = "ann") -> RequestIdentity:
+    return RequestIdentity(key.encode(), owner.encode(), b"hash")
 
 
 def run(kept: Answers, key: str, owner: str = "ann", body: bytes = b"answer") -> None:
@@ -201,7 +206,7 @@ async def test_what_did_nothing_is_not_kept(place: Place) -> None:
 async def test_a_full_disk_makes_no_request_fail(place: Place) -> None:
     """The answer of one that ran is given, though its beginning could not be kept."""
     database = place.service.answers._db
-    inside = Path(place.backend.directory_of(place.service.hosting.sandbox_id("ann")))
+    inside = Path(place.backend.directory_of(place.service.sandboxes.sandbox_id("ann")))
     database.execute("PRAGMA query_only = ON")  # as a full disk does: it reads, and writes nothing
     body = {"command": "touch up; while [ ! -e go ]; do sleep 0.01; done; echo ran"}
     running = asyncio.create_task(_post(place, "/sandbox/ann/shell", body, "full"))

@@ -80,7 +80,7 @@ def test_every_line_of_a_request_says_whose_it_was(tmp_path: Path) -> None:
 
 
 async def test_figures_are_the_programs_own_or_named_as_the_sandboxs(place: Place) -> None:
-    name = place.service.hosting.sandbox_id("ann")
+    name = place.service.sandboxes.sandbox_id("ann")
 
     async def resources() -> list[dict[str, float]]:
         lines = await place.audit_lines()
@@ -286,7 +286,7 @@ def test_security_events_get_their_user_and_raise_suspicion(tmp_path: Path) -> N
     for _ in range(SUSPICIOUS_EVENTS):
         security_events.security_event("path_escape", sandbox_id="u-1", path="/etc/passwd")
     for _ in range(SUSPICIOUS_FAILURES):
-        journal.execution(user="bob", ok=False)
+        journal.record_execution(user="bob", ok=False)
     security_events.security_event("protocol", sandbox_id="unknown")
     journal.close()
     security_events.security_event("path_escape", sandbox_id="u-1", path="after the end")
@@ -301,7 +301,7 @@ def test_content_is_kept_only_when_asked_for(tmp_path: Path) -> None:
     for wanted in (False, True):
         path = tmp_path / str(wanted)
         journal = Journal(AuditLog(path), with_content=wanted)
-        journal.execution(user="ann", ok=True, content="print('hello')")
+        journal.record_execution(user="ann", ok=True, content="print('hello')")
         journal.close()
         assert ("hello" in path.read_text()) == wanted
 
@@ -566,7 +566,7 @@ def test_lines_keep_their_order_and_what_finds_no_room_is_counted(tmp_path: Path
     path = tmp_path / "log"
     log, other = AuditLog(path), AuditLog(path)
     queue = AuditQueue(log, room=3)
-    with other._turn():  # as while another process prunes
+    with other._locked():  # as while another process prunes
         for number in range(5):
             queue.record("event", number=number)
         queue.record("other")
@@ -587,7 +587,7 @@ def test_lines_keep_their_order_and_what_finds_no_room_is_counted(tmp_path: Path
 async def test_the_event_loop_goes_on_while_another_process_has_the_log(tmp_path: Path) -> None:
     path = tmp_path / "log"
     other, journal = AuditLog(path), Journal(AuditLog(path))
-    with other._turn():
+    with other._locked():
         journal.record("event")  # returns, though nobody can write
         waiting = asyncio.create_task(journal.written())
         done, _ = await asyncio.wait([waiting], timeout=0.05)
@@ -610,7 +610,7 @@ def test_a_service_answers_while_its_log_is_held(fake: ServiceProcess, user: str
             )
 
     with fake.client() as client:
-        with other._turn():
+        with other._locked():
             asking = threading.Thread(target=run)
             asking.start()
             for _ in range(20):

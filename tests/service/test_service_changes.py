@@ -51,7 +51,7 @@ def tree(directory: Path) -> dict[str, object]:
 
 
 async def test_the_kept_files_are_those_inside(place: Place) -> None:
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     assert home is not None
     inside = Path(place.backend.directory_of(home.sandbox.id))
     for step in STEPS:
@@ -66,7 +66,7 @@ async def test_the_kept_files_are_those_inside(place: Place) -> None:
 
 
 async def test_those_of_programs_that_end_side_by_side(place: Place) -> None:
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     assert home is not None
     inside = Path(place.backend.directory_of(home.sandbox.id))
     for number in range(5):
@@ -77,7 +77,7 @@ async def test_those_of_programs_that_end_side_by_side(place: Place) -> None:
 
 
 async def test_only_what_changed_is_told(place: Place) -> None:
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     assert home is not None
     await place.shell("mkdir d; for n in $(seq 300); do echo $n > d/$n; done")
     first = await home.sandbox.list_changes()
@@ -103,7 +103,7 @@ async def test_too_many_files_are_told(place: Place, monkeypatch: pytest.MonkeyP
     assert refused.status_code == 507 and "more than 20 files" in refused.json()["error"]
     few = await place.shell("rm f1* f2*")
     assert (few["files_kept"], few["files_error"]) == (True, None)
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     assert home is not None
     inside = Path(place.backend.directory_of(home.sandbox.id))
     assert tree(home.workspace.directory) == tree(inside)

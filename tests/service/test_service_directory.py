@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paracle_sandbox.agents.journal import agents_log
+from paracle_sandbox.agents.journal import open_agents_log
 from paracle_sandbox.errors import SandboxError
 from paracle_sandbox.service.keys import KeyStore
 from paracle_sandbox.service.service import Service
@@ -20,7 +20,7 @@ from paracle_sandbox.testing.fake import FakeBackend
 USES: dict[str, Callable[[Path], object]] = {
     "service": lambda path: Service(Settings(service_dir=str(path)), FakeBackend()),
     "keys": KeyStore,
-    "agents' log": lambda path: agents_log(Settings(data_dir=str(path))),
+    "agents' log": lambda path: open_agents_log(Settings(data_dir=str(path))),
 }
 
 
@@ -65,4 +65,4 @@ def test_the_command_line_says_so(tmp_path: Path) -> None:
 def test_one_of_this_user_is_used(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "data"
     path.mkdir(mode)
-    agents_log(Settings(data_dir=str(path))).close()
+    open_agents_log(Settings(data_dir=str(path))).close()

@@ -16,10 +16,8 @@ from paracle_sandbox import SandboxConfig
 from paracle_sandbox.errors import SandboxCreationError, SandboxError, SandboxExecutionError
 from paracle_sandbox.results import CommandResult
 from paracle_sandbox.sandbox.command import Command
-from paracle_sandbox.service.errors import status_of
-from paracle_sandbox.service.guessing import MAX_WRONG
-from paracle_sandbox.service.hiding import SHOWN, Hiding
-from paracle_sandbox.service.recovery import classify
+from paracle_sandbox.service.errors import HIDDEN_PATH, PathHider, classify, status_of
+from paracle_sandbox.service.middleware.wrong_keys import MAX_WRONG
 from paracle_sandbox.service.service import Service
 from paracle_sandbox.settings import Settings
 from paracle_sandbox.testing.fake import FakeBackend
@@ -69,20 +67,20 @@ async def test_paths_of_the_machine_are_the_operators(place: Place) -> None:
         for headers in (bob, None):
             ran = await place.client.post(f"/sandbox/ann/{way}", json=wish, headers=headers)
             assert ran.status_code == 200 and ran.json()["files_kept"] is False, ran.text
-            assert (home in ran.text, SHOWN in ran.text) == (headers is None, headers is bob)
+            assert (home in ran.text, HIDDEN_PATH in ran.text) == (headers is None, headers is bob)
     await place.client.delete("/sandbox/ann")
     lost = [
         await place.client.post("/sandbox/ann/create", headers=headers) for headers in (bob, None)
     ]
     assert [one.status_code for one in lost] == [507, 507], lost[0].text
-    assert home not in lost[0].text and SHOWN in lost[0].text
+    assert home not in lost[0].text and HIDDEN_PATH in lost[0].text
     assert home in lost[1].text
 
 
 def test_only_paths_of_the_service_are_hidden() -> None:
-    hide = Hiding(Settings(service_dir="/var/lib/paracle", state_dir="/run/p/s", data_dir="/x"))
-    assert hide("in '/var/lib/paracle/users/ab': full") == f"in '{SHOWN}': full"
-    assert hide("at /run/p/s.") == f"at {SHOWN}."
+    hide = PathHider(Settings(service_dir="/var/lib/paracle", state_dir="/run/p/s", data_dir="/x"))
+    assert hide("in '/var/lib/paracle/users/ab': full") == f"in '{HIDDEN_PATH}': full"
+    assert hide("at /run/p/s.") == f"at {HIDDEN_PATH}."
     for text in ("/var/lib/paracles", "/workspace/var/lib", "/x/y", "/tmp/a"):
         assert hide(text) == text
 

@@ -16,8 +16,7 @@ from service_process import ServiceProcess
 
 import paracle_sandbox.service.app  # noqa: F401  every fault there is, wherever it is defined
 from paracle_sandbox.errors import SandboxCreationError, SandboxError
-from paracle_sandbox.service.errors import ServiceFault, status_of
-from paracle_sandbox.service.recovery import classify
+from paracle_sandbox.service.errors import ServiceFault, classify, status_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/service.md"

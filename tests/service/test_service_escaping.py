@@ -9,7 +9,7 @@ import pytest
 from service_place import Place
 
 from paracle_sandbox.service.errors import BadRequest
-from paracle_sandbox.service.escaping import escaped, is_odd, shown, unescaped
+from paracle_sandbox.service.routes.escaped_paths import escape, is_odd, show, unescape
 
 MAKE = r"""python3 - <<'END'
 import os
@@ -40,7 +40,7 @@ def check_all_of_it(client: httpx2.Client, user: str) -> None:
         assert there.json() == {"path": path, "exists": True}
         assert client.get(f"{at}/stat", params=which).json()["path"] == path
         raw = client.get(f"{at}/files/raw", params=which)
-        name = os.fsencode(unescaped(path) if is_escaped else path).removeprefix(b"/workspace/")
+        name = os.fsencode(unescape(path) if is_escaped else path).removeprefix(b"/workspace/")
         assert raw.content == b"content of " + name
         assert client.head(f"{at}/files/raw", params=which).status_code == 200
         assert client.get(f"{at}/file", params=which).json()["path"] == path
@@ -65,21 +65,21 @@ def test_names_that_are_no_text_in_a_native_sandbox(real: httpx2.Client, user: s
 )
 def test_escapes_come_back(name: bytes) -> None:
     path = os.fsdecode(name)
-    assert unescaped(escaped(path)) == path
-    assert shown(path) == (escaped(path) if is_odd(path) else path)
-    shown(path).encode()
+    assert unescape(escape(path)) == path
+    assert show(path) == (escape(path) if is_odd(path) else path)
+    show(path).encode()
 
 
 @pytest.mark.parametrize("text", ["\\", "\\x", "\\x41", "\\xZZ", "\\n", "a\\"])
 def test_what_is_no_escape_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
-        unescaped(text)
+        unescape(text)
 
 
 async def test_kept_files_may_have_odd_names(place: Place) -> None:
     """Oracle: the directory on the host."""
     await place.shell("python3 -c \"open(b'odd\\xff', 'w').write('x')\"")
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     assert home is not None
     top = os.fsencode(home.workspace.directory)
     kept = [name for _, _, names in os.walk(top) for name in names]

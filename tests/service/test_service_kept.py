@@ -37,7 +37,7 @@ async def test_files_of_a_program_that_was_followed(
 
 async def test_files_of_a_program_whose_sandbox_was_lost(place: Place) -> None:
     running = asyncio.create_task(place.shell("echo new > new; sleep 30"))
-    inside = Path(place.backend.directory_of(place.service.hosting.sandbox_id("ann")))
+    inside = Path(place.backend.directory_of(place.service.sandboxes.sandbox_id("ann")))
     while not (inside / "new").exists():
         await asyncio.sleep(0.01)
     await place.lose()
@@ -46,7 +46,7 @@ async def test_files_of_a_program_whose_sandbox_was_lost(place: Place) -> None:
 
 
 async def test_files_beside_an_installation(place: Place) -> None:
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     assert home is not None
     await home.sandbox.write_file("new", "not kept by anybody yet")
     place.break_disk()
@@ -57,13 +57,13 @@ async def test_files_beside_an_installation(place: Place) -> None:
 
 async def test_files_of_a_program_that_was_saved_after_a_later_one(place: Place) -> None:
     """Its listing is the older one: what came after must not be taken for removed."""
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     assert home is not None
     saves = home.workspace.saves
     async with await home.sandbox.start_command("true", then_listed=True) as command:
         await command.wait()
         await home.sandbox.write_file("later", "by somebody else")
-        await place.service.hosting.keep(home)
-        assert await place.service.hosting.save(home, Listed(command, saves))
+        await place.service.sandboxes.keep(home)
+        assert await place.service.sandboxes.save(home, Listed(command, saves))
     assert (home.workspace.directory / "later").read_text() == "by somebody else"
     assert home.sandbox.in_use == 0

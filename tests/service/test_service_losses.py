@@ -50,10 +50,10 @@ async def test_a_request_that_nobody_waits_for_tells_nobody(place: Place) -> Non
     asking = asyncio.create_task(place.shell("echo up > up; sleep 30"))
     while (await place.client.get("/sandboxes")).json()["total"] == 0:
         await asyncio.sleep(0.01)
-    home = place.service.hosting.find("ann")
+    home = place.service.sandboxes.find("ann")
     while home is None or not home.execution_count:
         await asyncio.sleep(0.01)
-        home = place.service.hosting.find("ann")
+        home = place.service.sandboxes.find("ann")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert (await place.shell("true"))["recreated"] is True

@@ -28,7 +28,7 @@ from paracle_sandbox.sandbox.package_index import NotOffered, PackageIndex, inde
 from paracle_sandbox.sandbox.package_proxy import MAX_FETCHES, serving
 from paracle_sandbox.sandbox.packages import checked_requirement
 from paracle_sandbox.sandbox.sandbox import Sandbox
-from paracle_sandbox.service.routes.packages import several
+from paracle_sandbox.service.routes.packages import split_requirements
 from paracle_sandbox.settings import load_settings
 from paracle_sandbox.testing.fake import FakeBackend
 
@@ -566,7 +566,7 @@ async def test_the_library_heeds_the_switch(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_several_in_one_text(text: str, wanted: list[str]) -> None:
-    assert several(text) == wanted
+    assert split_requirements(text) == wanted
 
 
 @pytest.mark.case("N10")

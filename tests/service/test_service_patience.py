@@ -18,8 +18,9 @@ from service_place import KEY
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from paracle_sandbox.service.bodies import MAX_BODY, MAX_SMALL_BODY, Budget, JsonScan
-from paracle_sandbox.service.outflow import Patience
+from paracle_sandbox.service.connections.budget import Budget
+from paracle_sandbox.service.connections.slow_clients import Patience
+from paracle_sandbox.service.middleware.body_limits import MAX_BODY, MAX_SMALL_BODY, JsonScan
 
 LITTLE = 4096
 BIG = 3 << 20
@@ -47,9 +48,9 @@ async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path, times: int
         await until(lambda: place.connections == 0)
         with place.dial(LITTLE) as lazy:
             lazy.send(request * times)
-            await until(lambda: place.server.outflow.total > 0)
+            await until(lambda: place.server.slow_clients.total > 0)
             await until(lambda: place.connections == 0)
-            assert place.server.outflow.total == 0
+            assert place.server.slow_clients.total == 0
             assert place.refused("unread") == 1
 
 
@@ -79,7 +80,7 @@ async def test_a_slow_reader_gets_all_of_it(tmp_path: Path) -> None:
         request = await big_file(place)
         with place.dial(LITTLE) as slow:
             slow.send(request)
-            await until(lambda: place.server.outflow.total > 0)
+            await until(lambda: place.server.slow_clients.total > 0)
             begun, got = time.monotonic(), 0
             while got < 6 * BIG:
                 try:
@@ -103,7 +104,7 @@ async def test_unread_answers_have_one_budget(tmp_path: Path, share: str) -> Non
             for connection in lazy:
                 connection.send(request)
             await until(lambda: place.refused("unread") >= 3)
-            assert 0 < place.server.outflow.total <= room
+            assert 0 < place.server.slow_clients.total <= room
             async with place.client() as client:
                 assert (await client.get("/info")).status_code == 200
         finally:
@@ -120,7 +121,7 @@ async def test_the_place_of_one_that_does_not_read_is_anothers(tmp_path: Path) -
         try:
             for connection in lazy:
                 connection.send(request)
-            await until(lambda: place.connections == 8 and place.server.outflow.total > 0)
+            await until(lambda: place.connections == 8 and place.server.slow_clients.total > 0)
             for _ in range(20):
                 async with place.client() as client:
                     assert (await client.get("/info")).status_code == 200
@@ -135,7 +136,7 @@ async def test_unread_requests_are_counted_until_they_are_gone(tmp_path: Path) -
         gate = place.gate
         with place.dial(LITTLE) as lazy:
             lazy.send(request)
-            await until(lambda: place.server.outflow.total > 0)
+            await until(lambda: place.server.slow_clients.total > 0)
             assert gate._open["operator"] == 1
         await until(lambda: not gate._open["operator"])
 
@@ -197,7 +198,7 @@ async def test_what_is_begun_and_never_ends_has_one_budget(tmp_path: Path) -> No
     ]
     loop = asyncio.get_running_loop()
     async with served(tmp_path, patience) as place:
-        unread = place.server.outflow.unread
+        unread = place.server.slow_clients.unread
         with place.dial() as one, place.dial() as two:
             for connection in (one, two):
                 await loop.sock_sendall(connection, begun[0])

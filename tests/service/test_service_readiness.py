@@ -60,7 +60,7 @@ async def serving(
     directory: Path, engine: Engine, look_seconds: float
 ) -> AsyncIterator[tuple[Service, httpx2.AsyncClient]]:
     service = Service(Settings(service_dir=str(directory), api_key=KEY), engine)
-    service.readiness = Readiness(engine, service.hosting.take_over, 0.02, look_seconds)
+    service.readiness = Readiness(engine, service.sandboxes.take_over, 0.02, look_seconds)
     transport = httpx2.ASGITransport(app=make_app(service))
     async with httpx2.AsyncClient(
         transport=transport, base_url="http://service", headers={"X-API-Key": KEY}
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_an_engine_that_comes_later_is_taken_over_then(tmp_path: Path) -> None:
     engine = Engine()
     async with serving(tmp_path, engine, 0.02) as (service, client):
-        left = service.hosting.sandbox_id("ann")
+        left = service.sandboxes.sandbox_id("ann")
         await engine.create(left, SandboxConfig(), {LABEL: service.names.installation})
         engine.switch(on=False)
         await service.start()

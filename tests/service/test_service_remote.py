@@ -325,8 +325,8 @@ async def test_programs_whose_sandbox_was_lost_are_written_down(place: Place) ->
         lambda: failures.append("failed"),
     )  # fmt: skip
     for stream in (1, 3):
-        await watch.passed(encode_json(OPEN, stream, {"op": "exec", "argv": ["sleep", "9"]}))
-    await watch.answered(encode_json(RESULT, 1, {"exit_code": -9, "killed": True}))
+        await watch.pass_requests(encode_json(OPEN, stream, {"op": "exec", "argv": ["sleep", "9"]}))
+    await watch.pass_answers(encode_json(RESULT, 1, {"exit_code": -9, "killed": True}))
     watch.close("sandbox_lost")
     assert failures == ["failed"] and parts.executions.running("bob") == 0
     lines = await place.audit_lines()
@@ -348,7 +348,7 @@ async def test_a_message_of_many_small_frames_shares_the_loop(place: Place) -> N
     """As many as a message may hold; the guest gets every one of them."""
     watch, turns = watch_of(place.service), Turns()
     message = b"".join(encode_json(OPEN, number, {}) for number in range(1, 16385))
-    assert await watch.passed(message) == message
+    assert await watch.pass_requests(message) == message
     assert turns.count >= 16384 // 512
     turns.close()
 
@@ -361,7 +361,7 @@ async def test_a_message_of_many_small_frames_shares_the_loop(place: Place) -> N
 async def test_a_message_full_of_tiny_frames_is_refused(place: Place, frame: bytes) -> None:
     """None of our clients sends it, and going through it would be all that the service does."""
     with pytest.raises(ProtocolError, match=r"more than 16384 frames|empty frame|not full"):
-        await watch_of(place.service).passed(frame * (MAX_MESSAGE // len(frame)))
+        await watch_of(place.service).pass_requests(frame * (MAX_MESSAGE // len(frame)))
 
 
 @pytest.mark.parametrize("size", [1, 9000], ids=["tiny frames", "one frame at a time"])
@@ -396,7 +396,7 @@ async def test_a_sandbox_that_nobody_holds_is_removed(tmp_path: Path) -> None:
     backend = FakeBackend()
     service = Service(Settings(service_dir=str(tmp_path)), backend)
     leases = Leases(
-        service.hosting, service.executions, service.names, service.journal, service.metrics, 0.2
+        service.sandboxes, service.executions, service.names, service.journal, service.metrics, 0.2
     )
     leases.start()
     await leases.create("ann", "one", SandboxConfig(), {})

@@ -46,13 +46,13 @@ async def started(directory: Path, **settings: Any) -> AsyncIterator[Place]:
     finally:
         for user in ("ann", "bob"):
             with suppress(Exception):
-                place.backend.kill_guest(place.service.hosting.sandbox_id(user))
+                place.backend.kill_guest(place.service.sandboxes.sandbox_id(user))
         await place.close()
 
 
 def destroyed(place: Place, user: str) -> int:
     """How often that user's sandbox was."""
-    return place.backend.destroyed.count(place.service.hosting.sandbox_id(user))
+    return place.backend.destroyed.count(place.service.sandboxes.sandbox_id(user))
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -78,11 +78,11 @@ async def test_idle_sandboxes_are_removed_while_another_does_not_answer(tmp_path
     async with started(tmp_path, save_timeout=600, service_idle_timeout=0.2) as place:
         await place.client.post("/sandbox/ann/create")
         place.freeze("ann")
-        ann = place.service.hosting.find("ann")
+        ann = place.service.sandboxes.find("ann")
         assert ann is not None
         await until(lambda: ann.leaving is not None)
         await place.client.post("/sandbox/bob/shell", json={"command": "echo 1 > kept"})
-        bob = place.service.hosting.sandbox_id("bob")
+        bob = place.service.sandboxes.sandbox_id("bob")
         await until(lambda: bob in place.backend.destroyed)
         assert not ann.leaving.done() if ann.leaving else False
 
@@ -92,7 +92,7 @@ async def test_who_asks_while_a_sandbox_is_removed_gets_the_next(tmp_path: Path)
         await place.client.post("/sandbox/ann/create")
         place.freeze("ann")
         removing = asyncio.create_task(place.client.delete("/sandbox/ann"))
-        ann = place.service.hosting.find("ann")
+        ann = place.service.sandboxes.find("ann")
         await until(lambda: ann is None or ann.leaving is not None)
         answer = await place.client.post("/sandbox/ann/shell", json={"command": "echo next"})
         assert answer.json()["output"] == "next\n", answer.text
@@ -103,12 +103,12 @@ async def test_a_removal_goes_on_when_nobody_waits_for_it(tmp_path: Path) -> Non
     async with started(tmp_path, save_timeout=0.5) as place:
         await place.client.post("/sandbox/ann/create")
         place.freeze("ann")
-        removing = asyncio.create_task(place.service.hosting.remove("ann", "request"))
-        ann = place.service.hosting.find("ann")
+        removing = asyncio.create_task(place.service.sandboxes.remove("ann", "request"))
+        ann = place.service.sandboxes.find("ann")
         await until(lambda: ann is None or ann.leaving is not None)
         removing.cancel()
         await until(lambda: destroyed(place, "ann"))
-        await until(lambda: place.service.hosting.slots.taken == 0)
+        await until(lambda: place.service.sandboxes.slots_taken == 0)
 
 
 async def test_a_sandbox_that_does_not_take_its_files_can_be_removed(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ async def test_a_sandbox_that_does_not_take_its_files_can_be_removed(tmp_path: P
         with (kept / "big").open("wb") as file:
             file.truncate(8 << 30)  # a hole: it takes long to send, and no room
         making = asyncio.create_task(place.client.post("/sandbox/ann/create"))
-        await until(lambda: place.service.hosting.sandbox_id("ann") in place.backend.created)
-        directory = Path(place.backend.directory_of(place.service.hosting.sandbox_id("ann")))
+        await until(lambda: place.service.sandboxes.sandbox_id("ann") in place.backend.created)
+        directory = Path(place.backend.directory_of(place.service.sandboxes.sandbox_id("ann")))
         await until(lambda: any(directory.iterdir()))  # its files begin to come
         place.freeze("ann")
         assert (await place.client.delete("/sandbox/ann")).json()["status"] == "not_found"
@@ -143,9 +143,9 @@ async def test_the_output_of_ended_commands_goes_with_their_sandbox(tmp_path: Pa
     async with started(tmp_path, service_idle_timeout=0.3) as place:
         body = {"command": "head -c 1000000 /dev/zero"}
         await place.client.post("/sandbox/ann/commands", json=body)
-        assert place.service.runner.users_with_commands == 1
+        assert place.service.background.user_count == 1
         await until(lambda: destroyed(place, "ann"))
-        await until(lambda: place.service.runner.users_with_commands == 0)
+        await until(lambda: place.service.background.user_count == 0)
 
 
 def with_marker(marker: str) -> list[int]:
@@ -215,7 +215,7 @@ async def test_a_service_without_descriptors_says_so_and_takes_no_slot(tmp_path:
             refused = await place.client.post(path, json=body, headers={"X-Sandbox-User": "ann"})
             assert (refused.status_code, refused.json()["kind"]) == (503, "busy"), refused.text
             assert int(refused.headers["retry-after"]) > 0
-            assert place.service.hosting.slots.taken == 0
+            assert place.service.sandboxes.slots_taken == 0
         place.backend.create_error = None
         await place.shell("true")
 
@@ -226,7 +226,7 @@ async def test_a_sandbox_that_cannot_be_removed_is_in_nobodys_way(tmp_path: Path
         await place.shell("echo 1 > kept")
         place.backend.destroy_error = used_up  # type: ignore[assignment]
         gone = await place.client.delete("/sandbox/ann")
-        assert gone.json()["status"] == "deleted" and place.service.hosting.slots.taken == 0
+        assert gone.json()["status"] == "deleted" and place.service.sandboxes.slots_taken == 0
         place.backend.destroy_error = None
         assert (await place.shell("cat kept"))["output"] == "1\n"
 
@@ -240,10 +240,10 @@ async def test_a_lease_that_cannot_be_removed_is_tried_again(tmp_path: Path) -> 
         assert made.status_code in (200, 201), made.text
         place.backend.destroy_error = used_up  # type: ignore[assignment]
         assert (await client.delete("/v1/sandboxes/mine", headers=headers)).status_code == 503
-        assert place.service.hosting.slots.taken == 1
+        assert place.service.sandboxes.slots_taken == 1
         place.backend.destroy_error = None
         assert (await client.delete("/v1/sandboxes/mine", headers=headers)).status_code < 300
-        assert place.service.hosting.slots.taken == 0
+        assert place.service.sandboxes.slots_taken == 0
 
 
 async def test_a_lease_is_removed_though_its_client_reads_nothing(tmp_path: Path) -> None:
@@ -262,6 +262,6 @@ async def test_a_lease_is_removed_though_its_client_reads_nothing(tmp_path: Path
         gone = await asyncio.wait_for(
             place.client.delete("/v1/sandboxes/mine", headers=headers), timeout=60
         )
-        assert gone.status_code < 300 and place.service.hosting.slots.taken == 0
+        assert gone.status_code < 300 and place.service.sandboxes.slots_taken == 0
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

@@ -30,6 +30,6 @@ async def client() -> AsyncIterator[LocalSandboxClient]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[Sandbox]:
-    """One sandbox for a module whose tests do not get into each other's way."""
+    """Return one sandbox for a module whose tests do not disturb each other."""
     async with SandboxManager() as manager, manager.managed_sandbox() as sandbox:
         yield sandbox

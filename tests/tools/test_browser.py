@@ -11,7 +11,7 @@ import engines
 from paracle_sandbox import LocalSandboxClient, SandboxBrowserTool, SandboxConfig
 from paracle_sandbox.tools import ToolResult
 from paracle_sandbox.tools.browser_program import NAMES
-from paracle_sandbox.tools.image_headers import size_of
+from paracle_sandbox.tools.image_headers import read_size
 
 PAGE = """<!doctype html><title>Start</title><h1>Hello</h1><a href="two.html">next page</a>
 <label>Name <input name="who"></label>
@@ -44,7 +44,7 @@ async def test_pages_forms_and_pictures(browser: SandboxBrowserTool) -> None:
         "Start - file:///workspace/start.html", "[0] a: next page", "[1] input text: Name",
         "[2] select: One", "[3] button: Go", "[4] input text: ",
     ]  # fmt: skip
-    assert size_of(seen.images[0].data) == (1280, 800)
+    assert read_size(seen.images[0].data) == (1280, 800)
     await done(browser, "type", index=1, text='Ann\'s "x"')
     assert (await done(browser, "click", element=3)).data["title"] == 'clicked Ann\'s "x"'
     assert (await done(browser, "get_dropdown_options", index=2)).data["options"] == ["One", "Two"]

@@ -1,4 +1,4 @@
-"""What a session says, told apart from what its cells print."""
+"""The answers of a session are separated from what its cells print."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from paracle_sandbox.sessions.cells import Cell
-from paracle_sandbox.sessions.frames import FrameReader, frame_limit
-from paracle_sandbox.tools.browser import _outcome
+from paracle_sandbox.sessions.frames import FrameReader, compute_frame_limit
+from paracle_sandbox.tools.browser import _from_cell
 
 Result = TypeVar("Result")
 
@@ -65,9 +65,9 @@ def test_an_answer_takes_no_more_memory_than_its_size_says(name: str) -> None:
     try:
         for piece in FrameReader("mark").feed(data):
             if isinstance(piece, dict):
-                cell.take("stdout", piece)
+                cell.handle_answer("stdout", piece)
             else:
-                cell.add("stdout", piece)
+                cell.add_output("stdout", piece)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -85,7 +85,7 @@ def deepest(is_accepted: Callable[[int], bool]) -> int:
 
 
 def far_down(call: Callable[[], Result], frames: int = 60) -> Result:
-    """As an application calls it, whose own calls have taken much of the stack."""
+    """Call a function from an application whose own calls have taken much of the stack."""
     return call() if frames == 0 else far_down(call, frames - 1)
 
 
@@ -100,7 +100,7 @@ def test_what_nests_as_deep_as_is_let_pass_can_still_be_told(field: str) -> None
     depth = deepest(lambda depth: ended(depth) is not None)
     assert 1 < depth < 100
     found = Cell(MIB, ended=ended(depth))
-    error = far_down(found.result)["error"]
+    error = far_down(found.to_result)["error"]
     assert error == {"name": "Error", "message": "", "traceback": ""}
     assert far_down(lambda: json.dumps(found.ended))
 
@@ -110,7 +110,7 @@ def test_an_error_is_made_of_texts() -> None:
     for _ in range(5000):
         nested = [nested]
     said = {"name": nested, "value": "went wrong", "traceback": 1.5}
-    error = Cell(MIB, ended={"error": said}).result()["error"]
+    error = Cell(MIB, ended={"error": said}).to_result()["error"]
     assert error == {"name": "Error", "message": "went wrong", "traceback": ""}
 
 
@@ -119,14 +119,14 @@ def test_a_page_that_nests_as_deep_as_is_shown_can_still_be_told() -> None:
         cell = Cell(MIB, ended={})
         nested = "[" * depth + "]" * depth
         text = f'{{"title":{nested},"url":"about:blank","elements":[{nested},"1 link",2]}}'
-        cell.take("stdout", {"type": "display", "data": {"application/json": text}})
+        cell.handle_answer("stdout", {"type": "display", "data": {"application/json": text}})
         return cell
 
     for depth in (1, 2, deepest(lambda depth: bool(shown(depth).shown))):
-        told = far_down(lambda depth=depth: _outcome(shown(depth).result()))
+        told = far_down(lambda depth=depth: _from_cell(shown(depth).to_result()))
         assert "Traceback" not in told.text and "[[" not in told.text
         assert json.dumps(told.data)
-    assert _outcome(shown(1).result()).text == "(no title) - about:blank\n1 link\n2"
+    assert _from_cell(shown(1).to_result()).text == "(no title) - about:blank\n1 link\n2"
 
 
 def test_long_texts_are_still_answers() -> None:
@@ -140,15 +140,15 @@ def test_long_texts_are_still_answers() -> None:
 def test_a_forged_answer_is_no_larger_than_what_may_be_shown() -> None:
     """Reading it as JSON would hold the event loop, whatever its size is then said to be."""
     data = framed(json.dumps({"type": "display", "data": {"text/html": "\n" * 4 * MIB}}).encode())
-    pieces = list(FrameReader("mark", frame_limit(MIB)).feed(data))
+    pieces = list(FrameReader("mark", compute_frame_limit(MIB)).feed(data))
     assert b"".join(p for p in pieces if isinstance(p, bytes)) == data
     shown = framed(json.dumps({"type": "display", "data": {"text/html": "\n" * MIB}}).encode())
-    (piece,) = FrameReader("mark", frame_limit(MIB)).feed(shown)
+    (piece,) = FrameReader("mark", compute_frame_limit(MIB)).feed(shown)
     assert isinstance(piece, dict)
 
 
 def test_a_document_of_very_many_values_is_not_looked_at() -> None:
     cell = Cell(max_output=8 * MIB)
     for document in ("[" + "[]," * MIB + "[]]", "[1, 2]"):
-        cell.take("stdout", {"type": "display", "data": {"application/json": document}})
+        cell.handle_answer("stdout", {"type": "display", "data": {"application/json": document}})
     assert cell.shown == [{"application/json": "[1, 2]"}]

@@ -16,12 +16,12 @@ import pytest
 pretty = pytest.importorskip("IPython.lib.pretty", reason="compares with it: pip install ipython")
 
 
-def laid_out(value: Any, limit: int = 10**9) -> str:
-    """As the program of a session does it, which is never imported."""
+def lay_out(value: Any, limit: int = 10**9) -> str:
+    """Run the texts as the program of a session does, because they cannot be imported."""
     parts = (files("paracle_sandbox.sessions").joinpath(p) for p in ("layout.py", "printers.py"))
     scope: dict[str, Any] = {}
     exec("\n".join(part.read_text() for part in parts), scope)
-    return str(scope["laid_out"](value, limit))
+    return str(scope["lay_out"](value, limit))
 
 
 class Plain: ...
@@ -64,7 +64,7 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_as_ipython(value: Any) -> None:
-    assert laid_out(value) == pretty.pretty(value)
+    assert lay_out(value) == pretty.pretty(value)
 
 
 def made_up(chance: random.Random, depth: int) -> Any:
@@ -85,9 +85,9 @@ def made_up(chance: random.Random, depth: int) -> Any:
 @pytest.mark.parametrize("seed", range(150))
 def test_anything_as_ipython(seed: int) -> None:
     value = made_up(random.Random(seed), 5)
-    assert laid_out(value) == pretty.pretty(value)
+    assert lay_out(value) == pretty.pretty(value)
 
 
 def test_bounded() -> None:
-    assert len(laid_out([["x" * 900] * 900] * 900, 1000)) < 1100
-    assert len(laid_out([[[0] * 900] * 900] * 900)) < 200_000
+    assert len(lay_out([["x" * 900] * 900] * 900, 1000)) < 1100
+    assert len(lay_out([[[0] * 900] * 900] * 900)) < 200_000

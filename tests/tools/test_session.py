@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @cache
 def reference() -> dict[str, list[dict[str, Any]]]:
-    """What IPython makes of all sequences, in one go."""
+    """Return what IPython answers to all sequences, from one run."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", REFERENCE], input=json.dumps(SEQUENCES),
         capture_output=True, text=True, timeout=120,
@@ -215,7 +215,7 @@ async def test_lines_of_notebooks(shared: Sandbox, cell: str, out: str) -> None:
 
 
 async def test_braces_that_are_the_shells(shared: Sandbox) -> None:
-    """IPython would take these too; nobody who writes them means Python."""
+    """IPython would expand these too, but they are never meant as Python."""
     async with PythonSession(shared) as session:
         for command, out in (
             ("""!echo '{"a":1}' '{"a": {"b": {}}}'""", '{"a":1} {"a": {"b": {}}}\n'),
@@ -356,7 +356,7 @@ PLOTTING = ("numpy", "matplotlib", "PIL", "kiwisolver", "contourpy", "cycler", "
 
 
 def packages_of_the_host() -> list[Path]:
-    """What drawing and tabulating needs, with the shared libraries that wheels bring."""
+    """Return the packages for figures and tables, with the shared libraries in their wheels."""
     specs = [importlib.util.find_spec(name) for name in PLOTTING]
     missing = [n for n, s in zip(PLOTTING, specs, strict=True) if s is None and n != "six"]
     if missing:

@@ -28,7 +28,7 @@ from paracle_sandbox.tools import (
     Toolbox,
     sandbox_tools,
 )
-from paracle_sandbox.tools.arguments import code_of
+from paracle_sandbox.tools.arguments import extract_code
 from paracle_sandbox.tools.terminals import MAX_TERMINALS
 from service.index_server import IndexServer, wheel
 
@@ -81,10 +81,10 @@ async def test_code_under_other_names(client: LocalSandboxClient, name: str) -> 
 
 
 def test_code_in_fences() -> None:
-    assert code_of("```python\nprint(1)\n```") == "print(1)\n"
+    assert extract_code("```python\nprint(1)\n```") == "print(1)\n"
     message = "Run this:\n```python\nimport math\nprint(math.pi)\n```\nplease"
-    assert code_of(message) == "import math\nprint(math.pi)\n"
-    assert code_of("print('```')") == "print('```')"
+    assert extract_code(message) == "import math\nprint(math.pi)\n"
+    assert extract_code("print('```')") == "print('```')"
 
 
 async def test_stateful(client: LocalSandboxClient) -> None:
@@ -556,7 +556,16 @@ async def test_a_command_as_a_list_is_one_command(client: LocalSandboxClient) ->
     assert (await tool.call({"command": ["printf", "[%s]", "a b", "c"]})).text == "[a b][c]"
     assert (await tool.call({"cmd": ["sh", "-c", "echo $0 $1", "x", "y"]})).text == "x y\n"
     assert (await tool.call({"script": ["cd /tmp", "pwd"]})).text == "/tmp\n"
-    assert "Refused" in (await tool.call({"command": ["rm", "-rf", "/"]})).text
+
+
+@pytest.mark.parametrize("how", [{}, {"session_name": "main"}])
+async def test_every_command_is_run(client: LocalSandboxClient, how: dict[str, Any]) -> None:
+    """No command is refused. This one would wipe a disk, but a sandbox has none."""
+    with pytest.warns(UserWarning, match="no effect"):
+        tool = SandboxShellTool(client, policy=lambda command: "not this one")
+    answer = await tool.call({"command": "mkfs.none /dev/sda", **how})
+    assert answer.data["exit_code"] == 127 and "not found" in answer.text
+    assert (await tool.execute("mkfs.none /dev/sda"))["exit_code"] == 127
 
 
 async def test_a_directory_is_deleted_under_other_names(client: LocalSandboxClient) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image as Pillow
 
 from paracle_sandbox import LocalSandboxClient, SandboxVisionTool
-from paracle_sandbox.tools.image_headers import media_type_of, size_of
+from paracle_sandbox.tools.image_headers import detect_media_type, read_size
 
 
 def drawn(kind: str, width: int = 30, height: int = 20) -> bytes:
@@ -38,17 +38,17 @@ def large_png(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
 def test_what_and_how_large(kind: str) -> None:
     data = drawn(kind)
-    assert media_type_of(data) == f"image/{kind.lower()}" and size_of(data) == (30, 20)
+    assert detect_media_type(data) == f"image/{kind.lower()}" and read_size(data) == (30, 20)
     for cut in range(len(data)):
-        size_of(data[:cut])  # whatever is left of it raises nothing
-    assert media_type_of(b"<svg/>") is None and size_of(b"") is None
+        read_size(data[:cut])  # whatever is left of it raises nothing
+    assert detect_media_type(b"<svg/>") is None and read_size(b"") is None
 
 
 def test_segments_without_end_are_not_followed() -> None:
     """Each of these takes a step of two bytes; what comes after them is never looked at."""
     frame = b"\xff\xc0\0\x11\x08\0\x14\0\x1e"
-    assert size_of(b"\xff\xd8" + b"\xff\xe0\0\x02" * 10 + frame) == (30, 20)
-    assert size_of(b"\xff\xd8" + b"\xff\xe0\0\x02" * 10_000 + frame) is None
+    assert read_size(b"\xff\xd8" + b"\xff\xe0\0\x02" * 10 + frame) == (30, 20)
+    assert read_size(b"\xff\xd8" + b"\xff\xe0\0\x02" * 10_000 + frame) is None
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
@@ -94,5 +94,5 @@ async def test_large_ones_are_made_smaller_inside(client: LocalSandboxClient) ->
     await client.write_file("large.png", large_png(9000, 4500))
     answer = await SandboxVisionTool(client).call({"image_path": "large.png"})
     assert not answer.is_error, answer.text
-    assert size_of(answer.images[0].data) == (1920, 960)
+    assert read_size(answer.images[0].data) == (1920, 960)
     assert (await sandbox.execute("ls -A /tmp | grep paracle"))["stdout"] == ""

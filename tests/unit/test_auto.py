@@ -1,4 +1,7 @@
-"""What ``auto`` takes, on machines of every kind: the facts are given, the choice is looked at."""
+"""Tests of the backend that ``auto`` selects.
+
+The facts of many kinds of machines are given to it.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,10 @@ import pytest
 
 import paracle_sandbox
 from no_http import mail_server
-from paracle_sandbox.backends.auto import (
-    AUTO_ORDER,
-    PROBLEMS,
-    choose,
-    native_problem,
-    service_problem,
-)
+from paracle_sandbox.backends.native.obstacles import native_problem
+from paracle_sandbox.backends.registry import AUTO_ORDER, PROBLEMS, choose
 from paracle_sandbox.backends.remote.backend import RemoteBackend
+from paracle_sandbox.backends.remote.reachability import service_problem
 from paracle_sandbox.settings import Settings
 
 SOURCES = Path(paracle_sandbox.__file__).parents[1]
@@ -63,7 +62,7 @@ def test_the_first_that_can_be_had(
     with caplog.at_level(logging.WARNING):
         assert choose(settings, machine(**problems), "linux") == chosen
     for name, problem in problems.items():
-        # Why the chosen one cannot be had either, its own error says.
+        # The error of the selected backend says why it cannot be used either.
         assert (f"not {name}: {problem}" in caplog.text) == (name != chosen)
     assert bool(caplog.text) == bool(problems)
     assert not problems or f"using {chosen}" in caplog.text
@@ -139,7 +138,7 @@ def test_whether_native_can_be_had(euid: int, files: dict[str, str], cause: str 
          "filter", "known without"],
 )  # fmt: skip
 def test_a_trial_is_for_processes_that_are_confined(files: dict[str, str], is_tried: bool) -> None:
-    """It takes as long as a start of Python, which nobody else should pay for."""
+    """A trial takes as long as a start of Python, so other processes must not pay for it."""
     tried = []
 
     def trial() -> list[str]:
@@ -170,7 +169,7 @@ def test_engines_are_had_when_somebody_listens(tmp_path: Path) -> None:
 
 
 class Site:
-    """Something that answers everything in one way."""
+    """A server that gives the same response to every request."""
 
     def __init__(self) -> None:
         self.status, self.body, self.location = 200, b"", ""
@@ -253,7 +252,7 @@ def test_something_that_does_not_speak_http() -> None:
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n"])
 def test_a_service_that_drips_is_not_waited_for(head: bytes) -> None:
-    """Whether it is the head of an answer or the rest that comes byte by byte."""
+    """The head of the response or its body may come byte by byte."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

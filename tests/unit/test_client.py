@@ -1,4 +1,5 @@
-"""Clients: one sandbox behind a few methods, replaced and removed without a leak."""
+"""Tests of clients: one sandbox behind a few methods, which is replaced and removed without a
+leak."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""SandboxConfig: defaults, ranges, and what it refuses."""
+"""Tests of SandboxConfig: defaults, ranges, and what it refuses."""
 
 import copy
 import dataclasses

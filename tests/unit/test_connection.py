@@ -1,4 +1,4 @@
-"""The connection against a guest that the test plays itself, frame by frame."""
+"""Tests of the connection. The test itself plays the guest, frame by frame."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ async def test_a_call_is_answered(ends: Ends) -> None:
 async def test_a_hello_that_nobody_waits_for_any_more_is_none_too_many(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever began it went away before the guest was there: the guest did nothing wrong."""
+    """The caller of `start` was cancelled before the guest answered.
+
+    The guest did nothing wrong.
+    """
     host, inside = socket.socketpair()
     connection, guest = Connection(SocketChannel(host), "box"), Guest(inside)
     starting = asyncio.create_task(connection.start())
@@ -236,7 +239,8 @@ async def test_a_broken_connection_leaves_others_alone(ends: Ends) -> None:
 
 
 class Eager(Channel):
-    """Always has a byte more of one long frame: whoever reads it never has to wait."""
+    """A channel that always has one more byte of a long frame, so that a reader never has to
+    wait."""
 
     def __init__(self) -> None:
         frame = frames.encode(frames.DATA, 1, bytes(4000))
@@ -270,7 +274,7 @@ async def test_a_guest_that_floods_shares_the_loop() -> None:
 
 
 async def test_a_flood_of_tiny_frames_shares_the_loop() -> None:
-    """V3: one piece of what a guest says may hold twenty thousand of them."""
+    """V3: one piece of data from the guest may hold twenty thousand frames."""
     tiny = frames.encode(frames.DATA, 1, b"x")
     many = frames.CHUNK // len(tiny)
     flood = Flood(HELLO, tiny * many, tiny * many, tiny * many)
@@ -439,7 +443,7 @@ async def test_a_guest_does_not_hear_of_the_end_before_the_channel_is_closed(end
         await stream.finish()
     with pytest.raises(SandboxExecutionError, match="was stopped"):
         connection.open({"op": "b"})
-    await guest.result(stream.number, {})  # nobody minds what it says now
+    await guest.result(stream.number, {})  # its result does not matter any more
     with pytest.raises(BlockingIOError):
         guest._sock.recv(1)
     await connection.close("another reason")
@@ -460,12 +464,12 @@ async def test_what_is_asked_for_at_once_travels_together(ends: Ends) -> None:
 
 
 async def test_what_the_channel_does_not_take_at_once_comes_in_order(ends: Ends) -> None:
-    """Much more than a socket holds, in frames of all sizes, and small ones among them."""
+    """Send much more than a socket holds, in frames of all sizes."""
     connection, guest = ends
     sizes = [(7 * number) % 190_000 + 1 for number in range(0, 27_000, 900)]
     for size in sizes:
         connection.open({"op": "x" * size})
-    waiting = asyncio.create_task(connection.drained())
+    waiting = asyncio.create_task(connection.wait_until_drained())
     await asyncio.sleep(0)
     assert not waiting.done()
     for number, size in enumerate(sizes, 1):

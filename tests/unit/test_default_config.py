@@ -20,14 +20,14 @@ from paracle_sandbox import (
 )
 from paracle_sandbox.agents import SandboxAgent
 from paracle_sandbox.agents.agent import AGENT_ENV
-from paracle_sandbox.agents.modes import execute_for, run_config
-from paracle_sandbox.backends import auto
+from paracle_sandbox.agents.modes import execute_for, make_run_config
+from paracle_sandbox.backends import registry
 from paracle_sandbox.cli.agents.run import Order as AgentOrder
 from paracle_sandbox.cli.agents.run import make_plan
 from paracle_sandbox.cli.execute import Order, make_config
 from paracle_sandbox.cli.mcp import mcp
 from paracle_sandbox.mcp import transports
-from paracle_sandbox.service.users.user_sandboxes import Hosting
+from paracle_sandbox.service.users.user_sandboxes import UserSandboxes
 from paracle_sandbox.testing.fake import FakeBackend
 from paracle_sandbox.tools import PythonExecute
 
@@ -81,7 +81,7 @@ async def by_an_agent() -> None:
 
 
 async def by_code_of_an_agent() -> None:
-    await execute_for(run_config("sandbox"), "print(1)")
+    await execute_for(make_run_config("sandbox"), "print(1)")
 
 
 async def by_the_command_line() -> None:
@@ -98,7 +98,7 @@ WAYS = [
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
-    """The configurations of the sandboxes that the fake backend has made."""
+    """Return the configurations of the sandboxes that the fake backend has created."""
     configs: Made = []
     create = FakeBackend.create
 
@@ -167,9 +167,9 @@ def test_the_service_keeps_to_what_holds_for_every_sandbox(
 ) -> None:
     monkeypatch.setenv("PARACLE_SANDBOX_READ_ONLY_FS", "false")
     monkeypatch.setenv("PARACLE_SANDBOX_DROP_CAPABILITIES", "false")
-    hosting = Hosting.__new__(Hosting)
-    hosting.settings = load_settings()
-    config = hosting.default_config()
+    sandboxes = UserSandboxes.__new__(UserSandboxes)
+    sandboxes.settings = load_settings()
+    config = sandboxes.default_config()
     assert not config.read_only_filesystem and not config.drop_capabilities
 
 
@@ -190,7 +190,7 @@ def test_rows_of_a_kind_hold_however_the_backend_is_chosen(
     named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flag, an older name, or ``auto`` that takes docker because nothing before it can be had."""
-    monkeypatch.setattr(auto, "PROBLEMS", {**auto.PROBLEMS, "native": _no, "docker": _yes})
+    monkeypatch.setattr(registry, "PROBLEMS", {**registry.PROBLEMS, "native": _no, "docker": _yes})
     monkeypatch.setenv("DOCKER_SANDBOX_MEMORY", "333m")
     monkeypatch.setenv("DOCKER_SANDBOX_IMAGE", "registry.example/mine:1")
     config = make_config(Order(file="-", backend=named), load_settings())
@@ -212,7 +212,7 @@ def test_a_virtual_machine_is_made_of_an_image_for_one(
 def test_nothing_is_looked_for_where_it_makes_no_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "PROBLEMS", {})  # choose() would raise KeyError
+    monkeypatch.setattr(registry, "PROBLEMS", {})  # choose() would raise KeyError
     make_config(Order(file="-"), Settings())
 
 

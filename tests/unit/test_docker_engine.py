@@ -1,4 +1,4 @@
-"""What becomes of answers that a real engine gives only now and then, or only elsewhere."""
+"""Tests of responses that a real engine gives only now and then, or only on other machines."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ async def test_a_removal_that_is_refused(
         await runner.cleanup()
 
 
-# What an engine said of a container that had written a file of 60 MiB, read it again and put 20 MiB
-# into /dev/shm.
+# The report of an engine about a container that had written a file of 60 MiB, read it again, and
+# put 20 MiB into /dev/shm.
 V1 = {
     "usage": 92786688,
     "max_usage": 93011968,
@@ -83,11 +83,11 @@ V2 = {
 
 @pytest.mark.parametrize("memory", [V1, V2], ids=["v1", "v2"])
 def test_page_cache_is_no_memory_of_the_sandbox(memory: dict[str, Any]) -> None:
-    """Neither that which was read once, nor that in use; shared memory is."""
+    """Page cache counts neither after one read nor while in use. Shared memory counts."""
     usage = usage_of({"memory_stats": memory})
     assert usage.cache_bytes == 62976000
     assert usage.memory_bytes == 92786688 - 62976000 > 20 << 20
-    # The most of both together is told with the cache; ``MemoryPeak`` takes that off.
+    # The engine reports the peak with the cache in it; ``MemoryPeak`` subtracts the cache.
     assert MemoryPeak().of(usage).memory_peak_bytes < 31 << 20
 
 

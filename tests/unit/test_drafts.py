@@ -1,4 +1,5 @@
-"""Notes of copies under way: what is swept after dead processes, and what is left alone."""
+"""Tests of the notes about copies under way: what is swept after dead processes, and what is left
+alone."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import pytest
 
 from paracle_sandbox.backends.base import Backend
 from paracle_sandbox.backends.docker.backend import DockerBackend
+from paracle_sandbox.backends.machine.drafts import Drafts
 from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.remote.backend import RemoteBackend
-from paracle_sandbox.channel.drafts import Drafts
 from paracle_sandbox.config import SandboxConfig
 from paracle_sandbox.errors import SandboxError
 from paracle_sandbox.settings import Settings
@@ -50,7 +51,7 @@ def draft(folder: Path, name: str = NAME) -> Path:
 
 
 def test_there_is_a_note_as_long_as_there_may_be_a_draft(state: Path, tmp_path: Path):
-    with Drafts(str(state)).noted(tmp_path, tmp_path / "there") as name:
+    with Drafts(str(state)).noting(tmp_path, tmp_path / "there") as name:
         (one, two) = sorted(os.readlink(found) for found in (state / "drafts").iterdir())
         assert one == f"{Owner.of(os.getpid())}:{tmp_path}/{name.decode()}"
         assert two == f"{Owner.of(os.getpid())}:{tmp_path}/there/{name.decode()}"
@@ -58,7 +59,7 @@ def test_there_is_a_note_as_long_as_there_may_be_a_draft(state: Path, tmp_path: 
 
 
 def test_a_note_is_kept_as_long_as_there_is_a_draft(state: Path, tmp_path: Path):
-    with Drafts(str(state)).noted(tmp_path) as name:
+    with Drafts(str(state)).noting(tmp_path) as name:
         (tmp_path / name.decode()).touch()
     assert len([*(state / "drafts").iterdir()]) == 1
     (tmp_path / name.decode()).unlink()
@@ -67,7 +68,7 @@ def test_a_note_is_kept_as_long_as_there_is_a_draft(state: Path, tmp_path: Path)
 def test_the_state_directory_that_is_made_is_ours_alone(tmp_path: Path):
     before = os.umask(0)
     try:
-        with Drafts(str(tmp_path / "made")).noted(tmp_path):
+        with Drafts(str(tmp_path / "made")).noting(tmp_path):
             pass
     finally:
         os.umask(before)
@@ -77,7 +78,7 @@ def test_the_state_directory_that_is_made_is_ours_alone(tmp_path: Path):
 
 def test_whom_we_cannot_look_at_is_alive(monkeypatch: pytest.MonkeyPatch):
     me = Owner.of(os.getpid())
-    # As with hidepid.
+    # This is the case with hidepid.
     monkeypatch.setattr("paracle_sandbox.backends.machine.owner.start_time", lambda _: None)
     assert me.is_alive
     assert not replace(me, pid=1 << 24).is_alive  # more than there can be
@@ -86,7 +87,7 @@ def test_whom_we_cannot_look_at_is_alive(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("state_dir", [None, "/dev/null/state", "/proc/none"])
 def test_a_copy_goes_on_where_nothing_can_be_noted(state_dir: str | None, tmp_path: Path):
     drafts = Drafts(state_dir)
-    with drafts.noted(tmp_path) as name:
+    with drafts.noting(tmp_path) as name:
         assert name.startswith(b".paracle-")
     drafts.sweep()
 
@@ -137,7 +138,7 @@ async def test_backends_sweep_when_they_are_first_used(
 ):
     note(state, dead(), draft(tmp_path))
     place = backend(str(state))
-    with pytest.raises(SandboxError):  # nobody is there; it has been swept before
+    with pytest.raises(SandboxError):  # there is no sandbox; it has been swept before
         await place.create("x", SandboxConfig(), {})
     await place.close()
     assert not (tmp_path / NAME).exists()

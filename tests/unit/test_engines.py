@@ -9,7 +9,7 @@ import engines
 
 @pytest.fixture(autouse=True)
 def no_engine(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> object:
-    """Nobody listens where this test looks."""
+    """Point the test at an address where no engine listens."""
     monkeypatch.setenv("PARACLE_TEST_RUN", str(tmp_path))
     monkeypatch.setenv("PARACLE_ENGINES_REASON", "")
     engines._why_not.cache_clear()

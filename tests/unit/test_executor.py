@@ -1,4 +1,4 @@
-"""SandboxExecutor: what comes back, what is raised, and what is left behind (nothing)."""
+"""Tests of SandboxExecutor: what it returns, what it raises, and that it leaves nothing behind."""
 
 import asyncio
 import json
@@ -23,13 +23,13 @@ from paracle_sandbox import (
     Settings,
 )
 from paracle_sandbox.backends.base import Health, Usage
-from paracle_sandbox.executor import error_result
+from paracle_sandbox.sandbox.execution import error_result
 from paracle_sandbox.settings import load_settings
 from paracle_sandbox.testing.fake import FakeBackend
 
 
 class WatchedBackend(FakeBackend):
-    """Knows what is alive, and can be made unable."""
+    """A backend that knows what is alive and can be made to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ async def test_stdin_of_other_bytes_and_of_none(
 
 
 async def test_code_arrives_byte_by_byte(executor: SandboxExecutor, tmp_path: Path) -> None:
-    """Nothing in it can end it early, and its size does not matter."""
+    """No content of the code can end it early, and its size does not matter."""
     code = "x = '''\nEOF\n'$(id)'\\\\ \"'''\nprint(x)\n# " + "é" * 200_000
     result = await executor.execute_agent(code, monitor=False)
     assert result["result"]["stdout"] == "\nEOF\n'$(id)'\\ \"\n"
@@ -161,7 +161,7 @@ async def test_a_path_is_a_file_and_a_string_never(
         await executor.execute_agent("\udcff")
     with pytest.raises(SandboxError, match="timeout must be positive"):
         await executor.execute_agent("", timeout=0)
-    assert not backend.configs  # found before a sandbox was made
+    assert not backend.configs  # this was found before a sandbox was created
 
 
 async def test_monitoring(executor: SandboxExecutor) -> None:
@@ -264,7 +264,7 @@ async def test_a_good_run_stays_good_when_figures_or_removal_fail(
 async def test_batch_is_parallel_bounded_and_ordered(
     executor: SandboxExecutor, backend: WatchedBackend, tmp_path: Path
 ) -> None:
-    """Each waits for its neighbour, which it could not do one after the other."""
+    """Each program waits for its neighbour, which would hang if they ran one after the other."""
     code = """
 import json, os, time
 inputs = json.load(open("inputs.json"))
@@ -339,7 +339,7 @@ async def test_a_configuration_may_be_a_dict(
     for config in wrong:
         with pytest.raises(TypeError, match="SandboxConfig or a dict of its fields"):
             await executor.execute_agent("print(1)", config=config)
-    # Nothing of it holds a place.
+    # None of it occupies a slot.
     assert (await executor.execute_agent("print(1)"))["success"]
 
 
@@ -471,3 +471,21 @@ def test_an_exception_as_a_result() -> None:
     assert (limit["job_index"], limit["result"]["stdout"]) == (4, "xx")
     assert (limit["result"]["truncated"], limit["result"]["timed_out"]) == (True, False)
     assert error_result(ZeroDivisionError())["error"] == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize("length", [0, 200_000])
+async def test_source_is_found_inside_as_it_was(tmp_path: Path, length: int) -> None:
+    """Whether it travels in the request or is too long for that, and in whatever encoding."""
+    file = tmp_path / "program.py"
+    file.write_bytes(
+        b"# -*- coding: latin-1 -*-\nimport sys\nname = 'P\xe4racle'\n"
+        b"own = open(__file__, 'rb').read()\n"
+        b"print(sys.argv[0][-14:], sys.argv[1:], name == 'P\\xe4racle', len(own))\n"
+        b"raise ValueError(name)\n#" + b"\xe9" * length
+    )
+    async with SandboxExecutor(backend=FakeBackend()) as executor:
+        result = await executor.execute_agent(file, args=["a"])
+    size = file.stat().st_size
+    assert result["result"]["stdout"] == f"/agent_code.py ['a'] True {size}\n"
+    assert 'agent_code.py", line 6' in result["error"]
+    assert "raise ValueError(name)" in result["error"]

@@ -1,4 +1,4 @@
-"""What an image is made of, and what of the machine's pip configuration a build may see."""
+"""An image has its recipe, and a build sees only a part of the machine's pip configuration."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_the_pip_configuration_of_a_build(tmp_path: Path) -> None:
     certificates = tmp_path / "own.pem"
     certificates.write_bytes(b"a certificate")
     listing = LISTING.format(cert=certificates)
-    files = package_index.files(package_index.read_listing(listing))
+    files = package_index.make_files(package_index.read_listing(listing))
     assert files["ca.pem"] == b"a certificate"
-    # What is local is left out, what is for another command too; the environment wins.
+    # Options for this machine or for other commands are left out, and the environment wins.
     assert _conf(files) == {
         "timeout": "7",
         "index-url": "https://install.example/simple",
@@ -95,15 +95,17 @@ def test_the_pip_configuration_of_a_build(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_configuration_passes_none() -> None:
-    files = package_index.files(package_index.read_listing(""))
+    files = package_index.make_files(package_index.read_listing(""))
     assert list(files) == ["pip.conf"] and _conf(files) == {}
 
 
 def test_an_address_may_hold_any_character() -> None:
     read = package_index.read_listing("global.index-url='https://u:a=b%c@index.example/simple'\n")
-    assert _conf(package_index.files(read))["index-url"] == "https://u:a=b%c@index.example/simple"
+    assert (
+        _conf(package_index.make_files(read))["index-url"] == "https://u:a=b%c@index.example/simple"
+    )
 
 
 def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.pem"):
-        package_index.files({"cert": str(tmp_path / "gone.pem")})
+        package_index.make_files({"cert": str(tmp_path / "gone.pem")})

@@ -1,4 +1,7 @@
-"""What the Incus backends ask for, and how they read what they are told: no server is needed."""
+"""Tests of the requests of the Incus backends, and of how they read responses.
+
+They need no server.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paracle_sandbox.backends.incus.errors import creation_error, no_machines
+from paracle_sandbox.backends.incus.errors import creation_error, guest_error, no_machines
+from paracle_sandbox.backends.incus.image_build import download_command
 from paracle_sandbox.backends.incus.images import alias_of
 from paracle_sandbox.backends.incus.labels import (
     instance_name,
@@ -17,8 +21,6 @@ from paracle_sandbox.backends.incus.labels import (
     sandbox_info,
     sandbox_keys,
 )
-from paracle_sandbox.backends.incus.meter import usage_of
-from paracle_sandbox.backends.incus.provision import download_command
 from paracle_sandbox.backends.incus.remotes import Remotes, read_remotes
 from paracle_sandbox.backends.incus.server import Refused
 from paracle_sandbox.backends.incus.spec import (
@@ -31,7 +33,7 @@ from paracle_sandbox.backends.incus.spec import (
     sandbox_change,
     state_change,
 )
-from paracle_sandbox.backends.incus.start import guest_error
+from paracle_sandbox.backends.incus.usage import usage_of
 from paracle_sandbox.backends.machine.owner import Owner
 from paracle_sandbox.backends.registry import get_backend
 from paracle_sandbox.config import SandboxConfig
@@ -39,8 +41,7 @@ from paracle_sandbox.errors import (
     BackendUnavailableError,
     SandboxCreationError,
 )
-from paracle_sandbox.service.errors import status_of
-from paracle_sandbox.service.recovery import classify
+from paracle_sandbox.service.errors import classify, status_of
 from paracle_sandbox.settings import Settings, load_settings
 
 SOURCE = {"type": "image", "fingerprint": "ab" * 32}
@@ -54,7 +55,8 @@ STATE_FIELDS = {"action", "force", "timeout", "stateful"}
 
 
 def test_the_body_of_a_virtual_machine() -> None:
-    """Exactly what the API documents for one, and nothing that is a container's."""
+    """It has exactly what the API documents for a machine, and nothing that belongs to a
+    container."""
     body = instance_body("paracle-x", SOURCE, Place(MACHINE, "default"), CONFIG)
     assert set(body) == INSTANCE_FIELDS
     assert body == {
@@ -68,13 +70,13 @@ def test_the_body_of_a_virtual_machine() -> None:
             "security.secureboot": "false",
             "security.guestapi": "false",
             "limits.memory": "768MiB",
-            # A machine has whole processors.
+            # A machine can only have whole processors.
             "limits.cpu": "3",
         },
         "devices": {"root": {"type": "disk", "path": "/", "pool": "default"}},
     }
     assert confinement(CONFIG, Place(MACHINE, "default"))["max_processes"] == 40
-    # A folder of the host's is shifted for containers only, as the documentation has it.
+    # According to the documentation, a folder of the host is shifted for containers only.
     shared = Place(MACHINE, "default", home={"source": "/somewhere"})
     disk = instance_body("paracle-x", SOURCE, shared, CONFIG)["devices"]["workspace"]
     assert disk == {"type": "disk", "path": "/.paracle", "source": "/somewhere"}
@@ -104,7 +106,7 @@ def test_the_body_of_a_container() -> None:
         "workspace": {"type": "disk", "path": "/.paracle", "source": "/somewhere", "shift": "true"},
     }
     assert all(isinstance(value, str) for value in body["config"].values())
-    # One that is kept ready becomes the same.
+    # An instance that is kept ready becomes the same.
     ready, change = instance_body("w", SOURCE, place), sandbox_change(CONFIG, place)
     assert {**ready["config"], **change["config"]} == body["config"]
     assert change["devices"] == body["devices"]
@@ -154,7 +156,7 @@ def test_remotes_are_those_of_the_client(tmp_path: Path) -> None:
         work.certificates()
     assert (work.project, remotes.get("local").project) == ("default", "")
     assert remotes.get("images").address == "https://images.example"
-    # A client that was never used knows it too.
+    # A client that was never used knows it, too.
     fresh = Remotes(Settings(incus_conf=str(tmp_path / "none")))
     assert fresh.get("images").protocol == "simplestreams"
     assert remotes.get("local").socket_path == "/some/where/unix.socket"
@@ -202,7 +204,7 @@ def test_only_our_own_instances_are_ours() -> None:
     instance = {"name": name, "config": keys, "status": "Running"}
     info = sandbox_info(instance, "incus")
     assert info is not None and info.labels == {"purpose": "x"} and info.state == "running"
-    # A copy that somebody made has the keys, but not the name; a machine is another backend's.
+    # A copy of an instance has the keys, but not the name; a machine is another backend's.
     assert sandbox_info({**instance, "name": "copy"}, "incus") is None
     assert owner_of({**instance, "name": "copy"}, "incus") is None
     assert sandbox_info(instance, "incus-vm") is None

@@ -1,4 +1,4 @@
-"""Which paths of a guest's listing a workspace believes."""
+"""Tests of the paths in a guest's listing that a workspace accepts."""
 
 from __future__ import annotations
 

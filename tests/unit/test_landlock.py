@@ -1,4 +1,4 @@
-"""Landlock on this kernel: what a confined process may still do, and what not."""
+"""Tests of Landlock on this kernel: what a confined process may still do, and what not."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The watchdog over event loops notices what it is there for, and nothing else."""
+"""Tests of the watchdog over event loops: it notices what it is there for, and nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_machine_that_is_busy_is_not(module) -> None:
 
 
 async def test_a_thread_that_has_to_wait_for_its_turn_is_not(module, monkeypatch) -> None:
-    """Whoever starts one waits until it runs."""
+    """The starter of a thread waits until the thread runs."""
     started = threading.Event.set
 
     def set_late(event: threading.Event) -> None:
@@ -85,7 +85,8 @@ async def test_a_thread_that_has_to_wait_for_its_turn_is_not(module, monkeypatch
 
 
 def _spread(seconds: float) -> list[str]:
-    """A loop in a thread of its own, on the busy processor, that computes a little at once."""
+    """Run a loop in a thread of its own, on the busy processor, which computes a little at a
+    time."""
     import os
 
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""SandboxManager: limits, lifecycles, idleness, and no leaks."""
+"""Tests of SandboxManager: limits, lifecycles, idleness, and no leaks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -24,14 +24,14 @@ from paracle_sandbox import (
     Settings,
     load_settings,
 )
-from paracle_sandbox.backends import auto
+from paracle_sandbox.backends import registry
 from paracle_sandbox.backends.registry import explain, get_backend
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.testing.fake import FakeBackend
 
 
 class WatchedBackend(FakeBackend):
-    """Counts what is alive, and can be made slow or unable."""
+    """A backend that counts what is alive, and can be made slow or made to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ async def test_cancellation_waits_for_the_removal(backend: WatchedBackend) -> No
         await inside.wait()
         user.cancel()
         await asyncio.sleep(0.01)
-        user.cancel()  # impatient: still nothing may stay
+        user.cancel()  # a second time, and still nothing may stay
         await asyncio.sleep(0.01)
         assert not user.done()
         backend.destroy_gate.set()
@@ -338,7 +338,7 @@ async def test_the_older_names(backend: WatchedBackend) -> None:
         assert sandbox.config.memory_mb == 1024
         assert manager._sandboxes == {sandbox_id: sandbox}
         assert set(manager._last_used) == {sandbox_id}
-        # The manager's own commands follow one another.
+        # The commands of the manager itself follow one another.
         await sandbox.run_command("cd /tmp")
         assert await sandbox.run_command("pwd") == "/tmp\n"
         await manager._cleanup_idle_sandboxes()
@@ -419,7 +419,9 @@ async def test_auto_that_takes_docker_has_its_idle_timeout(
         return "not here"
 
     monkeypatch.setattr(
-        auto, "PROBLEMS", {"native": passed_over, "docker": lambda _: None, "incus": passed_over}
+        registry,
+        "PROBLEMS",
+        {"native": passed_over, "docker": lambda _: None, "incus": passed_over},
     )
     async with SandboxManager(settings=Settings()) as manager:
         assert (manager.backend.name, manager.idle_timeout) == ("docker", 900)
@@ -462,7 +464,7 @@ async def test_close_waits_for_a_creation_under_way(backend: WatchedBackend) -> 
 
 
 def test_one_manager_serves_one_event_loop_after_the_other() -> None:
-    """Also when the loop before ended without a word."""
+    """This also holds when the previous loop ended without closing anything."""
     manager = SandboxManager(2, backend="fake", settings=Settings())
 
     async def use(leave: bool) -> None:
@@ -479,7 +481,7 @@ def test_one_manager_serves_one_event_loop_after_the_other() -> None:
 
 
 def test_a_sandbox_whose_event_loop_has_ended_says_so() -> None:
-    """And does not wait for an answer that nobody would read."""
+    """It does not wait for a response that no task would read."""
     manager = SandboxManager(backend="fake", settings=Settings())
 
     async def begin() -> tuple[Sandbox, Command]:

@@ -1,4 +1,4 @@
-"""How control messages are written down, how much of what arrives is read at once, and timers."""
+"""Tests of how control messages are encoded, how much data is read at once, and of timers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SandboxMonitor: real samples, at a pace, that survive whatever callbacks do."""
+"""Tests of SandboxMonitor: it takes real samples at a pace, and survives its callbacks."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 @dataclass
 class Meter:
-    """What the sandbox is made to report."""
+    """The usage that the sandbox is made to report."""
 
     memory_mb: float = 10.0
     peak_mb: float = 0.0
@@ -185,7 +185,7 @@ async def test_callbacks_for_what_no_sample_saw(
         await until_samples(monitor, 2)
         meter.peak_mb, meter.cache_mb, meter.oom_kills = peak_mb, cache_mb, oom_kills
         await until_samples(monitor, len(monitor.get_history()) + 3)
-    # It is told once, not for ever after.
+    # It is reported once, and not with each sample.
     assert (len(warnings), len(breaches)) == (warned, exceeded)
 
 

@@ -1,4 +1,4 @@
-"""What stands in the way of native sandboxes: facts are given, and a filter is measured."""
+"""Tests of what prevents native sandboxes: facts are given to it, and a filter is measured."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ print(before, refused_calls(False))
 
 
 def test_a_filter_is_told_from_a_kernel_that_refuses() -> None:
-    """Nothing refuses these calls but a filter; whatever user asks, and with no effect."""
+    """Only a filter refuses these calls. They have no effect and every user may make them."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", _PROGRAM, SOURCES], capture_output=True, text=True, check=True
     )

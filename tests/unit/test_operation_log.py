@@ -1,4 +1,5 @@
-"""Every operation on a sandbox leaves a structured record, and none holds what programs say."""
+"""Every operation on a sandbox leaves a structured record, and no record holds what programs
+print."""
 
 from __future__ import annotations
 

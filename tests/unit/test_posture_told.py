@@ -1,4 +1,4 @@
-"""What of the isolation is missing on a machine is told with every result, and by health."""
+"""Every result and health report the part of the isolation that is missing on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program printed, as bytes and as text, in small and in large."""
+"""Tests of the output of a program, as bytes and as text, small and large."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paracle_sandbox.errors import (
     StoppedError,
 )
 from paracle_sandbox.manager import SandboxManager
-from paracle_sandbox.printed import Printed
+from paracle_sandbox.sandbox.output import Printed
 from paracle_sandbox.testing.fake import FakeBackend
 
 MIB = 1 << 20
@@ -133,7 +133,8 @@ def test_what_an_error_carries_can_be_replaced():
 
 
 async def test_output_is_let_go_of_with_its_error() -> None:
-    """By no garbage collector: fifty floods would be a hundred megabytes by the time it runs."""
+    """No garbage collection is needed: fifty floods would be a hundred megabytes by the time it
+    runs."""
     gc.disable()
     try:
         backend = FakeBackend()

@@ -1,4 +1,5 @@
-"""What a forked program finds new, though modules of the process it comes from have remembered."""
+"""A forked program finds fresh state, although modules of the process that it comes from have kept
+some."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from paracle_sandbox.guest.python.interpreter_state import reset_modules
 reset_modules(), reset_modules()
 print(len(set(seeds)), {(len(seed), entropy) for seed, entropy in seeds})
 """
-# Two forks of one process, which has used OpenSSL, each of them the first process of a namespace as
-# it is itself: by the number OpenSSL cannot tell that it was forked.
+# These are two forks of one process that has used OpenSSL. Each is the first process of a
+# namespace, as that process is: OpenSSL cannot tell by the pid that it was forked.
 FORKED = """
 import ctypes, os, sys, _ssl
 from paracle_sandbox.guest.python.interpreter_state import reset_modules
@@ -45,7 +46,7 @@ in_namespace(use_and_fork)
 
 
 def said(program: str, *arguments: str) -> list[str]:
-    """In a process of its own: what is reset there is in use here."""
+    """Run the code in a process of its own, because this process uses what is reset there."""
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.splitlines()

@@ -1,4 +1,5 @@
-"""The records of native sandboxes: the spawner writes them, the owner adds, anybody reads."""
+"""Tests of the records of native sandboxes: the spawner writes them, the owner adds to them, and
+any process reads them."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_what_is_another_ones_by_now_is_not_removed(store, records) -> None:
 
 
 def test_nobody_has_a_slot_of_another(tmp_path: Path) -> None:
-    """Not even who has the number that another had."""
+    """Not even the process with a reused number has the slot of its predecessor."""
     first = Records(str(tmp_path))
     first_slot, number = first.slot(1), first.instance
     first.close()
@@ -140,7 +141,7 @@ def test_no_descriptor_for_it_and_it_is_another_ones(store, records, monkeypatch
 
 @pytest.mark.parametrize("holder", [True, False])
 def test_of_a_dead_one_goes_what_was_its_alone(tmp_path: Path, holder: bool) -> None:
-    """Whoever has its number now has the directory that its groups were in."""
+    """A living spawner may have its number now, and with it the directory of its groups."""
     state = tmp_path / "state"
     (state / "instances").mkdir(parents=True)
     group = group_of(state, tmp_path / "groups")
@@ -160,7 +161,7 @@ DEAD = {"id": "one", "instance": 0, "token": "dead", "slot": "slot-0-dead-1"}
 
 
 def group_of(state: Path, hierarchy: Path) -> Path:
-    """Where the spawner of a state directory makes the cgroup of that child."""
+    """Return the path where the spawner of a state directory creates the cgroup of a child."""
     about = state.stat()
     spawner = f"{about.st_dev:x}-{about.st_ino:x}-0"
     return hierarchy / "paracle-sandbox" / spawner / "slot-0-dead-1"
@@ -186,7 +187,7 @@ def test_no_other_cgroup_is_touched(tmp_path: Path, where: str, monkeypatch) -> 
 
 
 def test_a_cgroup_that_stays_keeps_its_record(tmp_path: Path, monkeypatch) -> None:
-    """Or nobody would ever try again."""
+    """Otherwise no later sweep would try again."""
     monkeypatch.setattr(records_module, "_SWEEP_SECONDS", 0.0)
     state = tmp_path / "state"
     (state / "instances").mkdir(parents=True)
@@ -201,7 +202,10 @@ def test_a_cgroup_that_stays_keeps_its_record(tmp_path: Path, monkeypatch) -> No
 
 
 def test_a_number_whose_holder_changes_meanwhile_is_not_free(tmp_path: Path, monkeypatch) -> None:
-    """Between looking at the file and locking it: what is locked then is nobody's number."""
+    """The file changes between the look at it and the lock.
+
+    The lock is then held on a file that no number has.
+    """
     store, living = RecordStore(tmp_path), []
     first = Records(str(tmp_path))
     dead = {"id": "one", "instance": first.instance, "token": "dead"}

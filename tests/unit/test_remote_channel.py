@@ -1,4 +1,4 @@
-"""The remote channel against a service, or a proxy before it, that refuses."""
+"""Tests of the remote channel against a service, or a proxy before it, that refuses connections."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ from paracle_sandbox.errors import (
 
 
 class Front:
-    """Lets connections in, or refuses them: ``answers`` has a status for each, 0 to let it in.
-    Who gets in is sent one letter, and cut off."""
+    """A server that accepts or refuses connections.
+
+    ``answers`` has a status for each of them, and 0 accepts. An accepted client gets one letter and
+    is then cut off.
+    """
 
     def __init__(self, *answers: int, body: bytes = b"") -> None:
         self.answers = list(answers)

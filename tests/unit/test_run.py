@@ -1,4 +1,4 @@
-"""run(): one call, with or without an event loop, and nothing left behind."""
+"""Tests of run(): one call, with or without an event loop, which leaves nothing behind."""
 
 import asyncio
 import subprocess

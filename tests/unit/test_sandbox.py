@@ -1,4 +1,4 @@
-"""One sandbox over FakeBackend: the real guest, without isolation."""
+"""Tests of one sandbox over FakeBackend: the real guest, without isolation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def sandbox(backend: FakeBackend) -> AsyncIterator[Sandbox]:
 
 
 def _alive(pid: int) -> bool:
-    """Neither gone nor a zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -120,7 +120,7 @@ async def test_a_guest_that_is_killed_does_not_hear_before_that_it_ends(kills: b
         kills_guests = kills
 
         async def destroy(self, sandbox_id: str) -> None:
-            heard.append(self._places[sandbox_id].host_end.fileno() < 0)
+            heard.append(self._sandboxes[sandbox_id].host_end.fileno() < 0)
             await super().destroy(sandbox_id)
 
     heard: list[bool] = []
@@ -266,7 +266,7 @@ async def test_what_cannot_be_a_timeout(sandbox: Sandbox, timeout: float) -> Non
 
 
 async def test_an_infinite_timeout_is_no_limit(sandbox: Sandbox) -> None:
-    sandbox._config.__dict__["timeout_seconds"] = 0.2  # what None would be
+    sandbox.config.__dict__["timeout_seconds"] = 0.2  # what None would be
     result = await sandbox.execute("sleep 0.5; echo late", float("inf"))
     assert result["stdout"] == "late\n"
 
@@ -541,7 +541,7 @@ async def test_the_kernels_oom_kill_is_a_memory_limit(
     error = caught.value
     assert (error.resource_type, error.limit, error.usage) == ("memory", 512 * MIB, 512 * MIB)
     assert error.stdout == "x\n"
-    # It is counted once: the next failure is a failure of its own.
+    # It is counted once: the next failure has another cause.
     assert (await sandbox.execute("exit 137"))["exit_code"] == 137
 
 
@@ -555,7 +555,7 @@ async def test_an_oom_kill_stops_what_still_runs(backend: FakeBackend, sandbox: 
 
 
 async def test_less_memory_is_used_up_sooner(backend: FakeBackend) -> None:
-    """What is over in a moment is not looked at, unless it had the time to use up its memory."""
+    """A program that ends at once is not examined, unless it had the time to use up its memory."""
     async with Sandbox(backend, "box", SandboxConfig(memory_mb=128)) as sandbox:
         backend.usage_of["box"] = Usage(oom_kills=1)
         with pytest.raises(ResourceLimitError, match="Memory limit"):
@@ -590,7 +590,8 @@ async def test_other_limits_need_a_failure(
 async def test_a_process_that_was_refused_before_is_nobodys_failure_unless_it_says_so(
     backend: FakeBackend, sandbox: Sandbox
 ) -> None:
-    """Of what is over in a moment nobody learns that it did with fewer processes than it wanted."""
+    """A program that ends at once may have used fewer processes than it wanted, which cannot be
+    seen."""
     assert (await sandbox.execute("true"))["exit_code"] == 0
     backend.usage_of["box"] = Usage(pids_denied=3)
     assert (await sandbox.execute("exit 7"))["exit_code"] == 7
@@ -617,7 +618,7 @@ async def test_a_disk_that_was_full_before_is_nobodys_failure_unless_it_says_so(
 async def test_what_a_full_disk_made_a_program_say_counts_also_when_it_is_not_kept(
     backend: FakeBackend, sandbox: Sandbox, kept: int
 ) -> None:
-    """As the service and whoever follows the output have it."""
+    """The service and callers that follow the output do not keep it."""
     backend.usage_of["box"] = Usage(disk_full=True)
     with pytest.raises(ResourceLimitError):
         await sandbox.execute("exit 1")
@@ -960,7 +961,7 @@ async def test_the_guest_hears_that_processes_are_few(
     assert asked[0] is few
 
 
-# What a program inside says, and the host reads
+# Output of a program inside that the host parses
 
 
 async def test_packages_are_those_that_programs_can_import(
@@ -973,7 +974,7 @@ async def test_packages_are_those_that_programs_can_import(
     planted = "import sys; sys.stdout.write('[' * (16 << 20)); sys.exit()"
     for name in ("json", "site", "importlib"):
         await sandbox.write_file(f"{name}.py", planted)
-    sandbox._config.env_vars["PYTHONPATH"] = f"{backend.directory_of('box')}/lib"
+    sandbox.config.env_vars["PYTHONPATH"] = f"{backend.directory_of('box')}/lib"
     found = await sandbox.installed_packages()
     assert {"name": "named", "version": "1.5"} in found
 
@@ -982,12 +983,12 @@ async def test_packages_are_those_that_programs_can_import(
 async def test_a_list_of_packages_that_is_none(
     backend: FakeBackend, sandbox: Sandbox, said: str
 ) -> None:
-    """The program that lists them is the sandbox's own, which can be anything."""
+    """The program that lists the packages belongs to the sandbox and may print anything."""
     place = backend.directory_of("box")
     python = f"#!/bin/sh\nhead -c {len(said)} {place}/said"
     await sandbox.write_file("said", said)
     await sandbox.write_file("bin/python3", python)
     await sandbox.execute("chmod +x bin/python3")
-    sandbox._config.env_vars["PATH"] = f"{place}/bin:{os.environ['PATH']}"
+    sandbox.config.env_vars["PATH"] = f"{place}/bin:{os.environ['PATH']}"
     with pytest.raises((SandboxExecutionError, ResourceLimitError)):
         await sandbox.installed_packages()

@@ -27,7 +27,8 @@ RETURNS = {
 
 
 class Simulator:
-    """Runs a program as the kernel would, and remembers each instruction and way taken."""
+    """Run a program as the kernel would, and record each instruction and each branch that was
+    taken."""
 
     JUMPS = {
         0x15: lambda a, k: a == k,
@@ -69,14 +70,15 @@ class Simulator:
 
 
 def words_of_interest(tree, found=None):
-    """For each argument that a rule looks at: its values, what is next to them, and beyond."""
+    """Return values to try for each argument that a rule examines: its values, their neighbours,
+    and extremes."""
     found = {} if found is None else found
     if isinstance(tree, Check):
         values = {value for case in tree.cases for value in case.values.values()}
         near = {value ^ flip for value in values for flip in (0, 1, 0x80000000, ~tree.mask)}
         near |= {0, 0xFFFFFFFF, tree.mask, tree.mask & -tree.mask}
         words = found.setdefault(tree.argument, set())
-        # An argument may be looked at twice under different masks: try both parts together.
+        # A rule may examine an argument twice under different masks: try both parts together.
         near = {n & 0xFFFFFFFF for n in near}
         if tree.high:
             near = {n << 32 for n in near}
@@ -99,8 +101,8 @@ def calls_of_interest(tree):
         yield [word ^ HIGH_BIT for word in arguments]
 
 
-# For calls without a rule, which must not end up in the routine of one: arguments that each rule
-# lets pass, and arguments that it does not.
+# These are for calls without a rule, which must not end up in the routine of a rule: arguments that
+# each rule allows, and arguments that it does not.
 ARGUMENTS_OF_RULES = [
     next(each for each in calls_of_interest(tree) if rules.decide(tree, each) is verdict)
     for tree in rules.RULES.values()
@@ -175,7 +177,7 @@ ALLOW, DENY, ABSENT = Verdict.ALLOW, Verdict.DENY, Verdict.ABSENT
 SIGCHLD = 17
 MINUS_1 = 0xFFFFFFFF
 OWN = (1000, MINUS_1)
-# Written out by hand: the table must not be its own judge.
+# This is written by hand: the table must not be its own judge.
 FACTS = [
     ("clone", [SIGCHLD], ALLOW),
     ("clone", [0x3D0F00], ALLOW),  # a thread
@@ -251,7 +253,7 @@ FACTS = [
     ),
     *((f"setfs{kind}id", [own], DENY) for kind in "ug" for own in (1000, MINUS_1)),
 ]
-# Of an address both words count, so these are not tried with high bits added.
+# Both words of an address count, so these are not tried with high bits added.
 ADDRESSES = [
     ("prlimit64", [1, 7, 0], ALLOW),  # it only asks
     ("prlimit64", [1, 7, 1 << 32], DENY),
@@ -317,7 +319,8 @@ class _Comparison(ctypes.Structure):
 
 
 def compiled_by_an_engine(profile):
-    """The profile as the container engines compile it, and the calls their library knows."""
+    """Return the profile as container engines compile it, and the calls that their library
+    knows."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
@@ -331,7 +334,7 @@ def compiled_by_an_engine(profile):
         allowed = entry["action"] == "SCMP_ACT_ALLOW"
         action = 0x7FFF0000 if allowed else 0x00050000 | entry["errnoRet"]
         if action == 0x00050000 | profile["defaultErrnoRet"]:
-            continue  # runc and crun pass over what says nothing new; their library would refuse
+            continue  # runc and crun skip such rules; their library would refuse them
         given = [(a["index"], 7, a["value"], a["valueTwo"]) for a in entry.get("args", ())]
         comparisons = (_Comparison * len(given))(*given)
         for name in entry["names"]:

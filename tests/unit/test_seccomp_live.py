@@ -1,4 +1,4 @@
-"""The filter on this kernel: programs run under it in a process of their own."""
+"""Tests of the filter on this kernel: programs run under it in a process of their own."""
 
 import os
 import pathlib
@@ -143,7 +143,7 @@ def test_the_filter_needs_no_new_privs():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_ids_can_be_said_again_and_not_changed():
-    """Also where the ids that were saved would allow more: here they are root's."""
+    """This also holds where the saved ids would allow more: here they are root's."""
     check("""
         os.setgroups([])
         os.setresgid(1000, 1000, 0)

@@ -10,9 +10,7 @@ import pytest
 
 import paracle_sandbox
 from paracle_sandbox import SandboxConfig, SandboxError, SandboxSettings, Settings, load_settings
-from paracle_sandbox.older_keys import SHARED_KEYS
-from paracle_sandbox.setting_rows import parse_memory_mb
-from paracle_sandbox.settings import settings_table
+from paracle_sandbox.settings import SHARED_KEYS, SPEED, parse_memory_mb, settings_table
 
 PACKAGE = Path(paracle_sandbox.__file__).parent
 
@@ -128,6 +126,14 @@ def test_modes_and_lists() -> None:
     assert load_settings({"PARACLE_FAILPOINTS": "a, b,"}).failpoints == ("a", "b")
 
 
+def test_what_is_there_for_speed_can_be_switched_off() -> None:
+    assert load_settings({}).speed_off == ()
+    assert load_settings({"PARACLE_SPEED": "off"}).speed_off == SPEED
+    assert load_settings({"PARACLE_SPEED": "keep-alive"}).speed_off == ("keep-alive",)
+    with pytest.raises(SandboxError, match="faster"):
+        load_settings({"PARACLE_SPEED": "faster"})
+
+
 def test_a_key_is_never_shown(tmp_path: Path) -> None:
     assert "hunter2" not in repr(load_settings({"SANDBOX_API_KEY": "hunter2"}))
     index = {"SANDBOX_PACKAGE_INDEX": "https://ann:hunter2@index.example/simple"}
@@ -215,7 +221,7 @@ def test_nobody_else_reads_the_environment() -> None:
     others = [name for name in readers if not name.startswith(inside)]
     # What starts ahead of our imports only asks whether some of the table's variables are set.
     # The kind of the user's terminal is no setting.
-    assert sorted(others) == ["backends/ahead.py", "cli/tty.py", "setting_rows.py", "settings.py"]
+    assert sorted(others) == ["backends/native/prestart.py", "cli/tty.py", "settings.py"]
 
 
 def test_loading_settings_is_light() -> None:
@@ -241,7 +247,7 @@ def test_run_stays_a_function_whatever_was_imported_before() -> None:
     said = python(
         "import paracle_sandbox as p",
         "p.run_async",
-        "import paracle_sandbox.oneshot",
+        "import paracle_sandbox.executor",
         "print(callable(p.run))",
     )
     assert said == "True\n"

@@ -1,4 +1,5 @@
-"""What the spawner makes of news that come at the same moment, which no load can be made to hit."""
+"""Tests of how the spawner handles events that come at the same moment, which no load can
+provoke."""
 
 from __future__ import annotations
 
@@ -14,12 +15,11 @@ from typing import Any
 import pytest
 
 from paracle_sandbox.jail import spawner as spawner_module
+from paracle_sandbox.jail import warm_pool
 from paracle_sandbox.jail.child import Child
-from paracle_sandbox.jail.confine import Identity, Shape
-from paracle_sandbox.jail.limits import cgroup_keepalive
-from paracle_sandbox.jail.limits.cgroup_keepalive import Heat
 from paracle_sandbox.jail.limits.cgroups import Limits
 from paracle_sandbox.jail.limits.sandbox_resources import Grant
+from paracle_sandbox.jail.shape import Identity, Shape
 from paracle_sandbox.jail.spawner import Spawner
 
 SHAPE = Shape()
@@ -38,9 +38,7 @@ def who_has_ended_is_gone():
 def no_spawner_is_left():
     yield
     while _spawners:
-        spawner = _spawners.pop()
-        spawner._networks.let_go(quiet=True)
-        spawner._selector.close()
+        _spawners.pop()._selector.close()
 
 
 _spawners: list[Spawner] = []
@@ -54,13 +52,14 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def spawner_on(control: socket.socket) -> Spawner:
-    """The real one, where nothing is on disk."""
+    """Provide the real spawner, without files on disk."""
     place = SimpleNamespace(
         make_groups=lambda *_: None,
         let_die=lambda slot: None,
         leave=lambda slot: True,
         clear=lambda slot, shape: None,
         broken=False,
+        is_born_in_group=False,
     )
     resources: Any = SimpleNamespace(
         place=place,
@@ -71,14 +70,15 @@ def spawner_on(control: socket.socket) -> Spawner:
     zygote: Any = SimpleNamespace()
     options = {
         "setup": {}, "stock": 2, "stock_shape": SHAPE._asdict(), "stock_grant": GRANT,
-        "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1,
+        "idle_modules": [], "first": None, "failpoints": {}, "owner_fd": -1, "keep_alive": True,
     }  # fmt: skip
     _spawners.append(Spawner(control, resources, zygote, options))
     return _spawners[-1]
 
 
 def dead_child(last_words: bytes) -> tuple[Child, socket.socket]:
-    """One that has said something and ended, none of which was looked at yet."""
+    """Return a child that has reported and ended, while the spawner has not looked at either
+    yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     waits, go = socket.socketpair()
     pid = os.fork()
@@ -120,7 +120,7 @@ def test_an_end_that_is_told_before_the_last_words(said: bytes, step: str) -> No
 
 
 class _Zygote:
-    """Forks nobody: a child is a process of ours that waits to be killed."""
+    """A zygote that forks nothing: a child is a process of ours that waits to be killed."""
 
     def __init__(self) -> None:
         self.forked: list[tuple[Child, socket.socket]] = []
@@ -147,11 +147,15 @@ def turn(spawner: Spawner) -> None:
 
 @pytest.fixture
 def started():
-    """A spawner that has begun with the sandbox it was started for; its owner's end, its zygote."""
+    """Start a spawner with the sandbox that it was started for.
+
+    Returns it, its owner's end, and its zygote.
+    """
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     spawner, zygote = spawner_on(control), _Zygote()
     resources: Any = spawner._resources
-    resources.instance, resources.cgroups, resources.volume = 0, object(), None
+    resources.instance, resources.volume = 0, None
+    resources.cgroups = SimpleNamespace(version=1)
     resources.take_identity = lambda: Identity(1, 1, False)
     resources.cgroup_paths = lambda slot: {}
     resources.process_of = lambda pidfd: {}
@@ -216,19 +220,20 @@ def test_one_that_is_gone_before_it_is_handed_over_is_an_error_and_no_end(starte
     assert "the child died" in answer["message"]
 
 
-@pytest.mark.parametrize(("left", "keeps_warm"), [(4, False), (3, True)])
-def test_the_way_into_groups_is_kept_short_once_few_are_left(
-    started, monkeypatch: pytest.MonkeyPatch, left: int, keeps_warm: bool
+@pytest.mark.parametrize(("left", "is_burst"), [(4, False), (3, True)])
+def test_it_is_a_burst_once_few_are_left(
+    started, monkeypatch: pytest.MonkeyPatch, left: int, is_burst: bool
 ) -> None:
     spawner, _, _ = started
     spawner._first = None
-    spawner._parked.extend([SimpleNamespace(has_ended=False, state="parked")] * (left + 2))
+    ready = [SimpleNamespace(has_ended=False, state="parked")] * (left + 2)
+    spawner._pool.children.extend(ready)  # type: ignore[arg-type]
     monkeypatch.setattr(spawner, "_hand_over", lambda child: None)
-    monkeypatch.setattr(cgroup_keepalive, "_BURST_SECONDS", 60.0)
+    monkeypatch.setattr(warm_pool, "_BURST_SECONDS", 60.0)
     for number in range(1, 3):
-        assert not spawner._heat.in_burst
+        assert not spawner._pool.in_burst
         spawner._create(asked(number))
-    assert (len(spawner._parked), spawner._heat.in_burst) == (left, keeps_warm)
+    assert (len(spawner._pool.children), spawner._pool.in_burst) == (left, is_burst)
 
 
 def test_what_others_call_it_is_known_before_it_is_asked_for(started) -> None:
@@ -278,18 +283,17 @@ def test_a_first_that_failed_is_made_again_when_it_is_asked_for(started) -> None
 
 
 def test_a_stock_is_filled_for_whoever_asks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as long as others would have to wait for it, unless it would be used up."""
+    """It is filled only while no request would have to wait for it, unless it would be used up."""
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with owner, control:
         spawner = spawner_on(control)
-        spawner._rehearsed, spawner._quiet_at = True, float("inf")
-        spawner._heat = Heat(object())  # type: ignore[arg-type]
+        spawner._pool._quiet_at = float("inf")
         begun: list[Shape] = []
         monkeypatch.setattr(spawner, "_start_child", lambda shape, *_, **__: begun.append(shape))
-        spawner._heat.asked()
+        spawner._pool.note_create(taken=False)
         spawner._use_idle_time()
         assert not begun
-        spawner._heat.asked()
+        spawner._pool.note_create(taken=False)
         spawner._use_idle_time()
         assert begun == [SHAPE]
 
@@ -300,24 +304,24 @@ def test_a_stock_is_filled_for_whoever_asks_again_at_once(monkeypatch: pytest.Mo
 def test_a_deep_stock_is_filled_after_a_burst(
     monkeypatch: pytest.MonkeyPatch, parked: int, quiet: bool, fills: bool
 ) -> None:
-    """While it lasts, whoever asks has the processors: filling would make each of them wait."""
+    """During the burst, requests have the processors: filling would make each of them wait."""
     owner, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with owner, control:
         spawner = spawner_on(control)
-        spawner._rehearsed, spawner._quiet_at = True, float("-inf" if quiet else "inf")
-        spawner._stock_size = 10
-        spawner._parked.extend([object()] * parked)  # type: ignore[list-item]
+        spawner._pool._quiet_at = float("-inf" if quiet else "inf")
+        spawner._pool.size = 10
+        spawner._pool.children.extend([object()] * parked)  # type: ignore[list-item]
         begun: list[Shape] = []
         monkeypatch.setattr(spawner, "_start_child", lambda shape, *_, **__: begun.append(shape))
         for _ in range(2):
-            spawner._heat.asked()
+            spawner._pool.note_create(taken=False)
         spawner._use_idle_time()
         assert begun == [SHAPE] * fills
 
 
 @pytest.mark.parametrize("again", ["asked", "by itself"])
 def test_what_could_not_be_removed_is_not_forgotten(started, monkeypatch, again: str) -> None:
-    """It is said to be left as often as somebody asks, and it is tried again until it is gone."""
+    """Each request reports it as left, and the spawner tries again until it is gone."""
     monkeypatch.setattr(spawner_module, "_BUSY_PATIENCE_SECONDS", 0.0)
     spawner, owner, zygote = started
     ((_, theirs),) = zygote.forked

@@ -1,4 +1,5 @@
-"""What the host writes to its own disk for a sandbox, and the stream it sends in."""
+"""Tests of what the host writes to its own disk for a sandbox, and of the stream that it sends
+in."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paracle_sandbox.channel.tree import FileSink, Unpacker, pack
 from paracle_sandbox.errors import SandboxFileError, SandboxFileNotFoundError, SandboxPathError
+from paracle_sandbox.sandbox.host_copy import FileSink, Unpacker, pack
 
-# Written out, not imported: the format is a promise between host and guest.
+# This is written out, not imported: the format is a promise between host and guest.
 ENTRY = struct.Struct(">BHHQ")
 END, FILE, FOLDER, LINK = 0, 1, 2, 3
 THE_END = ENTRY.pack(END, 0, 0, 0)
@@ -48,7 +49,7 @@ def tree_hash(top: Path) -> str:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Iterator[Path]:
-    """A tree that nothing may touch, on pain of failing every test that uses it."""
+    """Provide a tree that no test may touch. If one does, every test that uses it fails."""
     top = tmp_path / "canary"
     (top / "sub").mkdir(parents=True)
     (top / "secret").write_text("host-only")
@@ -57,13 +58,13 @@ def canary(tmp_path: Path) -> Iterator[Path]:
     descriptors = len(os.listdir("/proc/self/fd"))
     yield top
     assert tree_hash(top) == before
-    # (Fewer, if one of an earlier test was collected meanwhile.)
+    # (There are fewer if one of an earlier test was collected meanwhile.)
     assert len(os.listdir("/proc/self/fd")) <= descriptors, "a descriptor leaked"
 
 
 @pytest.fixture
 def place(tmp_path: Path, canary: Path) -> Path:
-    """An otherwise empty directory to unpack in."""
+    """Provide an otherwise empty directory to unpack in."""
     folder = tmp_path / "place"
     folder.mkdir()
     return folder
@@ -374,12 +375,12 @@ def test_no_stream_touches_anything_else(
             assert path.name == "link"
 
 
-# Races on the host: somebody who can write in the destination swaps what is there
+# Races on the host: a process that can write in the destination swaps its files
 
 
 @contextlib.contextmanager
 def exchanging(*pairs: tuple[Path, str]) -> Iterator[None]:
-    """Another process swaps names all the time; a pattern stands for what it finds."""
+    """Start another process that swaps names all the time. A pattern stands for what it finds."""
     renameat2 = ctypes.CDLL(None).renameat2
     parent, swapper = os.getpid(), os.fork()
     if swapper == 0:

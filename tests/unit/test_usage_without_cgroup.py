@@ -1,4 +1,4 @@
-"""What a sandbox without a cgroup uses is read from its processes: all of it, and once."""
+"""The usage of a sandbox without a cgroup is read from its processes: all of it, and once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paracle_sandbox.backends.native.process_usage import (
     read_processes,
 )
 from paracle_sandbox.config import SandboxConfig
-from paracle_sandbox.sandbox.limits import Counts, memory_alarm, memory_breach
+from paracle_sandbox.sandbox.outcome import Counts, memory_alarm, memory_breach
 
 MIB = 1 << 20
 # Each holds 64 MiB; the fork has it too.
@@ -34,7 +34,10 @@ HOLDERS = {
 
 @contextlib.contextmanager
 def holding(holder: str, forks: int = 1) -> Iterator[int]:
-    """The number of a process that holds it, as do children of it."""
+    """Start a process that runs ``holder`` and then has children. They all hold what it made.
+
+    Returns its pid.
+    """
     told = r"os.write(1, b'1\n'); os.read(0, 1)"
     fork = f"for _ in range({forks}):\n    if not os.fork():\n        break\n"
     code = f"import mmap, os\nSIZE = 64 << 20\n{holder}\n{fork}{told}\n"
@@ -61,8 +64,8 @@ MANY = (
 
 
 async def test_a_sandbox_that_cannot_be_looked_through_is_above_its_limit() -> None:
-    """Each descriptor may be memory; and who looks at all of them, every half second, does nothing
-    else."""
+    """Each descriptor may be memory, and reading all of them every half second would take all the
+    time."""
     forks = MOST_DESCRIPTORS // 1000
     with holding(MANY, forks) as pid:
         usage = await ProcessLooks().usage(pid, network_mode="none")
@@ -77,7 +80,7 @@ async def test_a_sandbox_that_cannot_be_looked_through_is_above_its_limit() -> N
 
 
 async def test_the_loop_goes_on_while_somebody_looks() -> None:
-    """And who asks meanwhile shares the next look."""
+    """A caller that asks meanwhile shares the next look."""
     with holding(MANY) as pid:
         looks, turns = ProcessLooks(), 0
         asked = [asyncio.ensure_future(looks.usage(pid, network_mode="bridge")) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""How the end of a container is told, whatever order its news comes in."""
+"""The end of a container is reported correctly, whatever the order of the engine's events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDED = {"Action": "die", "Actor": {"ID": "box", "Attributes": {"exitCode": "0"}
 
 
 class News:
-    """An engine that has these to tell, with a moment between."""
+    """An engine that sends these events, with a moment between them."""
 
     def __init__(self, *events: dict[str, Any]) -> None:
         self._events = events

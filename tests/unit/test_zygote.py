@@ -1,4 +1,4 @@
-"""What the spawner hears of a zygote that dies at the worst moment."""
+"""Tests of what the spawner notices when a zygote dies at the worst moment."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import socket
 
 import pytest
 
-from paracle_sandbox.jail.child import Start
-from paracle_sandbox.jail.confine import Filters
-from paracle_sandbox.jail.limits.sandbox_resources import Place
-from paracle_sandbox.jail.zygote import Zygote
+from paracle_sandbox.jail.zygote import serve
+from paracle_sandbox.jail.zygote_client import Zygote
 
 
 @pytest.mark.timeout(30)
 def test_the_end_of_a_zygote_is_heard_though_its_socket_is_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it is in a child that the zygote has just forked."""
+    """The socket is still open in a child that the zygote has just forked."""
     copies: list[socket.socket] = []
     real = socket.socketpair
 
@@ -28,8 +26,9 @@ def test_the_end_of_a_zygote_is_heard_though_its_socket_is_open(
         return ours, theirs
 
     monkeypatch.setattr(socket, "socketpair", pair)
-    zygote = Zygote(Start(-1, Place(None, None), Filters(b"", False), {}, {}, "python3"), [], ())
+    zygote = Zygote(lambda control: serve(control, ""))
     try:
+        zygote.wait_until_ready()
         signal.pidfd_send_signal(zygote.pidfd, signal.SIGKILL)
         with pytest.raises(BrokenPipeError):
             zygote._receive()

@@ -1,4 +1,4 @@
-"""Agents that work in sandboxes: a model, tools, and a loop with limits.
+"""Agents that work in sandboxes. An agent is a model, tools, and a loop with limits.
 
 from paracle_sandbox.agents import SandboxAgent
 async with SandboxAgent("gpt-5", provider="openai") as agent:

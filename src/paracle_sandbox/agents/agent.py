@@ -1,4 +1,4 @@
-"""SandboxAgent: a model that works in a sandbox of its own, which is gone when it is."""
+"""SandboxAgent lets a model work in a sandbox of its own, and removes it at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .loop import Approve, Emit, Limits, Loop
 from .mcp_tools import McpConnection, ServerSpec, read_servers
 from .model import Model
 from .providers import Options, make_model
-from .tool_runner import Furnish, SandboxHands
+from .tool_runner import Furnish, SandboxToolRunner
 
 INSTRUCTIONS = (
     "You solve the user's task with the tools you have. Code and commands run in an isolated Linux "
@@ -31,19 +31,19 @@ INSTRUCTIONS = (
 )
 
 
-# Files change within a second here; compiled files of the old text would be taken for the new.
+# Models change files within a second, so that Python would take a stale .pyc file for current.
 AGENT_ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
-# On the sandboxes of an agent: its name.
+# The label on an agent's sandboxes; its value is the name of the agent.
 AGENT_LABEL = "agent"
 
 
 class SandboxAgent:
-    """A loop over a model, with the tools of a sandbox and of MCP servers.
+    """Runs a model in a loop, with the tools of a sandbox and of MCP servers.
 
-    ``model`` is a name (with ``provider`` if the name does not tell) or a Model. The sandbox is
-    made when the first tool needs it, and cleanup() or ``async with`` removes it in any case.
-    ``approve`` is asked before each tool call. ``furnish`` puts files into a new sandbox.
-    ``name`` labels its sandboxes, and is what ``audit``, a log, knows it by.
+    ``model`` is a Model or the name of one, with ``provider`` if the name does not imply it. The
+    sandbox is made when the first tool needs it; cleanup() or ``async with`` removes it in any
+    case. ``approve`` decides on each tool call. ``furnish`` puts files into a new sandbox.
+    ``name`` labels the sandboxes, and names the agent in the log ``audit``.
     """
 
     def __init__(
@@ -80,17 +80,19 @@ class SandboxAgent:
         given = sandbox_tools(self.client, stateful=stateful) if tools is None else tools
         self.tools = Toolbox(given)
         in_sandbox = tools is None or any(hasattr(tool, "client") for tool in tools)
-        self._hands = SandboxHands(self.tools, self.client if in_sandbox else None, furnish)
+        self._tool_runner = SandboxToolRunner(
+            self.tools, self.client if in_sandbox else None, furnish
+        )
         self._approve = approve
         self._journal = audit and AgentJournal(audit, name, lambda: self.client.sandbox_id)
         self._servers = read_servers(mcp_servers)
         self._connections: dict[str, McpConnection] = {}
         self._running: asyncio.Task[AgentResult] | None = None
-        self._cancel_asked = False
+        self._is_cancel_requested = False
 
     @classmethod
     async def create(cls, *args: Any, **options: Any) -> Self:
-        """An agent whose MCP servers are connected."""
+        """Return an agent that has connected its MCP servers."""
         agent = cls(*args, **options)
         try:
             await agent.connect()
@@ -101,7 +103,7 @@ class SandboxAgent:
 
     @property
     def model(self) -> Model:
-        """Raises ModelError when there is no such model, no key, or no SDK."""
+        """The model. Raises ModelError when it is unknown, or its key or SDK is missing."""
         if self._model is None:
             self._model = make_model(self._model_name, self._provider, self._options)
         return self._model
@@ -115,21 +117,27 @@ class SandboxAgent:
         timeout: float | None = None,
         on_event: Emit | None = None,
     ) -> AgentResult:
-        """Work on a task to its end. What goes wrong is in the result. Cancelled, it stops what
-        runs in the sandbox. Raises SandboxError when it cannot even begin."""
+        """Work on a task to its end. Failures are in the result; SandboxError is raised only when
+        the task cannot begin. Cancelling it stops what runs in the sandbox."""
         if self._running is not None:
-            raise SandboxError("The agent is at work on another task; make a second one")
-        emit = self._teller(on_event)
+            raise SandboxError("The agent is at work on another task; make a second agent")
+        emit = self._make_emitter(on_event)
         await self.connect()
         loop = Loop(
-            self.model, self.instructions, self.tools, self._hands, self.limits, emit, self._approve
+            self.model,
+            self.instructions,
+            self.tools,
+            self._tool_runner,
+            self.limits,
+            emit,
+            self._approve,
         )
-        self._cancel_asked = False
+        self._is_cancel_requested = False
         async with self._journal.writing() if self._journal else nullcontext():
             with self._journal.task(task) if self._journal else nullcontext():
                 self._running = asyncio.create_task(loop.run(task))
                 try:
-                    result = await self._finish(self._running, timeout, loop)
+                    result = await self._wait_for_result(self._running, timeout, loop)
                 finally:
                     self._running = None
                 if result.status == "killed":
@@ -137,9 +145,9 @@ class SandboxAgent:
             emit(Event("end", result.text, result.as_dict()))
         return result
 
-    def _teller(self, on_event: Emit | None) -> Emit:
-        """Who hears of events."""
-        listeners: list[Emit] = [self._journal.take] if self._journal else []
+    def _make_emitter(self, on_event: Emit | None) -> Emit:
+        """Return a function that passes an event to the journal and to ``on_event``."""
+        listeners: list[Emit] = [self._journal.record_event] if self._journal else []
         listeners += [on_event] if on_event else []
 
         def emit(event: Event) -> None:
@@ -148,23 +156,23 @@ class SandboxAgent:
 
         return emit
 
-    async def _finish(
+    async def _wait_for_result(
         self, running: asyncio.Task[AgentResult], timeout: float | None, loop: Loop
     ) -> AgentResult:
         try:
             done, _ = await asyncio.wait([running], timeout=timeout)
         except asyncio.CancelledError:
-            await _end(running)
+            await _cancel_and_wait(running)
             raise
         if not done:
-            await _end(running)
-            return loop.result("timeout", f"It is not done after {timeout:g} seconds")
-        if running.cancelled() and self._cancel_asked:
-            return loop.result("cancelled", "It was cancelled")
+            await _cancel_and_wait(running)
+            return loop.make_result("timeout", f"The task was not done after {timeout:g} seconds")
+        if running.cancelled() and self._is_cancel_requested:
+            return loop.make_result("cancelled", "The task was cancelled")
         return running.result()
 
     async def stream(self, task: str, *, timeout: float | None = None) -> AsyncIterator[Event]:
-        """The events of run(), as they happen. Leaving early cancels the task."""
+        """Run a task and yield its events as they happen. Leaving early cancels the task."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         emit: Emit = queue.put_nowait
         work = asyncio.create_task(self.run(task, timeout=timeout, on_event=emit))
@@ -174,18 +182,18 @@ class SandboxAgent:
                 yield event
             work.result()
         finally:
-            await _end(work)
+            await _cancel_and_wait(work)
 
     def cancel(self) -> None:
         """End the task that runs; run() then returns with the status ``cancelled``."""
         if self._running is not None:
-            self._cancel_asked = True
+            self._is_cancel_requested = True
             self._running.cancel()
 
     async def execute_code(self, script: str | Path, timeout: float | None = None) -> CommandResult:
-        """Run a script in the agent's sandbox, without asking a model: code, or a Path of the
-        host, which is copied in first. Raises as Sandbox.run_code does."""
-        sandbox = await self._hands.ready() or await self.client.sandbox()
+        """Run a script in the agent's sandbox, without the model. ``script`` is code, or a Path on
+        the host, which is copied in first. Raises the errors of Sandbox.run_code."""
+        sandbox = await self._tool_runner.prepare_sandbox() or await self.client.sandbox()
         seconds = PythonExecute(self.client).seconds_for(sandbox, timeout)
         if isinstance(script, str):
             return await sandbox.run_code(script, timeout=seconds)
@@ -195,7 +203,8 @@ class SandboxAgent:
     # MCP servers
 
     async def connect(self) -> None:
-        """Connect the MCP servers that are not yet. Raises SandboxError that names the one."""
+        """Connect the MCP servers that are not connected yet. Raises SandboxError that names the
+        server that failed."""
         for name, spec in self._servers.items():
             if name not in self._connections:
                 await self._connect(name, spec)
@@ -207,7 +216,7 @@ class SandboxAgent:
         use_stdio: bool = False,
         stdio_args: Sequence[str] = (),
     ) -> None:
-        """One more server, by address, or by command with ``use_stdio``."""
+        """Connect one more server, by address, or by command with ``use_stdio``."""
         spec: ServerSpec = (
             {"command": server_url, "args": list(stdio_args)} if use_stdio else {"url": server_url}
         )
@@ -221,7 +230,7 @@ class SandboxAgent:
             self.tools.add(tool)
 
     async def disconnect_mcp_server(self, server_id: str = "") -> None:
-        """One server, or all."""
+        """Disconnect one server, or all."""
         for name in [server_id] if server_id else list(self._connections):
             connection = self._connections.pop(name, None)
             if connection is not None:
@@ -232,7 +241,7 @@ class SandboxAgent:
     # The end
 
     async def cleanup(self) -> None:
-        """Remove the sandbox and let go of everything. Idempotent."""
+        """Remove the sandbox and release everything. Calling it again is harmless."""
         self.cancel()
         try:
             await self.disconnect_mcp_server()
@@ -261,7 +270,7 @@ class SandboxAgent:
 SandboxManus = SandboxAgent
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel it, and wait until what it had started is stopped."""
+async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait until what it started is stopped."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

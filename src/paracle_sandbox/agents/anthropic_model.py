@@ -1,4 +1,4 @@
-"""Models behind the messages API of Anthropic."""
+"""Calls models through the messages API of Anthropic."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 from ..tools import Tool
 from .conversation import Message, Reply, Usage
-from .sdk_model import Heard, SdkModel
+from .sdk_model import ReplyReader, SdkModel
 
-# The API wants a number; agents that write files need a large one.
+# The API demands a limit, and agents that write files need a large one.
 MAX_TOKENS = 16_384
 
 
 class AnthropicModel(SdkModel):
+    """A model behind the messages API of Anthropic."""
+
     sdk, client, error = "anthropic", "AsyncAnthropic", "AnthropicError"
 
     def __init__(
@@ -29,30 +31,34 @@ class AnthropicModel(SdkModel):
     ) -> None:
         options: dict[str, Any] = {"max_tokens": max_tokens or MAX_TOKENS}
         if temperature is not None:
-            # Not every model takes it, and the SDK has no word for it any more.
+            # Not every model takes a temperature, and the SDK has no parameter for it any more.
             options["extra_body"] = {"temperature": temperature}
         super().__init__(name, connection, options, stream=stream)
 
-    def request(
+    def make_request(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> dict[str, Any]:
         given = {"tools": [tool.to_anthropic() for tool in tools]} if tools else {}
-        said = {"model": self.name, "system": system, "messages": translated(messages)}
-        return {**said, "stream": self._stream, **self._options, **given}
+        request = {
+            "model": self.name,
+            "system": system,
+            "messages": to_anthropic_messages(messages),
+        }
+        return {**request, "stream": self._stream, **self._options, **given}
 
-    async def ask(self, request: dict[str, Any]) -> Any:
+    async def send(self, request: dict[str, Any]) -> Any:
         return await self._client.messages.create(**request)
 
-    def heard(self) -> Heard:
-        return _Heard()
+    def make_reader(self) -> ReplyReader:
+        return _AnthropicReplyReader()
 
 
 @dataclass
-class _Heard(Heard):
+class _AnthropicReplyReader(ReplyReader):
     input_tokens: int = 0
     output_tokens: int = 0
 
-    def take(self, event: Any) -> str:
+    def read_event(self, event: Any) -> str:
         if event.type == "message_start":
             usage = event.message.usage
             self.input_tokens = usage.input_tokens or 0
@@ -70,30 +76,30 @@ class _Heard(Heard):
             self.output_tokens = event.usage.output_tokens or self.output_tokens
         return ""
 
-    def take_whole(self, answer: Any) -> str:
-        said = ""
+    def read_whole(self, answer: Any) -> str:
+        text = ""
         for index, block in enumerate(answer.content):
             if block.type == "text":
-                said += block.text
+                text += block.text
             elif block.type == "tool_use":
                 given = json.dumps(block.input)
                 self.calls[index] = {"id": block.id, "name": block.name, "arguments": given}
         self.finish = answer.stop_reason or ""
         self.input_tokens = answer.usage.input_tokens or 0
         self.output_tokens = answer.usage.output_tokens or 0
-        return said
+        return text
 
     def reply(self) -> Reply:
         usage = Usage(self.input_tokens, self.output_tokens)
-        return Reply(self.text, self.tool_calls(), usage, cut_off=self.finish == "max_tokens")
+        return Reply(self.text, self.to_tool_calls(), usage, cut_off=self.finish == "max_tokens")
 
 
-def translated(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation in Anthropic's words: turns alternate, and tools' answers are the user's."""
+def to_anthropic_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Convert a conversation. In this API turns alternate, and tool results belong to the user."""
     found: list[dict[str, Any]] = []
     for message in messages:
         role = "assistant" if message.role == "assistant" else "user"
-        blocks = _blocks(message)
+        blocks = _to_blocks(message)
         if found and found[-1]["role"] == role:
             found[-1]["content"] += blocks
         elif blocks:
@@ -101,7 +107,7 @@ def translated(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return found
 
 
-def _blocks(message: Message) -> list[dict[str, Any]]:
+def _to_blocks(message: Message) -> list[dict[str, Any]]:
     if message.role == "tool":
         content: list[dict[str, Any]] = [{"type": "text", "text": message.text or "(no output)"}]
         content += [

@@ -1,4 +1,4 @@
-"""A conversation with a model, in no vendor's format."""
+"""The messages of a conversation with a model, independent of any vendor's format."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..tools import Image
 
 @dataclass(frozen=True)
 class ToolCall:
-    """``arguments`` is the JSON text as the model wrote it, which may be broken."""
+    """A call that a model makes. ``arguments`` is JSON text as it wrote it, which may be broken."""
 
     id: str
     name: str
     arguments: str
 
     def as_object(self) -> dict[str, Any]:
-        """The arguments as endpoints take them back: what was broken is explained in the tool's
-        answer, and not every endpoint would bear to see it again."""
+        """Return the arguments as an object, which is empty if they are broken. Endpoints refuse
+        broken arguments in the history; the tool's result says what was wrong with them."""
         try:
             value = json.loads(self.arguments or "{}", strict=False)
         except (ValueError, RecursionError):
@@ -29,7 +29,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens."""
+    """The number of tokens that were used."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -42,7 +42,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn. ``calls`` are the assistant's; the rest below belongs to a tool's answer."""
+    """One turn. Only the assistant has ``calls``; the fields below are of a tool's result."""
 
     role: Literal["user", "assistant", "tool"]
     text: str = ""
@@ -54,7 +54,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said. ``cut_off`` when it ran out of tokens in the middle."""
+    """One reply of a model. ``cut_off`` says that it ended because the tokens ran out."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()

@@ -1,4 +1,4 @@
-"""Agents as files: the built-in ones, and the user's own."""
+"""Reads the definitions of agents from files: the built-in ones and the user's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .front_matter import Value, read_markdown, read_yaml
 
 N = TypeVar("N", int, float)
 SUFFIXES = (".md", ".yaml", ".yml")
-# The names that files of agents use, and those that models see.
+# The names of tools in agent files, and the names that models see.
 TOOL_NAMES = {
     "python": "python_execute",
     "shell": "sandbox_shell",
@@ -22,13 +22,13 @@ TOOL_NAMES = {
     "vision": "sandbox_vision",
     "browser": "sandbox_browser",
 }
-# Few sandboxes have a browser: an agent has it only if its file says so.
+# Few sandboxes have a browser: an agent has that tool only if its file says so.
 TOOLS = tuple(name for name in TOOL_NAMES if name != "browser")
 
 
 @dataclass(frozen=True)
 class AgentDefinition:
-    """Who an agent is. None leaves it to the flags and defaults."""
+    """The definition of an agent. A field that is None is left to flags and defaults."""
 
     name: str
     description: str
@@ -44,25 +44,25 @@ class AgentDefinition:
 
 
 def known_agents(folder: Path | None = None) -> dict[str, AgentDefinition]:
-    """All of them by name; the user's own win over the built-in. Left out are those whose file
-    cannot be read: see broken_agents()."""
-    own, broken = _own(folder)
-    found = {agent.name: agent for agent in _built_in() if agent.name not in broken}
+    """Return all agents by name. The user's own replace built-in ones of the same name. Agents
+    whose file cannot be read are left out; find_broken_agents() returns them."""
+    own, broken = _read_own_agents(folder)
+    found = {agent.name: agent for agent in _read_built_in_agents() if agent.name not in broken}
     return {**found, **own}
 
 
-def broken_agents(folder: Path | None = None) -> dict[str, SandboxError]:
-    """The user's files that cannot be read as agents, by name without suffix: what is wrong."""
-    return _own(folder)[1]
+def find_broken_agents(folder: Path | None = None) -> dict[str, SandboxError]:
+    """Return what is wrong with each of the user's files that cannot be read, by its stem."""
+    return _read_own_agents(folder)[1]
 
 
 def find_agent(name: str, folder: Path | None = None) -> AgentDefinition:
-    """By name, or by the path of its file. Raises SandboxError that names the known ones, or what
-    is wrong with the file of this one; the files of others do not matter."""
+    """Return an agent by name, or by the path of its file. Raises SandboxError that names the
+    known agents, or says what is wrong with this agent's file."""
     path = Path(name)
     if path.suffix in SUFFIXES and path.is_file():
         return read_agent(path)
-    agents, broken = known_agents(folder), broken_agents(folder)
+    agents, broken = known_agents(folder), find_broken_agents(folder)
     if name in agents:
         return agents[name]
     if name in broken:
@@ -74,8 +74,10 @@ def find_agent(name: str, folder: Path | None = None) -> AgentDefinition:
     )
 
 
-def _own(folder: Path | None) -> tuple[dict[str, AgentDefinition], dict[str, SandboxError]]:
-    """The user's own, and what is wrong with the files that are none."""
+def _read_own_agents(
+    folder: Path | None,
+) -> tuple[dict[str, AgentDefinition], dict[str, SandboxError]]:
+    """Return the user's agents, and what is wrong with the files that cannot be read."""
     found: dict[str, AgentDefinition] = {}
     broken: dict[str, SandboxError] = {}
     if folder is None or not folder.is_dir():
@@ -92,6 +94,7 @@ def _own(folder: Path | None) -> tuple[dict[str, AgentDefinition], dict[str, San
 
 
 def read_agent(path: Path) -> AgentDefinition:
+    """Read the file of one agent. Raises SandboxError that names the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -100,20 +103,20 @@ def read_agent(path: Path) -> AgentDefinition:
 
 
 def parse_agent(text: str, name: str, source: str, *, markdown: bool) -> AgentDefinition:
-    """Raises SandboxError that names the file and what is wrong with it."""
+    """Parse a definition. Raises SandboxError that names the file and what is wrong with it."""
     keys: dict[str, Value]
     if markdown:
         keys, body = read_markdown(text, source)
     else:
         keys = read_yaml(text, source)
-        body = _text(keys.pop("instructions", keys.pop("prompt", "")), "instructions", source)
+        body = _check_text(keys.pop("instructions", keys.pop("prompt", "")), "instructions", source)
     if not body.strip():
         raise SandboxError(f"{source}: an agent needs instructions")
     unknown = set(keys) - {*_NUMBERS, "name", "description", "provider", "model", "tools", "price"}
     if unknown:
         raise SandboxError(f"{source}: an agent has no key {sorted(unknown)[0]!r}")
     texts = {
-        key: _text(keys[key], key, source)
+        key: _check_text(keys[key], key, source)
         for key in ("name", "description", "provider", "model")
         if key in keys
     }
@@ -124,11 +127,11 @@ def parse_agent(text: str, name: str, source: str, *, markdown: bool) -> AgentDe
         source=source,
         provider=texts.get("provider"),
         model=texts.get("model"),
-        tools=_tools(keys.get("tools"), source),
-        price=parse_price(_text(keys["price"], "price", source)) if "price" in keys else None,
-        max_steps=_number(keys, "max_steps", source, int),
-        max_tokens=_number(keys, "max_tokens", source, int),
-        temperature=_number(keys, "temperature", source, float),
+        tools=_check_tools(keys.get("tools"), source),
+        price=parse_price(_check_text(keys["price"], "price", source)) if "price" in keys else None,
+        max_steps=_parse_number(keys, "max_steps", source, int),
+        max_tokens=_parse_number(keys, "max_tokens", source, int),
+        temperature=_parse_number(keys, "temperature", source, float),
     )
 
 
@@ -136,7 +139,7 @@ _NUMBERS = ("max_steps", "max_tokens", "temperature")
 
 
 def parse_price(text: str) -> tuple[float, float]:
-    """``3/15``: dollars per million tokens in, and out."""
+    """Parse a price such as ``3/15``: dollars per million tokens in, and out."""
     inward, _, outward = text.partition("/")
     try:
         price = float(inward), float(outward)
@@ -149,13 +152,13 @@ def parse_price(text: str) -> tuple[float, float]:
     return price
 
 
-def _text(value: Value, key: str, source: str) -> str:
+def _check_text(value: Value, key: str, source: str) -> str:
     if not isinstance(value, str):
         raise SandboxError(f"{source}: {key} must be a text")
     return value
 
 
-def _tools(value: Value | None, source: str) -> tuple[str, ...]:
+def _check_tools(value: Value | None, source: str) -> tuple[str, ...]:
     if value is None:
         return TOOLS
     names = [value] if isinstance(value, str) else value
@@ -167,16 +170,18 @@ def _tools(value: Value | None, source: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _number(keys: dict[str, Value], key: str, source: str, kind: Callable[[str], N]) -> N | None:
+def _parse_number(
+    keys: dict[str, Value], key: str, source: str, kind: Callable[[str], N]
+) -> N | None:
     if key not in keys:
         return None
     try:
-        return kind(_text(keys[key], key, source))
+        return kind(_check_text(keys[key], key, source))
     except ValueError:
         raise SandboxError(f"{source}: {key} must be a number, not {keys[key]!r}") from None
 
 
-def _built_in() -> Iterator[AgentDefinition]:
+def _read_built_in_agents() -> Iterator[AgentDefinition]:
     folder = files(__package__).joinpath("builtin")
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".md"):

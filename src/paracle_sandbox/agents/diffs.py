@@ -1,7 +1,8 @@
-"""Diffs of what a program may have written so that comparing it never ends.
+"""Makes diffs in bounded time, also of files that were written to make a comparison endless.
 
-difflib takes time with the square of the lines, and more, where the same few come again and again.
-What it is going to look at can be told beforehand, for each step: so many of these, and no more.
+difflib takes quadratic time, and more, where the same few lines occur again and again. The number
+of comparisons of a step is known before the step: they are counted, and the diff is given up when
+there are too many.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import difflib
 from itertools import accumulate
 
 _MOST_BYTES = 1 << 20
-# About a second. Ten thousand lines with hundreds of changes take a tenth of that.
+# It takes about a second. Ten thousand lines with hundreds of changes take a tenth of that.
 _MOST_LOOKS = 5_000_000
 
 
 class _TooCostly(Exception):
-    """It would take too long."""
+    """The comparison would take too long."""
 
 
-def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str | None:
-    """As ``patch`` and ``git apply`` take it; None where there is no text, or too much of it."""
+def make_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str | None:
+    """Return a diff that ``patch`` and ``git apply`` take, or None for binary or large files."""
     if b"\0" in old + new or len(old) + len(new) > _MOST_BYTES:
         return None
-    before, after = _lines(old), _lines(new)
+    before, after = _split_lines(old), _split_lines(new)
     try:
-        _Counting(before, after).get_matching_blocks()
+        _CountingMatcher(before, after).get_matching_blocks()
     except _TooCostly:
         return None
     return "".join(
@@ -33,12 +34,12 @@ def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str | 
     )
 
 
-class _Counting(difflib.SequenceMatcher[str]):
-    """Compares, as long as it does not take too many looks."""
+class _CountingMatcher(difflib.SequenceMatcher[str]):
+    """Compares lines, and raises _TooCostly before it makes too many comparisons."""
 
     def __init__(self, before: list[str], after: list[str]) -> None:
         super().__init__(None, before, after)
-        # Each line is compared with all equal ones of the other side, wherever they are.
+        # Each line is compared with all equal lines of the other file.
         equal: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]
         looks = (1 + len(equal.get(line, ())) for line in before)
         self._looks_until = list(accumulate(looks, initial=0))
@@ -54,7 +55,7 @@ class _Counting(difflib.SequenceMatcher[str]):
         return super().find_longest_match(alo, ahi, blo, bhi)
 
 
-def _lines(content: bytes) -> list[str]:
-    """Cut at line feeds only, as programs that read diffs do."""
+def _split_lines(content: bytes) -> list[str]:
+    """Split at line feeds only, as programs that read diffs do."""
     *whole, rest = content.decode("utf-8", "replace").split("\n")
     return [f"{line}\n" for line in whole] + ([rest] if rest else [])

@@ -1,4 +1,4 @@
-"""What an agent tells while it works, and what it has to say at the end."""
+"""The events of an agent that works on a task, and the result at the end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Status = Literal[
 
 @dataclass(frozen=True)
 class Event:
-    """``step`` and its number; ``text`` as the model writes it; ``tool_call`` and
-    ``tool_result`` with name and arguments; ``tool_output`` as a program prints; ``notice`` when
-    something out of the ordinary happened; ``end`` with the status."""
+    """Something that happened. ``step`` has its number; ``text`` is what the model writes;
+    ``tool_call`` and ``tool_result`` have name and arguments; ``tool_output`` is what a program
+    prints; ``notice`` describes something unusual; ``end`` has the status."""
 
     kind: Kind
     text: str = ""
@@ -27,7 +27,7 @@ class Event:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """How a task ended. ``cost`` is in dollars, when the price of the model is known."""
+    """The result of a task. ``cost`` is in dollars, or None if the model's price is unknown."""
 
     status: Status
     text: str

@@ -1,4 +1,4 @@
-"""Reading the user's files without a sandbox: what ``safe`` mode has instead of tools."""
+"""Reads the user's files without a sandbox. This is the only tool of an agent in ``safe`` mode."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import ClassVar
 
 from ..tools import Tool, ToolResult
 from ..tools.arguments import ArgumentFault
-from ..tools.result import failed, shortened
+from ..tools.result import make_failure, shorten
 from ..tools.tool import schema, text
-from .workspace_sync import Project
+from .workspace_sync import WorkspaceSync
 
 MAX_READ = 1 << 20
 
 
 class HostFilesTool(Tool):
-    """Lists and reads the files that were given, and nothing else. It changes and runs nothing."""
+    """Lists and reads the files that the user gave. It changes and runs nothing."""
 
     name = "read_files"
     description = "List the files that the user gave, or read one. Nothing can be run or changed."
@@ -28,7 +28,7 @@ class HostFilesTool(Tool):
     )
     aliases: ClassVar = {"path": "file_path", "filename": "file_path"}
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: WorkspaceSync) -> None:
         self._files = project.sources
 
     async def run(self, action: str, file_path: str = "") -> ToolResult:
@@ -37,19 +37,19 @@ class HostFilesTool(Tool):
         if file_path not in self._files:
             raise ArgumentFault(f"{file_path!r} was not given; list_files shows what was.")
         try:
-            content = await asyncio.to_thread(_read, self._files[file_path])
+            content = await asyncio.to_thread(_read_text, self._files[file_path])
         except OSError as error:
-            return failed(f"{file_path} cannot be read: {error.strerror}")
-        return ToolResult(shortened(content) or "(the file is empty)")
+            return make_failure(f"{file_path} cannot be read: {error.strerror}")
+        return ToolResult(shorten(content) or "(the file is empty)")
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(MAX_READ).decode("utf-8", "replace")
 
 
-def given_files(tools: Sequence[str]) -> str:
-    """What an agent in safe mode is told."""
+def describe_safe_mode(tools: Sequence[str]) -> str:
+    """Return what is added to the instructions of an agent in safe mode."""
     wanted = ", ".join(tools)
     return (
         f"\n\nNo sandbox is available, so the tools {wanted} are not: you can read the files that "

@@ -1,5 +1,5 @@
-"""What an agent did, in the audit log: its tasks, every tool call with its outcome, and what its
-sandbox tried that it may not."""
+"""Writes what an agent did to the audit log: its tasks, every tool call with its outcome, and the
+security events of its sandbox."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any
 
 from ..audit import security_events as audit
 from ..audit.log import AuditLog, AuditQueue
-from ..own_directory import make_trusted_directory
+from ..host.own_directory import make_trusted_directory
 from ..settings import Settings
 from .events import Event
 
 _MAX_ARGUMENTS = 1000
 
 
-def log_path(settings: Settings) -> Path:
-    """The log of the agents that ``paracle agents run`` runs."""
+def get_log_path(settings: Settings) -> Path:
+    """Return the path of the log of ``paracle agents run``."""
     return Path(settings.data_dir) / "agents" / "audit.jsonl"
 
 
-def agents_log(settings: Settings) -> AuditLog:
-    """That log, to write to. Raises SandboxError for a directory that others can write to."""
-    path = log_path(settings)
+def open_agents_log(settings: Settings) -> AuditLog:
+    """Open that log to write to it. Raises SandboxError if others can write to its directory."""
+    path = get_log_path(settings)
     make_trusted_directory(str(path.parent), "PARACLE_DATA_DIR")
     return AuditLog(path)
 
 
 class AgentJournal:
-    """Writes down the events of one agent. ``sandbox_id`` tells its sandbox of the moment."""
+    """Records the events of one agent. ``sandbox_id`` returns the id of its current sandbox."""
 
     def __init__(self, log: AuditLog, agent: str, sandbox_id: Callable[[], str | None]) -> None:
         self._log = log
@@ -44,7 +44,8 @@ class AgentJournal:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Write from a thread: the event loop waits for no disk. All is written at the end."""
+        """Write from a thread, so that the event loop never waits for a disk. All lines are written
+        when the block ends."""
         self._queue = queue = AuditQueue(self._log)
         try:
             yield
@@ -54,21 +55,22 @@ class AgentJournal:
 
     @contextmanager
     def task(self, text: str) -> Iterator[None]:
-        """While a task runs, what its sandbox tries is written down as well."""
+        """Record a task, and the security events of its sandbox while it runs."""
         self._record("task", text=text)
-        handler = _Handler(self._security_event)
+        handler = _Handler(self._record_security_event)
         audit.LOGGER.addHandler(handler)
         try:
             yield
         except BaseException as error:
-            # No event says so any more.
+            # There will be no event for this end.
             cancelled = isinstance(error, asyncio.CancelledError)
             self._record("end", status="cancelled" if cancelled else "error", error=repr(error))
             raise
         finally:
             audit.LOGGER.removeHandler(handler)
 
-    def take(self, event: Event) -> None:
+    def record_event(self, event: Event) -> None:
+        """Record one event of the agent, if it belongs in the log."""
         if event.kind == "tool_call":
             self._arguments[event.data["id"]] = event.data["arguments"][:_MAX_ARGUMENTS]
         elif event.kind == "tool_result":
@@ -81,14 +83,14 @@ class AgentJournal:
         elif event.kind == "notice":
             self._record("notice", text=event.text)
         elif event.kind == "end":
-            kept = ("status", "steps", "input_tokens", "output_tokens", "cost", "error")
-            self._record("end", **{key: event.data[key] for key in kept})
+            fields = ("status", "steps", "input_tokens", "output_tokens", "cost", "error")
+            self._record("end", **{key: event.data[key] for key in fields})
 
     def _record(self, event: str, **fields: object) -> None:
         write = (self._queue or self._log).record
         write(event, agent=self._agent, sandbox_id=self._sandbox_id(), **fields)
 
-    def _security_event(self, record: logging.LogRecord) -> None:
+    def _record_security_event(self, record: logging.LogRecord) -> None:
         found = vars(record)
         if found.get("sandbox_id") == self._sandbox_id():
             self._record("security", kind=found.get("event"), details=found.get("details"))
@@ -105,7 +107,7 @@ class _Handler(logging.Handler):
 
 @dataclass
 class Summary:
-    """One agent in figures."""
+    """One agent in figures. ``blocked`` counts calls that older versions refused to run."""
 
     tasks: int = 0
     tool_calls: int = 0
@@ -131,8 +133,8 @@ class Summary:
         self.last = max(self.last, str(line.get("time", "")))
 
 
-def summarised(lines: Iterable[dict[str, Any]]) -> dict[str, Summary]:
-    """By agent."""
+def summarise(lines: Iterable[dict[str, Any]]) -> dict[str, Summary]:
+    """Return a summary for each agent in the lines of a log."""
     found: dict[str, Summary] = {}
     for line in lines:
         if "agent" in line:

@@ -1,8 +1,8 @@
-"""The loop of an agent: ask the model, do what it asks for, tell it, until it is done.
+"""The loop of an agent: request a reply, run its tool calls, send the results, until it is done.
 
-It also ends when the steps or the money are used up, when the model does the same thing over and
-over, or when its programs run into the limits of the sandbox again and again. Nothing else that a
-tool does ends it: that is told to the model.
+The loop also ends when the steps or the money are used up, when the model repeats itself, or when
+its programs meet the limits of the sandbox too often. All other failures of tools are results that
+the model gets.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..tools import Toolbox, ToolResult
-from ..tools.result import failed
+from ..tools.result import make_failure
 from .conversation import Message, Reply, ToolCall, Usage
 from .events import AgentResult, Event, Status
 from .model import Model, ModelBrokeOff, ModelError
 
 logger = logging.getLogger(__name__)
 
-# The same calls with the same answers, this often in a row: a hint, then the end.
+# After this many equal rounds in a row (same calls, same results) comes a hint, and then the end.
 HINT_AFTER = 3
 STOP_AFTER = 6
 _MAX_EMPTY = 2
-# How often a model is asked that breaks off in the middle of its answer.
+# A request is sent this often if the model breaks off in the middle of its reply.
 ATTEMPTS = 3
-# Of a token, on a cautious average.
-LETTERS = 3
+# A cautious average, for endpoints that do not count tokens.
+CHARACTERS_PER_TOKEN = 3
 
-# What a person is told of an end that says little by its name.
-WHY: dict[Status, str] = {
+# Explains a status whose name says little.
+END_REASONS: dict[Status, str] = {
     "cost_limit": "The money is used up",
     "loop": "The model did the same thing over and over",
     "killed": "Its programs ran into the limits of the sandbox again and again",
@@ -38,21 +38,24 @@ WHY: dict[Status, str] = {
 }
 
 Emit = Callable[[Event], None]
-# True allows a call, False does not; a text does not either, and says why.
+# Decides on a call: True allows it, False refuses it, and a text refuses it with that reason.
 Approve = Callable[[ToolCall], Awaitable[bool | str]]
 
 
-class Hands(Protocol):
-    """Where tool calls are done."""
+class ToolRunner(Protocol):
+    """Runs the tool calls of a loop."""
 
-    async def call(self, call: ToolCall, emit: Emit) -> ToolResult: ...
+    async def call(self, call: ToolCall, emit: Emit) -> ToolResult:
+        """Run a call. Output that comes meanwhile goes to ``emit``."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """``price`` is dollars per million tokens, in and out; without it cost is not known.
-    ``max_breaches`` is how many programs may be stopped at a limit of the sandbox (memory, disk,
-    processes, output) before the agent is stopped, and its sandbox removed."""
+    """The limits of one task.
+
+    ``price`` is dollars per million tokens, in and out; without it the cost is unknown.
+    ``max_breaches`` programs may be stopped at a limit of the sandbox (memory, disk, processes,
+    output); then the agent is stopped and its sandbox removed."""
 
     max_steps: int = 20
     max_cost: float | None = None
@@ -66,6 +69,7 @@ class Limits:
             raise ValueError("max_cost needs the price of the model: price=(3.0, 15.0)")
 
     def cost(self, usage: Usage) -> float | None:
+        """Return the cost in dollars, or None if the price is unknown."""
         if self.price is None:
             return None
         inward, outward = self.price
@@ -73,14 +77,14 @@ class Limits:
 
 
 class Loop:
-    """One task from beginning to end."""
+    """Works on one task from beginning to end."""
 
     def __init__(
         self,
         model: Model,
         system: str,
         tools: Toolbox,
-        hands: Hands,
+        tool_runner: ToolRunner,
         limits: Limits,
         emit: Emit,
         approve: Approve | None = None,
@@ -88,7 +92,7 @@ class Loop:
         self._model = model
         self._system = system
         self._tools = tools
-        self._hands = hands
+        self._tool_runner = tool_runner
         self._limits = limits
         self._emit = emit
         self._approve = approve
@@ -100,29 +104,31 @@ class Loop:
         self._repeated = 0
         self._empty = 0
         self._breaches = 0
-        self._guessing = False
+        self._is_estimating = False
 
     async def run(self, task: str) -> AgentResult:
+        """Work on the task until it is done or a limit ends it."""
         self.messages.append(Message("user", task))
         while self.steps < self._limits.max_steps:
             self.steps += 1
             self._emit(Event("step", data={"number": self.steps}))
             try:
-                reply = await self._ask()
+                reply = await self._request_reply()
             except ModelError as error:
                 logger.warning("%s", error)
-                return self.result("error", str(error))
-            end = await self._act(reply)
+                return self.make_result("error", str(error))
+            end = await self._handle_reply(reply)
             if end is not None:
-                return self.result(end, WHY.get(end))
-        return self.result("step_limit", f"It is not done after {self.steps} steps")
+                return self.make_result(end, END_REASONS.get(end))
+        return self.make_result("step_limit", f"The task was not done after {self.steps} steps")
 
-    def result(self, status: Status, error: str | None = None) -> AgentResult:
+    def make_result(self, status: Status, error: str | None = None) -> AgentResult:
+        """Return a result with the text, steps, usage and cost so far."""
         return AgentResult(
             status, self._last_text, self.steps, self.usage, self._limits.cost(self.usage), error
         )
 
-    async def _ask(self) -> Reply:
+    async def _request_reply(self) -> Reply:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = await self._model.reply(
@@ -135,29 +141,29 @@ class Loop:
             except ModelBrokeOff as error:
                 if attempt == ATTEMPTS:
                     raise
-                self._emit(Event("notice", f"{error}. It is asked again."))
-        self.usage += reply.usage if reply.usage != Usage() else self._estimated(reply)
+                self._emit(Event("notice", f"{error}. The model is asked again."))
+        self.usage += reply.usage if reply.usage != Usage() else self._estimate_usage(reply)
         self._last_text = reply.text or self._last_text
         return reply
 
-    def _estimated(self, reply: Reply) -> Usage:
-        """For endpoints that do not say what was used: rather too much than too little."""
-        if self._limits.price is not None and not self._guessing:
-            self._guessing = True
+    def _estimate_usage(self, reply: Reply) -> Usage:
+        """Estimate the tokens, rather too high than too low, if the endpoint counts none."""
+        if self._limits.price is not None and not self._is_estimating:
+            self._is_estimating = True
             self._emit(Event("notice", "The endpoint does not count tokens; cost is estimated."))
         sent = len(self._system) + sum(
             len(m.text) + sum(len(c.arguments) for c in m.calls) for m in self.messages
         )
-        said = len(reply.text) + sum(len(call.arguments) for call in reply.calls)
-        return Usage(sent // LETTERS + 1, said // LETTERS + 1)
+        received = len(reply.text) + sum(len(call.arguments) for call in reply.calls)
+        return Usage(sent // CHARACTERS_PER_TOKEN + 1, received // CHARACTERS_PER_TOKEN + 1)
 
-    async def _act(self, reply: Reply) -> Status | None:
-        """What follows from a reply; how the task ends, if it does."""
+    async def _handle_reply(self, reply: Reply) -> Status | None:
+        """Act on a reply. Returns the status if the task ends with it, otherwise None."""
         cost, most = self._limits.cost(self.usage), self._limits.max_cost
         if cost is not None and most is not None and cost > most:
             return "cost_limit"
         self.messages.append(Message("assistant", reply.text, reply.calls))
-        end = await self._do_all(reply.calls) if reply.calls else None
+        end = await self._do_calls(reply.calls) if reply.calls else None
         if reply.cut_off and end is None:
             self.messages.append(Message("user", "You were cut off. Go on, in smaller parts."))
         if reply.cut_off or reply.calls:
@@ -172,25 +178,25 @@ class Loop:
             return None
         return "done"
 
-    async def _do_all(self, calls: Sequence[ToolCall]) -> Status | None:
+    async def _do_calls(self, calls: Sequence[ToolCall]) -> Status | None:
         results = []
         for call in calls:
-            results.append(await self._do(call))
+            results.append(await self._do_call(call))
             self._breaches += results[-1].data.get("kind") == "limit"
             if self._breaches == self._limits.max_breaches:
                 return "killed"
-        return self._judge(calls, results)
+        return self._check_repetition(calls, results)
 
-    async def _do(self, call: ToolCall) -> ToolResult:
+    async def _do_call(self, call: ToolCall) -> ToolResult:
         self._emit(
             Event("tool_call", data={"id": call.id, "name": call.name, "arguments": call.arguments})
         )
         allowed = True if self._approve is None else await self._approve(call)
         if allowed is True:
-            result = await self._hands.call(call, self._emit)
+            result = await self._tool_runner.call(call, self._emit)
         else:
             reason = f" They say: {allowed}" if allowed else ""
-            result = failed(
+            result = make_failure(
                 f"The user did not allow this call.{reason} Do something else, or explain why it "
                 "is needed.",
                 error_type="denied",
@@ -209,8 +215,10 @@ class Loop:
         )  # fmt: skip
         return result
 
-    def _judge(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Status | None:
-        """Whether the model goes round in circles."""
+    def _check_repetition(
+        self, calls: Sequence[ToolCall], results: Sequence[ToolResult]
+    ) -> Status | None:
+        """Return ``loop`` if the model has repeated itself too often. A hint comes before."""
         this = ([(c.name, c.arguments) for c in calls], [r.text for r in results])
         self._repeated = self._repeated + 1 if this == self._last_round else 1
         self._last_round = this

@@ -1,8 +1,8 @@
-"""MCP servers as further tools of an agent. They run where the user put them: on the host, or
-behind an address; only what they are asked comes from the model.
+"""Gives an agent the tools of MCP servers.
 
-Each connection lives in a task of its own, because the SDK wants to be left in the task that
-entered it.
+A server runs where the user put it: on the host, or behind an address. The model decides only which
+tools are called, and with which arguments. Each connection lives in a task of its own, because the
+SDK has to be left in the task that entered it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 from ..errors import SandboxError
 from ..tools import Image, Tool, ToolResult
 from ..tools.arguments import parse_arguments
-from ..tools.result import failed, shortened
+from ..tools.result import make_failure, shorten
 from .model import INSTALL
 
 MAX_NAME = 64
@@ -28,7 +28,7 @@ _CALL_SECONDS = 300.0
 
 
 class ServerSpec(TypedDict, total=False):
-    """One entry of ``mcpServers``: a command with its arguments, or an address with headers."""
+    """One entry of ``mcpServers``: a command with arguments, or an address with headers."""
 
     type: str
     url: str
@@ -39,7 +39,8 @@ class ServerSpec(TypedDict, total=False):
 
 
 def read_servers(source: Mapping[str, ServerSpec] | str | Path | None) -> dict[str, ServerSpec]:
-    """The servers of an mcp.json, or given directly. Raises SandboxError when it cannot be read."""
+    """Read the servers from an mcp.json, or return those given. Raises SandboxError that names
+    the file if it is invalid."""
     if source is None:
         return {}
     if isinstance(source, Mapping):
@@ -57,13 +58,13 @@ def read_servers(source: Mapping[str, ServerSpec] | str | Path | None) -> dict[s
     return servers
 
 
-def tool_name(server: str, tool: str) -> str:
-    """``mcp_<server>_<tool>``, with nothing in it that an endpoint refuses."""
+def make_tool_name(server: str, tool: str) -> str:
+    """Return ``mcp_<server>_<tool>``, without characters that endpoints refuse."""
     return re.sub(r"_+", "_", re.sub(r"[^a-zA-Z0-9_-]", "_", f"mcp_{server}_{tool}"))[:MAX_NAME]
 
 
 class McpConnection:
-    """One server, from open() to close()."""
+    """The connection to one server, from open() to close()."""
 
     def __init__(self, name: str, spec: ServerSpec) -> None:
         self.name = name
@@ -73,9 +74,9 @@ class McpConnection:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Raises SandboxError when the server cannot be reached."""
+        """Connect and list the tools. Raises SandboxError when the server cannot be reached."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(ready))
+        self._task = asyncio.create_task(self._run(ready))
         try:
             await asyncio.wait_for(asyncio.shield(ready), _CONNECT_SECONDS)
         except BaseException:
@@ -87,12 +88,12 @@ class McpConnection:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _live(self, ready: asyncio.Future[None]) -> None:
+    async def _run(self, ready: asyncio.Future[None]) -> None:
         try:
             from mcp import Client
 
             async with AsyncExitStack() as stack:
-                target = await _target(self._spec, stack)
+                target = await _make_target(self._spec, stack)
                 client = await stack.enter_async_context(Client(target))
                 listed = (await client.list_tools()).tools
                 self.tools = [McpTool(self.name, tool, client) for tool in listed]
@@ -101,18 +102,20 @@ class McpConnection:
                 await self._close.wait()
         except ImportError as error:
             problem = f"MCP servers need a package that is not installed ({error.name}): {INSTALL}"
-            _fail(ready, problem)
-        except Exception as error:  # noqa: BLE001  groups of whatever the transport raises
-            _fail(ready, f"The MCP server {self.name!r} cannot be used: {_reason(error)}")
+            _report_failure(ready, problem)
+        except Exception as error:  # noqa: BLE001  the transport raises groups of anything
+            _report_failure(
+                ready, f"The MCP server {self.name!r} cannot be used: {_find_cause(error)}"
+            )
 
 
-def _fail(ready: asyncio.Future[None], problem: str) -> None:
+def _report_failure(ready: asyncio.Future[None], problem: str) -> None:
     if not ready.done():
         ready.set_exception(SandboxError(problem))
 
 
-async def _target(spec: ServerSpec, stack: AsyncExitStack) -> Any:
-    """What the SDK's client connects to; what has to be closed afterwards goes on the stack."""
+async def _make_target(spec: ServerSpec, stack: AsyncExitStack) -> Any:
+    """Return what the SDK's client connects to. What has to be closed goes on the stack."""
     headers = spec.get("headers")
     if "command" in spec:
         from mcp import StdioServerParameters
@@ -134,25 +137,25 @@ async def _target(spec: ServerSpec, stack: AsyncExitStack) -> Any:
     return streamable_http_client(spec["url"], http_client=http)
 
 
-def _reason(error: BaseException) -> str:
-    """The first real cause in nested groups."""
+def _find_cause(error: BaseException) -> str:
+    """Return the first real cause in nested groups of exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__
 
 
 class McpTool(Tool):
-    """One tool of a server, under a name that tells whose it is."""
+    """One tool of a server. Its name begins with the name of the server."""
 
     def __init__(self, server: str, tool: Any, client: Any) -> None:
-        self.name = tool_name(server, tool.name)
+        self.name = make_tool_name(server, tool.name)
         self.description = tool.description or tool.name
         self.parameters = tool.input_schema
         self._remote_name: str = tool.name
         self._client = client
 
     def checked(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-        # The server knows what it takes.
+        # The server checks its own arguments.
         return parse_arguments(arguments)
 
     async def run(self, *args: Any, **arguments: Any) -> ToolResult:
@@ -161,12 +164,12 @@ class McpTool(Tool):
                 self._remote_name, arguments, read_timeout_seconds=_CALL_SECONDS
             )
         except Exception as error:  # noqa: BLE001  the server's fault, whatever it is
-            return failed(f"The tool failed: {_reason(error)}")
+            return make_failure(f"The tool failed: {_find_cause(error)}")
         texts = [part.text for part in result.content if part.type == "text"]
         images = tuple(
             Image(base64.b64decode(part.data), part.mime_type)
             for part in result.content
             if part.type == "image"
         )
-        text = shortened("\n".join(texts)) or "(no output)"
+        text = shorten("\n".join(texts)) or "(no output)"
         return ToolResult(text, bool(result.is_error), images)

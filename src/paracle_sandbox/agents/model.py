@@ -1,4 +1,4 @@
-"""What a model is to an agent: something that is asked, and answers."""
+"""The interface of a model, as an agent uses it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ OnText = Callable[[str], None]
 
 
 class ModelError(SandboxError):
-    """The model could not be asked; the message says why and what to do."""
+    """There was no reply from the model. The message says why and what to do."""
 
 
 class ModelBrokeOff(ModelError):
-    """It had begun to answer; asked again, it may answer to the end."""
+    """The model broke off in the middle of a reply. A second request may succeed."""
 
 
 class Model(Protocol):
-    """Something that answers. Implement it to use a model that no SDK here speaks to."""
+    """A model that replies to messages. Implement it to use a model of your own."""
 
     name: str
 
     async def reply(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool], on_text: OnText
     ) -> Reply:
-        """The next turn; text goes to ``on_text`` as it comes. Raises ModelError."""
+        """Return the next turn. Its text goes to ``on_text`` as it comes. Raises ModelError."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Release connections."""
 
 
-def missing_sdk(error: ImportError) -> ModelError:
+def make_missing_sdk_error(error: ImportError) -> ModelError:
+    """Return the error that says how to install a missing SDK."""
     return ModelError(f"Agents need a package that is not installed ({error.name}): {INSTALL}")

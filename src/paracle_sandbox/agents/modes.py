@@ -1,14 +1,13 @@
-"""What an agent may do: the modes, and what each of them means for its configuration."""
+"""The modes of agents, and the configuration that each stands for."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TypedDict, cast
 
-from ..backends.catalog import examine, taken
+from ..backends.registry import examine, resolve_name
 from ..config import SandboxConfig
-from ..executor import SandboxExecutor
-from ..job import Inputs
+from ..executor import Inputs, SandboxExecutor
 from ..results import JobResult
 from ..settings import Settings
 
@@ -17,7 +16,8 @@ FALLBACK = "⚠️  Sandbox mode not available, falling back to safe mode"
 
 
 class RunConfig(TypedDict):
-    """``sandbox``: tools run, in a sandbox. ``on_host``: the user named the host instead."""
+    """The permissions of a run. ``sandbox`` lets tools run in a sandbox; ``on_host`` says that the
+    user chose the host instead."""
 
     mode: str
     sandbox: bool
@@ -26,8 +26,8 @@ class RunConfig(TypedDict):
     on_host: bool
 
 
-def run_config(mode: str, *, on_host: bool = False) -> RunConfig:
-    """The configuration that a mode stands for."""
+def make_run_config(mode: str, *, on_host: bool = False) -> RunConfig:
+    """Return the configuration that a mode stands for."""
     return {
         "mode": mode,
         "sandbox": mode != "safe" and not on_host,
@@ -37,10 +37,10 @@ def run_config(mode: str, *, on_host: bool = False) -> RunConfig:
     }
 
 
-async def sandbox_problem(backend: str | None, settings: Settings) -> str | None:
-    """Why the backend that will be used makes no sandbox; None when it made one. No other backend
-    is asked: one that works is of no use to a run that does not take it."""
-    [report] = await examine(taken(backend, settings), settings)
+async def find_sandbox_problem(backend: str | None, settings: Settings) -> str | None:
+    """Return why the backend of this run cannot make a sandbox, or None if it can. Only that
+    backend is examined: no other is used if it fails."""
+    [report] = await examine(resolve_name(backend, settings, quiet=True), settings)
     if report.available:
         return None
     return f"{report.backend}: {report.detail or 'not available'}"
@@ -53,8 +53,8 @@ async def execute_for(
     sandbox_config: SandboxConfig | None = None,
     backend: str | None = None,
 ) -> JobResult:
-    """Code of an agent, where its configuration says: in a sandbox of its own. Without one it is
-    not run at all: the host is no place for it. Without ``sandbox_config`` the settings hold."""
+    """Run code of an agent in a sandbox of its own. If the configuration allows no sandbox, the
+    code is not run: it never runs on the host. Without ``sandbox_config`` the settings apply."""
     if not config.get("sandbox"):
         await asyncio.sleep(0)
         return {

@@ -1,4 +1,4 @@
-"""Models by provider: which SDK speaks to it, where it is, and which key it wants."""
+"""Makes models by provider: which SDK it needs, which address it has, and which key it takes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .model import Model, ModelError
 
 @dataclass(frozen=True)
 class Options:
-    """How to ask. None leaves it to the endpoint; the keys, to the SDK's own environment. Without
-    ``stream`` an answer comes whole: for endpoints that cannot stream."""
+    """Options of requests. None leaves a value to the endpoint, and a key to the variables that
+    the SDK reads. Without ``stream`` a reply comes whole, for endpoints that cannot stream."""
 
     temperature: float | None = None
     max_tokens: int | None = None
@@ -25,7 +25,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Provider:
-    """``key`` is the field of the settings with its key, where the SDK does not look itself."""
+    """A provider of models. ``key`` is the setting with its key, if the SDK does not read one."""
 
     default_model: str | None = None
     sdk: str = "openai"
@@ -45,8 +45,8 @@ PROVIDERS = {
 }
 
 
-def provider_of(model: str | None, provider: str | None) -> str:
-    """The provider that was named, else the one that a model's name gives away, else openai."""
+def choose_provider(model: str | None, provider: str | None) -> str:
+    """Return the given provider, or the one that the model's name implies, or openai."""
     if provider is not None:
         if provider not in PROVIDERS:
             raise ModelError(
@@ -65,13 +65,13 @@ def make_model(
     options: Options | None = None,
     settings: Settings | None = None,
 ) -> Model:
-    """A model by name. Raises ModelError for an unknown provider, or when its SDK is missing."""
+    """Make a model by name. Raises ModelError for an unknown provider or a missing SDK or key."""
     options = options or Options()
-    chosen = provider_of(model, provider)
+    chosen = choose_provider(model, provider)
     entry = PROVIDERS[chosen]
     name = model or entry.default_model
     if name is None:
-        raise ModelError(f"Name a model of {chosen}.")
+        raise ModelError(f"No model is named. Name a model of {chosen}.")
     key, base_url = options.api_key, options.base_url or entry.base_url
     if key is None and entry.key is not None:
         setting = getattr(settings or load_settings(), entry.key)
@@ -80,17 +80,17 @@ def make_model(
             raise ModelError(f"{chosen} needs a key: set {variable}.")
         key = setting
     if key is None and chosen == "ollama":
-        key = "ollama"  # it wants none, but the SDK does
+        key = "ollama"  # Ollama needs no key, but the SDK does
     connection = {"base_url": base_url, "api_key": key, "timeout": options.timeout_seconds,
                   "max_retries": options.max_retries}  # fmt: skip
-    wishes: dict[str, Any] = {
+    request_options: dict[str, Any] = {
         "temperature": options.temperature, "max_tokens": options.max_tokens,
         "stream": options.stream,
     }  # fmt: skip
     if entry.sdk == "anthropic":
         from .anthropic_model import AnthropicModel
 
-        return AnthropicModel(name, connection, **wishes)
+        return AnthropicModel(name, connection, **request_options)
     from .openai_model import OpenAIModel
 
-    return OpenAIModel(name, connection, **wishes, new_token_name=chosen == "openai")
+    return OpenAIModel(name, connection, **request_options, new_token_name=chosen == "openai")

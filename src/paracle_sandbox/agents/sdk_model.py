@@ -1,5 +1,4 @@
-"""What models behind vendors' SDKs share: how they are asked, for a stream or for a whole answer,
-and how that fails."""
+"""Calls models through vendors' SDKs: it sends requests, reads streams and translates errors."""
 
 from __future__ import annotations
 
@@ -11,29 +10,31 @@ from typing import Any, ClassVar
 
 from ..tools import Tool
 from .conversation import Message, Reply, ToolCall
-from .model import ModelBrokeOff, ModelError, OnText, missing_sdk
+from .model import ModelBrokeOff, ModelError, OnText, make_missing_sdk_error
 
 
 @dataclass
-class Heard(ABC):
-    """A reply as it comes, in pieces or whole."""
+class ReplyReader(ABC):
+    """Collects a reply that comes in pieces or whole."""
 
     text: str = ""
     calls: dict[int, dict[str, str]] = field(default_factory=dict)
     finish: str = ""
 
     @abstractmethod
-    def take(self, piece: Any) -> str:
-        """One piece of the stream; the text in it, for whoever listens."""
+    def read_event(self, piece: Any) -> str:
+        """Take in one piece of a stream and return the text in it."""
 
     @abstractmethod
-    def take_whole(self, answer: Any) -> str:
-        """An answer that was not streamed; the text in it."""
+    def read_whole(self, answer: Any) -> str:
+        """Take in a reply that was not streamed and return the text in it."""
 
     @abstractmethod
-    def reply(self) -> Reply: ...
+    def reply(self) -> Reply:
+        """Return the whole reply."""
 
-    def tool_calls(self) -> tuple[ToolCall, ...]:
+    def to_tool_calls(self) -> tuple[ToolCall, ...]:
+        """Return the calls in the order in which they began."""
         return tuple(
             ToolCall(call["id"] or f"call_{index}", call["name"], call["arguments"])
             for index, call in sorted(self.calls.items())
@@ -41,9 +42,11 @@ class Heard(ABC):
 
 
 class SdkModel(ABC):
-    """``sdk`` is the module of a vendor, ``client`` and ``error`` are classes in it. ``connection``
-    is what its client is made with, ``options`` what goes into each request. Without ``stream``
-    answers are asked for whole: not every endpoint can do otherwise."""
+    """A model that a vendor's SDK calls.
+
+    ``sdk`` is the module of the vendor, ``client`` and ``error`` are classes in it. ``connection``
+    are the arguments of the client, and ``options`` go into each request. Without ``stream``
+    replies come whole, for endpoints that cannot stream."""
 
     sdk: ClassVar[str]
     client: ClassVar[str]
@@ -55,7 +58,7 @@ class SdkModel(ABC):
         try:
             module = importlib.import_module(self.sdk)
         except ImportError as error:
-            raise missing_sdk(error) from None
+            raise make_missing_sdk_error(error) from None
         self.name = name
         self._options = options
         self._stream = stream
@@ -63,71 +66,73 @@ class SdkModel(ABC):
         try:
             self._client = getattr(module, self.client)(**connection)
         except self._error as error:
-            raise ModelError(f"The model cannot be asked: {error}") from None
+            raise ModelError(f"The client of the model cannot be made: {error}") from None
 
     @abstractmethod
-    def request(
+    def make_request(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> dict[str, Any]:
-        """What the endpoint is sent, in its own words."""
+        """Return the request in the format of the endpoint."""
 
     @abstractmethod
-    async def ask(self, request: dict[str, Any]) -> Any:
-        """The stream of an answer, or all of it."""
+    async def send(self, request: dict[str, Any]) -> Any:
+        """Send a request and return the stream of its response, or the whole response."""
 
     @abstractmethod
-    def heard(self) -> Heard:
-        """Takes the answer in."""
+    def make_reader(self) -> ReplyReader:
+        """Return a reader for one reply."""
 
     async def reply(
         self, system: str, messages: Sequence[Message], tools: Sequence[Tool], on_text: OnText
     ) -> Reply:
-        heard = self.heard()
-        answer = await self._answer(self.request(system, messages, tools))
+        reader = self.make_reader()
+        answer = await self._send(self.make_request(system, messages, tools))
         if not self._stream:
-            self._take_whole(answer, heard, on_text)
-            return heard.reply()
+            self._read_whole(answer, reader, on_text)
+            return reader.reply()
         try:
-            await self._listen(answer, heard, on_text)
+            await self._read_stream(answer, reader, on_text)
         finally:
             await answer.close()
-        return heard.reply()
+        return reader.reply()
 
-    async def _answer(self, request: dict[str, Any]) -> Any:
+    async def _send(self, request: dict[str, Any]) -> Any:
         try:
-            return await self.ask(request)
+            return await self.send(request)
         except self._error as error:
             raise ModelError(f"The model {self.name} did not answer: {error}") from error
-        except TypeError as error:  # how an SDK says that it has no key
-            raise ModelError(f"The model {self.name} cannot be asked: {error}") from error
-        except ValueError as error:  # what came is no JSON, and was not streamed
-            raise ModelBrokeOff(f"The model {self.name} answered no JSON: {error}") from error
-
-    def _take_whole(self, answer: Any, heard: Heard, on_text: OnText) -> None:
-        try:
-            heard.text = heard.take_whole(answer)
-        except (AttributeError, TypeError) as error:  # the SDKs pass on any other shape as it came
+        except TypeError as error:  # an SDK raises it when it has no key
+            raise ModelError(f"No request can be sent to the model {self.name}: {error}") from error
+        except ValueError as error:  # the response is not JSON, and was not streamed
             raise ModelBrokeOff(
-                f"The model {self.name} gave no answer of its API: {str(answer)[:200]!r}"
+                f"The response of the model {self.name} is not JSON: {error}"
             ) from error
-        if heard.text:
-            on_text(heard.text)
 
-    async def _listen(self, stream: Any, heard: Heard, on_text: OnText) -> None:
+    def _read_whole(self, answer: Any, reader: ReplyReader, on_text: OnText) -> None:
+        try:
+            reader.text = reader.read_whole(answer)
+        except (AttributeError, TypeError) as error:  # the SDKs pass on an unknown shape as it is
+            raise ModelBrokeOff(
+                f"The response of the model {self.name} does not fit its API: {str(answer)[:200]!r}"
+            ) from error
+        if reader.text:
+            on_text(reader.text)
+
+    async def _read_stream(self, stream: Any, reader: ReplyReader, on_text: OnText) -> None:
         pieces = aiter(stream)
         while True:
             try:
-                said = heard.take(await anext(pieces))
+                text = reader.read_event(await anext(pieces))
             except StopAsyncIteration:
                 return
-            except Exception as error:  # the SDKs pass on whatever their transport raises
+            except Exception as error:  # the SDKs pass on what their transport raises
                 reason = str(error) or type(error).__name__
                 raise ModelBrokeOff(
                     f"The model {self.name} broke off in the middle: {reason}"
                 ) from error
-            heard.text += said
-            if said:
-                on_text(said)
+            reader.text += text
+            if text:
+                on_text(text)
 
     async def close(self) -> None:
         await self._client.close()

@@ -1,9 +1,9 @@
-"""The user's files on their way into a sandbox and back.
+"""Copies the user's files into a sandbox, and the changes back.
 
-Going in they are copied: the user's own are never touched by the agent. Coming back, what changed
-is shown first and written only when asked for, and then never outside of the folder, through a
-link, or into what tools run or trust by themselves (.git, hidden files, repositories): code that a
-model wrote would run on the host from there.
+The agent works on copies and never touches the user's files. Changes are shown first and written
+only on request. They are never written outside of the folder, through a link, or into files that
+tools run or trust by themselves (.git, hidden files, repositories): from there, code that a model
+wrote would run on the host.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from ..errors import SandboxError
-from ..sandbox.files import in_thread
+from ..sandbox.host_copy import in_thread
 from ..sandbox.sandbox import Sandbox
-from .diffs import unified_diff
+from .diffs import make_diff
 
-# Neither copied in nor ever written back.
+# These are neither copied in nor written back.
 LEFT_OUT = frozenset([
     ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".tox", ".nox", ".idea", ".vscode", ".direnv", ".envrc",
 ])  # fmt: skip
-# Hidden files that no tool runs or takes orders from. All others may: .claude, .cargo, .husky,
-# .devcontainer, .github/workflows, .mcp.json, .exrc, .npmrc and whatever comes next.
+# Hidden files that no tool runs or obeys. All others may be: .claude, .cargo, .husky,
+# .devcontainer, .github/workflows, .mcp.json, .exrc, .npmrc and those of future tools.
 _HARMLESS = frozenset([
     ".gitignore", ".gitkeep", ".keep", ".dockerignore", ".npmignore", ".eslintignore",
     ".prettierignore", ".editorconfig", ".nojekyll",
 ])  # fmt: skip
-# Files that are not hidden, and that interpreters and editors run or take orders from when a folder
-# is merely opened: tests are collected, environments are looked for.
-_RUN_UNASKED = frozenset(["conftest.py", "pyvenv.cfg", "sitecustomize.py", "usercustomize.py"])
-_RUN_UNASKED_ENDS = (".pth", ".code-workspace")
-# What makes a folder a repository to git, which runs what its configuration names: with "commondir"
-# the rest, and the configuration, are in a folder that this file names. As disks that ignore case
-# would have it.
+# Files that are not hidden, and that interpreters and editors run or obey when a folder is merely
+# opened: they collect tests and look for environments.
+_AUTORUN_NAMES = frozenset(["conftest.py", "pyvenv.cfg", "sitecustomize.py", "usercustomize.py"])
+_AUTORUN_ENDINGS = (".pth", ".code-workspace")
+# Files that make a folder a repository to git, which runs commands that its configuration names.
+# The file "commondir" names the folder of the configuration. Names are compared in lower case,
+# for disks that ignore case.
 _REPOSITORIES = ({"head", "objects", "refs"}, {"head", "commondir"})
 MAX_FILES = 20_000
 MAX_BYTES = 512 << 20
@@ -48,7 +48,7 @@ MAX_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Change:
-    """One file that is not as it was. ``problem`` says why it will not be written back."""
+    """One file that has changed. ``problem`` says why it will not be written back."""
 
     path: str
     kind: Literal["added", "changed", "removed"]
@@ -60,47 +60,47 @@ class Change:
 
     @property
     def shown(self) -> str:
-        """The path in one line, whatever letters a program has put into it."""
+        """The path as printable text in one line, whatever a program has put into it."""
         return self.path if self.path.isprintable() else ascii(self.path)
 
     def diff(self) -> str:
-        """As ``patch`` and ``git apply`` take it, where it is text that can be compared in a
-        second or so; else the sizes. For a thread, where a loop runs."""
+        """Return a diff that ``patch`` and ``git apply`` take, or the sizes if the file is binary
+        or takes too long to compare. Call it from a thread: it may take a second."""
         title = f"{self.kind} {self.shown}" + (f" ({self.problem})" if self.problem else "")
         old, new = self.before or b"", self.after or b""
-        shown = unified_diff(
+        text = make_diff(
             old,
             new,
             "/dev/null" if self.before is None else f"a/{self.shown}",
             "/dev/null" if self.after is None else f"b/{self.shown}",
         )
-        if shown is None:
+        if text is None:
             return f"{title}: {len(old)} -> {len(new)} bytes\n"
         if self.mode_changed:
-            shown = f"{self.shown}: {'now' if self.executable else 'no longer'} executable\n{shown}"
-        return shown if not self.problem else f"# {title}\n{shown}"
+            text = f"{self.shown}: {'now' if self.executable else 'no longer'} executable\n{text}"
+        return text if not self.problem else f"# {title}\n{text}"
 
 
-class Project:
-    """The files that were given: ``sources`` are their paths on the host, by path inside.
+class WorkspaceSync:
+    """The files that the user gave. ``sources`` maps paths inside to paths on the host.
 
-    They are copied aside once, when a sandbox first needs them: what changed is told by that, not
-    by what the user's files have become meanwhile. close() removes the copy."""
+    They are copied once, when a sandbox first needs them. Changes are found by comparison with that
+    copy and not with the user's files, which may change meanwhile. close() removes the copy."""
 
     def __init__(self, folder: Path | None, sources: dict[str, Path]) -> None:
         self.folder = folder
         self.sources = sources
-        self._aside: Path | None = None
+        self._copy: Path | None = None
 
     @classmethod
-    def gather(cls, folder: Path | None, files: Sequence[Path] = ()) -> Project:
-        """Raises SandboxError when something is missing or far too much."""
+    def gather(cls, folder: Path | None, files: Sequence[Path] = ()) -> WorkspaceSync:
+        """Collect the files. Raises SandboxError when one is missing or there are too many."""
         sources: dict[str, Path] = {}
         if folder is not None:
             if not folder.is_dir():
                 raise SandboxError(f"There is no folder {folder}")
-            # One more than there may be is enough to know: a folder may be a whole disk.
-            sources.update(islice(_files_below(folder.resolve()), MAX_FILES + 1))
+            # Stop at one file too many: a folder may be a whole disk.
+            sources.update(islice(_list_files(folder.resolve()), MAX_FILES + 1))
         for file in files:
             if not file.is_file():
                 raise SandboxError(f"There is no file {file}")
@@ -119,12 +119,12 @@ class Project:
         return cls(None if folder is None else folder.resolve(), sources)
 
     async def copy_in(self, sandbox: Sandbox) -> None:
-        """Every file, as it was at the first time. Raises SandboxError."""
-        if self._aside is None:
-            self._aside = await in_thread(self._copy_aside)
-        await sandbox.copy_to(self._aside, sandbox.config.working_dir)
+        """Copy every file into a sandbox, as it was at the first call. Raises SandboxError."""
+        if self._copy is None:
+            self._copy = await in_thread(self._copy_sources)
+        await sandbox.copy_to(self._copy, sandbox.config.working_dir)
 
-    def _copy_aside(self) -> Path:
+    def _copy_sources(self) -> Path:
         directory = Path(tempfile.mkdtemp(prefix="paracle-"))
         try:
             for inside, source in self.sources.items():
@@ -138,13 +138,14 @@ class Project:
         return directory
 
     def close(self) -> None:
-        aside, self._aside = self._aside, None
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+        """Remove the copy."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            shutil.rmtree(copy, ignore_errors=True)
 
     async def changes(self, sandbox: Sandbox) -> list[Change]:
-        """What is not as it was given, by path; nothing if it never went in."""
-        if self._aside is None:
+        """Return the changes, sorted by path. There are none if no sandbox got the files."""
+        if self._copy is None:
             return []
         directory = tempfile.mkdtemp(prefix="paracle-")
         try:
@@ -155,77 +156,77 @@ class Project:
             await in_thread(shutil.rmtree, directory, True)
 
     def _compare(self, after: Path) -> list[Change]:
-        # Links do not come out, so nothing here leads elsewhere.
-        found = dict(_files_below(after))
-        repositories = _repositories_below(after)
+        # Links are not copied out, so that no path here leads elsewhere.
+        found = dict(_list_files(after))
+        repositories = _find_repositories(after)
         return [
             change
             for inside in sorted({*self.sources, *found})
-            if (change := self._change(inside, found.get(inside), repositories)) is not None
+            if (change := self._compare_file(inside, found.get(inside), repositories)) is not None
         ]
 
-    def _change(
+    def _compare_file(
         self, inside: str, after: Path | None, repositories: Sequence[str] = ()
     ) -> Change | None:
-        assert self._aside is not None
-        old = (self._aside / inside).read_bytes() if inside in self.sources else None
+        assert self._copy is not None
+        old = (self._copy / inside).read_bytes() if inside in self.sources else None
         new = None if after is None else after.read_bytes()
         executable = after is not None and bool(after.stat().st_mode & 0o100)
         mode_changed = False
         if old is not None and new is not None:
-            mode_changed = executable != bool((self._aside / inside).stat().st_mode & 0o100)
+            mode_changed = executable != bool((self._copy / inside).stat().st_mode & 0o100)
         if old == new and not mode_changed:
             return None
         kind: Literal["added", "changed", "removed"] = (
             "added" if old is None else "removed" if new is None else "changed"
         )
-        problem = self._problem(inside)
+        problem = self._find_problem(inside)
         if not problem and any(
             folder == "." or inside.startswith(f"{folder}/") for folder in repositories
         ):
             problem = "git would take its folder for a repository: not written back"
         return Change(inside, kind, old, new, executable, problem, mode_changed)
 
-    def target(self, inside: str) -> Path | None:
-        """Where a file goes on the host; None for a new one without a folder."""
+    def find_target(self, inside: str) -> Path | None:
+        """Return the path of a file on the host, or None for a new file if no folder was given."""
         if inside in self.sources:
             return self.sources[inside]
         return None if self.folder is None else self.folder / inside
 
-    def _problem(self, inside: str) -> str:
-        target = self.target(inside)
+    def _find_problem(self, inside: str) -> str:
+        target = self.find_target(inside)
         if target is None:
             return "new, and no folder was given: not written back"
         if self.folder is None or not target.is_relative_to(self.folder):
-            return ""  # the user named this very file
+            return ""  # the user gave this very file
         if not inside.isprintable():
             return "its name holds control characters: not written back"
-        if hidden := _runs_by_itself(inside):
+        if hidden := _find_autorun_part(inside):
             return (
                 f"tools may run what is in {hidden} by themselves: not written back. If you want "
                 "it, take it from the diff"
             )
-        place = self.folder
+        parent = self.folder
         for part in PurePosixPath(inside).parts:
-            place /= part
-            if place.is_symlink():
-                return f"{place} is a link: not written back"
+            parent /= part
+            if parent.is_symlink():
+                return f"{parent} is a link: not written back"
         if inside not in self.sources and target.exists():
             return f"{target} is there already: not written back"
         return ""
 
     async def apply(self, changes: Sequence[Change]) -> list[str]:
-        """Write the changes to the user's files; what was not written, and why. A file that the
-        user changed meanwhile is left alone. When one cannot be written, none is."""
+        """Write the changes to the user's files, and return what was not written and why. A file
+        that the user has changed meanwhile is left alone. If one cannot be written, none is."""
         return await in_thread(self._apply, changes)
 
     def _apply(self, changes: Sequence[Change]) -> list[str]:
         problems, wanted = [], []
         for change in changes:
-            problem = change.problem or self._problem(change.path)
-            target = self.target(change.path)
+            problem = change.problem or self._find_problem(change.path)
+            target = self.find_target(change.path)
             if not problem and target is not None:
-                problem = _changed_meanwhile(target, change)
+                problem = _find_conflict(target, change)
             if problem:
                 problems.append(f"{change.shown}: {problem}")
             elif target is not None:
@@ -238,12 +239,12 @@ class Project:
         return problems
 
 
-def _runs_by_itself(inside: str) -> str:
-    """The part of a path for which a tool may run or obey it without being asked to: a hidden one,
-    or a name that some tools look for."""
+def _find_autorun_part(inside: str) -> str:
+    """Return the part of a path for which a tool may run or obey it by itself: a hidden part, or a
+    name that tools look for. It is empty if there is none."""
     parts = PurePosixPath(inside).parts
-    name = parts[-1].lower()  # as disks that ignore case would have it
-    if name in _RUN_UNASKED or name.endswith(_RUN_UNASKED_ENDS):
+    name = parts[-1].lower()  # for disks that ignore case
+    if name in _AUTORUN_NAMES or name.endswith(_AUTORUN_ENDINGS):
         return parts[-1]
     hidden = [part for part in parts if part.startswith(".")]
     if not hidden or (len(hidden) == 1 and parts[-1] in _HARMLESS):
@@ -251,7 +252,7 @@ def _runs_by_itself(inside: str) -> str:
     return hidden[0]
 
 
-def _repositories_below(folder: Path) -> list[str]:
+def _find_repositories(folder: Path) -> list[str]:
     found = []
     for directory, names, files in os.walk(folder):
         there = {name.lower() for name in (*names, *files)}
@@ -260,7 +261,7 @@ def _repositories_below(folder: Path) -> list[str]:
     return found
 
 
-def _changed_meanwhile(target: Path, change: Change) -> str:
+def _find_conflict(target: Path, change: Change) -> str:
     if target.is_symlink():
         return "it is a link now: not written back"
     try:
@@ -271,14 +272,14 @@ def _changed_meanwhile(target: Path, change: Change) -> str:
 
 
 def _write_all(wanted: Sequence[tuple[Path, Change]]) -> None:
-    """All of them or none. First every new content is written beside its place, which is where a
-    disk that is full or a folder that may not be written is met; then they are renamed."""
+    """Write all changes or none. First every content is written to a draft beside its target, which
+    is where a full disk or a read-only folder shows. Then the drafts are renamed."""
     drafts: list[Path | None] = []
     made: list[Path] = []
     done: list[tuple[Path, Change, int]] = []
     try:
         for target, change in wanted:
-            drafts.append(None if change.after is None else _draft(target, change, made))
+            drafts.append(None if change.after is None else _write_draft(target, change, made))
         for (target, change), draft in zip(wanted, drafts, strict=True):
             mode = target.stat().st_mode & 0o777 if change.before is not None else 0
             if draft is None:
@@ -297,15 +298,15 @@ def _write_all(wanted: Sequence[tuple[Path, Change]]) -> None:
         raise
 
 
-def _draft(target: Path, change: Change, made: list[Path]) -> Path:
+def _write_draft(target: Path, change: Change, made: list[Path]) -> Path:
     _make_parents(target.parent, made)
     mode = 0o644 if change.before is None else target.stat().st_mode & 0o777
     if change.before is None or change.mode_changed:
         mode = mode | 0o111 if change.executable else mode & ~0o111
-    return _written_beside(target, change.after or b"", mode)
+    return _write_beside(target, change.after or b"", mode)
 
 
-def _written_beside(target: Path, content: bytes, mode: int) -> Path:
+def _write_beside(target: Path, content: bytes, mode: int) -> Path:
     descriptor, name = tempfile.mkstemp(prefix=".paracle-", dir=target.parent)
     draft = Path(name)
     try:
@@ -326,18 +327,18 @@ def _make_parents(folder: Path, made: list[Path]) -> None:
 
 
 def _undo(done: Sequence[tuple[Path, Change, int]]) -> None:
-    """What was replaced or removed is put back, as far as that can still be done."""
+    """Restore what was replaced or removed, as far as that is still possible."""
     for target, change, mode in reversed(done):
         with suppress(OSError):
             if change.before is None:
                 target.unlink()
             else:
-                _written_beside(target, change.before, mode).replace(target)
+                _write_beside(target, change.before, mode).replace(target)
 
 
-def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Plain files by their path below the folder, without what is left out. Links are not
-    followed: they may lead to what the user did not give."""
+def _list_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the plain files below a folder, except LEFT_OUT. Links are not followed: they may lead
+    to files that the user did not give."""
     for directory, names, files in os.walk(folder):
         names[:] = [n for n in names if n not in LEFT_OUT]
         for name in files:

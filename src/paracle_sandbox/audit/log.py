@@ -1,26 +1,27 @@
-"""The audit log: who did what, when, and how it ended; append-only and chained by hashes.
+"""The audit log records who did what and how it ended. It is append-only and chained by hashes.
 
-One JSON object a line. Each carries the hash of the line before it and its own, over everything
-else in it: a line that was changed, removed or put in between breaks the chain there, and
-``verify`` says where. Several processes may write; the file lock makes them take turns. A line
-that a crash cut off is taken back by the next writer, which says so in a line of its own.
+Each line is a JSON object. It has the hash of the line before it, and its own hash over everything
+else in it: a line that was changed, removed or inserted breaks the chain there, and ``verify``
+returns where. Several processes may write, one at a time under the lock of the file. A line that a
+crash cut off is removed by the next writer, which records that in a line of its own.
 
-A file that has grown large is set aside under the number of its last line (audit.jsonl becomes
-audit-000000012345.jsonl), and the next line begins a new one: numbers and hashes go on, and
-whoever reads takes all files for one log. Who waited for the lock meanwhile finds that the name
-leads elsewhere, and follows it.
+A file that has grown large is archived under the number of its last line (audit.jsonl becomes
+audit-000000012345.jsonl), and the next line begins a new file. Numbers and hashes continue, and
+readers take all files for one log. A writer that waited for the lock meanwhile notices that the
+name now belongs to another file, and opens that one.
 
-``prune`` removes old lines: the first line then says how many went, and which hash they ended
-with, so that the rest still fits. That line is sealed with a key that lies beside the log, for its
-owner alone: without it anybody who can write to the log could put such a line in the place of its
-beginning. Where the key is not, ``verify`` needs the hash that the removed lines ended with.
+``prune`` removes old lines. The first line then says how many were removed and which hash they
+ended with, so that the rest still fits. That line is sealed with a key in a file beside the log
+that only its owner can read: otherwise any process that can write to the log could replace its
+beginning by such a line. Without the key, ``verify`` needs the hash that the removed lines ended
+with.
 
-Lines that could not be written, as on a full disk, are counted; the next line that can be written
-has one before it that says how many were lost, and of which events.
+Lines that cannot be written, as on a full disk, are counted. Before the next line that can be
+written comes one that says how many were lost, and of which events.
 
-Writing waits for the disk, and for the lock that another process may hold for long. An event loop
-therefore never writes by itself: it gives its lines to an ``AuditQueue``, whose one thread writes
-them in their order.
+Writing waits for the disk, and for the lock, which another process may hold for long. An event loop
+therefore never writes by itself: it passes its lines to an ``AuditQueue``, whose one thread writes
+them in order.
 
 Keep a copy of the last hash elsewhere to notice when the end of the log is cut off.
 """
@@ -43,7 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..platforms import lock_file, open_flags, unlock_file
+from ..host.platforms import lock_file, open_flags, unlock_file
 
 if TYPE_CHECKING:
     import asyncio
@@ -57,16 +58,16 @@ LOST = "lines_lost"
 _MAX_TEXT = 2000
 _TAIL = 64 << 10
 _PAUSE_SECONDS = 0.2
-# Lines that wait for the disk. With the longest texts they take some tens of megabytes.
+# So many lines may wait for the disk. With the longest texts they take tens of megabytes.
 _QUEUE_LINES = 5_000
-# So long an answer waits for the lines that were queued before it, and the end for all of them.
+# A response waits this long for lines that were queued before it, and a shutdown for all.
 WRITE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``broken_at`` is the first line that does not fit, by its place in the log; None when all
-    do. ``file`` is the one that has it. ``removed`` lines before the first were pruned."""
+    """The outcome of ``verify``. ``broken_at`` is the number of the first line that does not fit,
+    or None, and ``file`` the file that it is in. ``removed`` lines before the first were pruned."""
 
     lines: int
     head: str
@@ -78,7 +79,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Line:
-    """What happened, and when; ``fields`` are cut to size, and nobody changes them any more."""
+    """One line to be written. ``fields`` are cut to size, and do not change any more."""
 
     event: str
     time: str
@@ -87,14 +88,15 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Loss:
-    """Lines that found no room in the queue, in the place where they would have been."""
+    """Lines that found no room in the queue. It takes their position in the queue."""
 
     since: str
     events: Counter[str]
 
 
 class AuditLog:
-    """Appends to ``path``. Never raises OSError: who cannot log says so once, loudly."""
+    """Appends lines to ``path``. It never raises OSError: a line that cannot be written is
+    logged as an error and counted."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
@@ -108,7 +110,7 @@ class AuditLog:
         self._number = 0
         self._lost: Counter[str] = Counter()
         self._lost_since = ""
-        self._one_at_a_time = threading.Lock()  # the lock of the file is the whole process's
+        self._process_lock = threading.Lock()  # all threads of a process share the lock of the file
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -116,29 +118,29 @@ class AuditLog:
         self._fd = -1
 
     def record(self, event: str, **fields: object) -> None:
-        """One line. Text is cut to a length that no flood of requests can abuse."""
-        self.write(_Line(event, _now(), _all_bounded(fields)))
+        """Write one line. Texts are cut, so that a flood of requests cannot fill the disk."""
+        self.write(_Line(event, _format_now(), _limit_fields(fields)))
 
     def write(self, line: _Line) -> None:
-        """record() of a line that was made before."""
+        """Write a line that was made before."""
         try:
-            with self._turn():
+            with self._locked():
                 self._append_loss()
                 self._append(line)
-                self._set_aside_when_large()
+                self._archive_when_large()
         except OSError as error:
-            self.lose(Counter((line.event,)), _now())
+            self.lose(Counter((line.event,)), _format_now())
             logger.error("The audit log %s cannot be written: %s", self.path, error)
 
     def lose(self, events: Counter[str], since: str) -> None:
-        """Count lines that nobody will write; the next line has one before it that says so."""
+        """Count lines that will not be written. Before the next line comes one that says so."""
         self.failures += events.total()
         self._lost_since = self._lost_since or since
         self._lost += events
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._one_at_a_time:
+    def _locked(self) -> Iterator[None]:
+        with self._process_lock:
             self._lock()
             try:
                 if os.fstat(self._fd).st_size != self._end:
@@ -154,17 +156,17 @@ class AuditLog:
         self._fd = fd
 
     def _lock(self) -> None:
-        """The lock of the file that has the name now: another may have been set aside."""
+        """Lock the file that has the name now. The one we have open may have been archived."""
         while True:
             lock_file(self._fd)
-            if _leads_to(self.path, self._fd):
+            if _is_same_file(self.path, self._fd):
                 return
             self._end = -1
             self._open()
 
     def _append(self, line: _Line) -> None:
         whole: dict[str, Any] = {"n": self._number + 1, "time": line.time, "event": line.event}
-        digest, data = _sealed({**whole, **line.fields, "previous": self._head})
+        digest, data = _serialize_line({**whole, **line.fields, "previous": self._head})
         written = os.write(self._fd, data)
         if written != len(data):
             os.ftruncate(self._fd, self._end)
@@ -174,68 +176,70 @@ class AuditLog:
         self._number += 1
 
     def _append_loss(self) -> None:
-        """Say what could not be written before, if anything."""
+        """Write how many lines were lost before, if any."""
         if not self._lost:
             return
         fields = {"count": self._lost.total(), "since": self._lost_since, "events": self._lost}
-        self._append(_Line(LOST, _now(), _all_bounded(fields)))
+        self._append(_Line(LOST, _format_now(), _limit_fields(fields)))
         self._lost, self._lost_since = Counter(), ""
 
-    def _set_aside_when_large(self) -> None:
-        """The next line begins a new file. Who waits for the lock of this one finds out."""
+    def _archive_when_large(self) -> None:
+        """Archive the file, so that the next line begins a new one. Writers that wait for the
+        lock of this one notice that."""
         if self._end >= self._max_bytes:
-            os.rename(self.path, _aside(self.path, self._number))
+            os.rename(self.path, _make_archived_path(self.path, self._number))
             self._open()
             self._end = -1
 
     def _catch_up(self) -> None:
-        """Another process has written, or this one has just begun, or the file has."""
+        """Read the end of the file: another process has written, or the file was just opened."""
         size = os.fstat(self._fd).st_size
-        last, torn = _last_line(self._fd, size)
+        last, torn = _read_last_line(self._fd, size)
         self._end = size - len(torn)
         if not last:
-            last = _last_line_before(self.path)
-        found = (_parsed(last) or {}) if last else {}
+            last = _read_last_archived_line(self.path)
+        found = (_parse_line(last) or {}) if last else {}
         is_whole = isinstance(found.get("hash"), str) and isinstance(found.get("n"), int)
         if is_whole:
-            self._head, self._number = _end_of(found)
+            self._head, self._number = _get_end(found)
         if torn:
             os.ftruncate(self._fd, self._end)
         if last and not is_whole:
-            self._go_on_after(last)
+            self._continue_after_damage(last)
         if torn:
-            self._append(_Line("torn_line_removed", _now(), {"bytes": len(torn)}))
+            self._append(_Line("torn_line_removed", _format_now(), {"bytes": len(torn)}))
 
-    def _go_on_after(self, damaged: bytes) -> None:
-        """The last line is none of ours. The log goes on; ``verify`` says where it is broken."""
+    def _continue_after_damage(self, damaged: bytes) -> None:
+        """Continue behind a last line that is not valid. ``verify`` returns that line as broken."""
         numbers = [line["n"] for line in read(self.path) if isinstance(line.get("n"), int)]
         self._number = max(numbers, default=0) + 1
         self._head = hashlib.sha256(damaged).hexdigest()
         logger.error("The audit log %s has a damaged line at its end", self.path)
-        self._append(_Line("damaged_line", _now(), {"bytes": len(damaged)}))
+        self._append(_Line("damaged_line", _format_now(), {"bytes": len(damaged)}))
 
     def prune(self, before: float) -> int:
-        """Remove the lines that are older than ``before``, in seconds since 1970; how many. Those
-        that stay are not touched. Raises OSError."""
-        stamp, header, emptied = _stamp(before), _Header(), []
-        with self._turn():
-            for name in (*_set_aside(self.path), self.path):
+        """Remove the lines that are older than ``before``, in seconds since 1970, and return how
+        many. The other lines do not change. Raises OSError."""
+        stamp, header, emptied = _format_time(before), _Header(), []
+        with self._locked():
+            for name in (*_list_archived_files(self.path), self.path):
                 lines = name.read_bytes().splitlines(keepends=True)
-                kept = header.stand_for(lines, stamp)
+                kept = header.count_removed(lines, stamp)
                 if kept or name == self.path:
                     break
                 emptied.append(name)
             if header.new:
-                _replace(name, header.raw(_make_key(self.path)) + b"".join(kept))
+                _replace(name, header.to_line(_make_key(self.path)) + b"".join(kept))
                 for name in emptied:
                     name.unlink()
         return header.new
 
 
 class AuditQueue:
-    """Writes to ``log`` from one thread, so that who records never waits for the disk. Lines keep
-    their order. One that finds ``room`` lines waiting is counted as lost. What is still queued
-    when the process ends is not written: call ``end`` before."""
+    """Writes to ``log`` from one thread, so that recording a line never waits for the disk.
+
+    Lines keep their order. If ``room`` lines wait already, the next one is counted as lost. Lines
+    that are queued when the process exits are not written: call ``end`` before."""
 
     def __init__(self, log: AuditLog, room: int = _QUEUE_LINES) -> None:
         self.log = log
@@ -245,23 +249,23 @@ class AuditQueue:
         self._queued = self._done = 0
         self._thread: threading.Thread | None = None
         self._ended = False
-        self._until: dict[asyncio.Future[None], int] = {}
+        self._waiters: dict[asyncio.Future[None], int] = {}
 
     @property
     def failures(self) -> int:
-        """Lines that are not in the log, and will not be."""
+        """The number of lines that are not in the log and will not be."""
         with self._changed:
             queued = sum(one.events.total() for one in self._waiting if isinstance(one, _Loss))
         return self.log.failures + queued
 
     @property
     def is_written(self) -> bool:
-        """Whether no line waits."""
+        """Whether no line waits to be written."""
         return self._done == self._queued
 
     def record(self, event: str, **fields: object) -> None:
-        """Queue one line; any thread may. It has the time of this moment."""
-        line = _Line(event, _now(), _all_bounded(fields))
+        """Queue one line, with the present time. Any thread may call this."""
+        line = _Line(event, _format_now(), _limit_fields(fields))
         with self._changed:
             if self._ended or len(self._waiting) >= self._room:
                 self._lose(line)
@@ -282,16 +286,16 @@ class AuditQueue:
         self._waiting.append(_Loss(line.time, Counter((line.event,))))
         self._queued += 1
 
-    async def written(self, timeout: float = WRITE_SECONDS) -> bool:
-        """Wait until all lines that were queued before are written, or counted as lost. False when
-        they still wait after ``timeout`` seconds."""
+    async def wait_until_written(self, timeout: float = WRITE_SECONDS) -> bool:
+        """Wait until all lines that are queued now are written or counted as lost. Returns False if
+        some still wait after ``timeout`` seconds."""
         import asyncio
 
         with self._changed:
             if self._done == self._queued:
                 return True
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._until[future] = self._queued
+            self._waiters[future] = self._queued
         try:
             async with asyncio.timeout(timeout):
                 await future
@@ -300,12 +304,12 @@ class AuditQueue:
             return False
         finally:
             with self._changed:
-                self._until.pop(future, None)
+                self._waiters.pop(future, None)
         return True
 
     def end(self, timeout: float = WRITE_SECONDS) -> bool:
-        """Write what is queued, for at most ``timeout`` seconds; whether all is written, so that
-        the log can be closed. Lines that come later are lost."""
+        """Write what is queued, for at most ``timeout`` seconds. Returns whether all is written, so
+        that the log can be closed. Lines that come later are lost."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -323,7 +327,7 @@ class AuditQueue:
                 self._changed.wait_for(lambda: self._waiting or self._ended)
                 if not self._waiting:
                     return
-                line = self._waiting[0]  # it takes room until it is written
+                line = self._waiting[0]  # it counts as waiting until it is written
                 if isinstance(line, _Loss):
                     self._waiting.popleft()
             try:
@@ -331,7 +335,7 @@ class AuditQueue:
                     self.log.lose(line.events, line.since)
                 else:
                     self.log.write(line)
-            except Exception:  # the lines behind it are still to be written
+            except Exception:  # the lines behind it have to be written all the same
                 logger.exception("A line of the audit log %s cannot be written", self.log.path)
                 if isinstance(line, _Line):
                     self.log.lose(Counter((line.event,)), line.time)
@@ -339,84 +343,86 @@ class AuditQueue:
                 if isinstance(line, _Line):
                     self._waiting.popleft()
                 self._done += 1
-                for future, number in self._until.items():
+                for future, number in self._waiters.items():
                     if number <= self._done:
-                        _wake(future)
+                        _wake_waiter(future)
 
 
-def _wake(future: asyncio.Future[None]) -> None:
-    with suppress(RuntimeError):  # its loop was closed meanwhile
-        future.get_loop().call_soon_threadsafe(_finish, future)
+def _wake_waiter(future: asyncio.Future[None]) -> None:
+    with suppress(RuntimeError):  # the loop was closed meanwhile
+        future.get_loop().call_soon_threadsafe(_finish_future, future)
 
 
-def _finish(future: asyncio.Future[None]) -> None:
+def _finish_future(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
 class _Header:
-    """The line that stands for those that are gone: ``new`` of them now, the others before."""
+    """The first line of a pruned log, which replaces the removed lines. ``new`` of them were
+    removed now, the others before."""
 
     def __init__(self) -> None:
         self.new = 0
         self._before = 0
         self._last: dict[str, Any] = {}
 
-    def stand_for(self, lines: list[bytes], stamp: str) -> list[bytes]:
-        """For those at the beginning that are older; the others."""
-        for place, raw in enumerate(lines):
-            line = _parsed(raw) or {}
+    def count_removed(self, lines: list[bytes], stamp: str) -> list[bytes]:
+        """Count the lines at the beginning that are older than ``stamp``, and return the others."""
+        for index, raw in enumerate(lines):
+            line = _parse_line(raw) or {}
             if line.get("event") == PRUNED:
                 self._before = int(line["removed"])
             elif str(line.get("time", "")) < stamp:
                 self.new += 1
             else:
-                return lines[place:]
+                return lines[index:]
             self._last = line
         return []
 
-    def raw(self, key: bytes) -> bytes:
-        head, number = _end_of(self._last)
-        line = {"n": number, "time": _now(), "event": PRUNED, "previous": FIRST,
+    def to_line(self, key: bytes) -> bytes:
+        """Return the sealed line."""
+        head, number = _get_end(self._last)
+        line = {"n": number, "time": _format_now(), "event": PRUNED, "previous": FIRST,
                 "removed": self._before + self.new, "head": head}  # fmt: skip
-        return _sealed({**line, "seal": _seal(line, key)})[1]
+        return _serialize_line({**line, "seal": _compute_seal(line, key)})[1]
 
 
-def _key_path(path: Path) -> Path:
+def _get_key_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.key")
 
 
 def _find_key(path: Path) -> bytes | None:
-    """The key that this log's first line is sealed with, where it may be read."""
+    """Return the key that seals the first line of this log, or None if it cannot be read."""
     try:
-        return bytes.fromhex(_key_path(path).read_text())
+        return bytes.fromhex(_get_key_path(path).read_text())
     except (OSError, ValueError):
         return None
 
 
 def _make_key(path: Path) -> bytes:
-    """The key, made if there is none. The caller has the lock. Raises OSError."""
+    """Return the key, which is made if there is none. The caller holds the lock. Raises OSError."""
     key = _find_key(path)
     if key is None:
         key = secrets.token_bytes(32)
-        _replace(_key_path(path), key.hex().encode())
+        _replace(_get_key_path(path), key.hex().encode())
     return key
 
 
-def _seal(line: dict[str, Any], key: bytes) -> str:
+def _compute_seal(line: dict[str, Any], key: bytes) -> str:
     bare = {name: value for name, value in line.items() if name not in ("seal", "hash")}
     return hmac.new(key, _canonical(bare).encode(), hashlib.sha256).hexdigest()
 
 
-def _header_fault(path: Path, raw: bytes, after: str) -> str:
-    """Why the first line cannot stand for lines that were removed; empty if it can."""
-    line = _parsed(raw) or {}
+def _check_header(path: Path, raw: bytes, after: str) -> str:
+    """Return why the first line cannot replace lines that were removed, or an empty text."""
+    line = _parse_line(raw) or {}
     if after != FIRST:
         return "" if line.get("head") == after else "other lines than those were removed before it"
     key = _find_key(path)
     if key is None:
         return "lines were removed before it, and neither its key nor their last hash is known here"
-    if not hmac.compare_digest(str(line.get("seal")).encode(), _seal(line, key).encode()):
+    if not hmac.compare_digest(str(line.get("seal")).encode(), _compute_seal(line, key).encode()):
         return "lines were removed before it, but not by paracle: its seal is wrong"
     return ""
 
@@ -429,63 +435,65 @@ def _replace(path: Path, content: bytes) -> None:
     beside.replace(path)
 
 
-def _end_of(line: dict[str, Any]) -> tuple[str, int]:
-    """The hash and the number that the next line goes on from."""
+def _get_end(line: dict[str, Any]) -> tuple[str, int]:
+    """Return the hash and the number that the next line continues."""
     return str(line["head" if line.get("event") == PRUNED else "hash"]), int(line["n"])
 
 
-# Reading: all files of a log are one
+# Reading. All files of a log are read as one.
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that can be read, in order."""
+    """Yield the lines that can be parsed, in order."""
     with ExitStack() as stack:
-        for file in _files(path, stack):
+        for file in _open_files(path, stack):
             for raw in file:
-                line = _parsed(raw)
+                line = _parse_line(raw)
                 if line is not None:
                     yield line
 
 
 def verify(path: Path, after: str = FIRST) -> Verdict:
-    """Whether every line is the one that was written, and none is missing in between. ``after``
-    is the hash of the last line that is kept elsewhere, when the first files are, or of the last
-    that was pruned, when nobody here has the key to tell."""
+    """Check that every line is as it was written, and that none is missing in between.
+
+    ``after`` is the hash of the line before the first one here: the last line of files that are
+    kept elsewhere, or the last pruned line if the key is not here."""
     head, number, count, removed = after, 0, 0, 0
     with ExitStack() as stack:
-        for file in _files(path, stack):
+        for file in _open_files(path, stack):
             for raw in file:
                 reason = ""
                 if not count:
-                    is_pruned = (_parsed(raw) or {}).get("event") == PRUNED
+                    is_pruned = (_parse_line(raw) or {}).get("event") == PRUNED
                     if is_pruned or after != FIRST:
-                        number = _number_before(raw)
+                        number = _get_number_before(raw)
                     if is_pruned:
-                        reason, head = _header_fault(path, raw, after), FIRST
+                        reason, head = _check_header(path, raw, after), FIRST
                 count += 1
-                fault, line = _fault(raw, head, number)
+                fault, line = _check_line(raw, head, number)
                 if reason := fault or reason:
                     return Verdict(count - 1, head, count, reason, os.path.basename(file.name))
                 if line["event"] == PRUNED and isinstance(line.get("removed"), int):
                     removed = line["removed"]
-                head, number = _end_of(line)
+                head, number = _get_end(line)
     return Verdict(count, head, removed=removed)
 
 
 def follow(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that are written from now on, from file to file. Never ends."""
+    """Yield the lines that are written from now on, from file to file. It never ends."""
     file = path.open("rb")
     try:
         file.seek(0, os.SEEK_END)
         held = b""
         while True:
-            is_over = not _leads_to(path, file.fileno())  # asked first: then nobody writes to it
+            # Look before the read: once another file has the name, no process writes to this one.
+            is_archived = not _is_same_file(path, file.fileno())
             held += file.readline()
             if held.endswith(b"\n"):
-                if (line := _parsed(held)) is not None:
+                if (line := _parse_line(held)) is not None:
                     yield line
                 held = b""
-            elif is_over and (following := _next_file(path, file)).exists():
+            elif is_archived and (following := _find_next_file(path, file)).exists():
                 file.close()
                 file = following.open("rb")
             else:
@@ -495,30 +503,31 @@ def follow(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_there(path: Path) -> bool:
-    return path.exists() or (path.parent.is_dir() and bool(_set_aside(path)))
+    """Whether there is such a log: its file, or archived files of it."""
+    return path.exists() or (path.parent.is_dir() and bool(_list_archived_files(path)))
 
 
-def _aside(path: Path, number: int) -> Path:
+def _make_archived_path(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}-{number:012d}{path.suffix}")
 
 
-def _set_aside(path: Path) -> list[Path]:
-    """The earlier files of a log, the first first."""
+def _list_archived_files(path: Path) -> list[Path]:
+    """Return the archived files of a log, oldest first."""
     form = re.compile(re.escape(path.stem) + r"-[0-9]{12}" + re.escape(path.suffix))
     return sorted(one for one in path.parent.iterdir() if form.fullmatch(one.name))
 
 
-def _files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
-    """All files, in order. The newest is opened first: one that is set aside meanwhile is then
-    the same file under another name, and none is missed or read twice."""
+def _open_files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
+    """Yield all files in order. The newest is opened first: if it is archived meanwhile, it is the
+    same file under another name, so that none is missed or read twice."""
     newest: IO[bytes] | None = None
     try:
         newest = stack.enter_context(path.open("rb"))
     except FileNotFoundError:
-        if not _set_aside(path):
+        if not _list_archived_files(path):
             raise
-    for name in _set_aside(path):
-        if newest is not None and _leads_to(name, newest.fileno()):
+    for name in _list_archived_files(path):
+        if newest is not None and _is_same_file(name, newest.fileno()):
             break
         with name.open("rb") as file:
             yield file
@@ -526,22 +535,22 @@ def _files(path: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
         yield newest
 
 
-def _next_file(path: Path, file: IO[bytes]) -> Path:
-    """The one that goes on where this one, which was set aside, ends."""
-    names = [*_set_aside(path), path]
-    here = next((n for n, name in enumerate(names) if _leads_to(name, file.fileno())), -1)
+def _find_next_file(path: Path, file: IO[bytes]) -> Path:
+    """Return the file that continues where this one, which was archived, ends."""
+    names = [*_list_archived_files(path), path]
+    here = next((n for n, name in enumerate(names) if _is_same_file(name, file.fileno())), -1)
     return names[here + 1] if 0 <= here < len(names) - 1 else path
 
 
-def _leads_to(path: Path, fd: int) -> bool:
+def _is_same_file(path: Path, fd: int) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:
         return False
 
 
-def _last_line(fd: int, size: int) -> tuple[bytes, bytes]:
-    """The last whole line, empty if there is none, and what follows it without an end."""
+def _read_last_line(fd: int, size: int) -> tuple[bytes, bytes]:
+    """Return the last whole line, which may be empty, and the bytes of a torn line after it."""
     want = _TAIL
     while True:
         tail = os.pread(fd, want, max(0, size - want))
@@ -551,15 +560,15 @@ def _last_line(fd: int, size: int) -> tuple[bytes, bytes]:
         want *= 4
 
 
-def _last_line_before(path: Path) -> bytes:
-    """The last line of the file before a new one."""
-    for name in reversed(_set_aside(path)):
+def _read_last_archived_line(path: Path) -> bytes:
+    """Return the last line of the newest archived file."""
+    for name in reversed(_list_archived_files(path)):
         with name.open("rb") as file:
-            return _last_line(file.fileno(), os.fstat(file.fileno()).st_size)[0]
+            return _read_last_line(file.fileno(), os.fstat(file.fileno()).st_size)[0]
     return b""
 
 
-def _parsed(raw: bytes) -> dict[str, Any] | None:
+def _parse_line(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError):
@@ -567,13 +576,13 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) else None
 
 
-def _number_before(raw: bytes) -> int:
-    """The number that the line before this one had, by what this one says."""
-    number = (_parsed(raw) or {}).get("n")
+def _get_number_before(raw: bytes) -> int:
+    """Return the number of the line before this one, as this line implies it."""
+    number = (_parse_line(raw) or {}).get("n")
     return number - 1 if isinstance(number, int) else 0
 
 
-def _fault(raw: bytes, head: str, number: int) -> tuple[str, dict[str, Any]]:
+def _check_line(raw: bytes, head: str, number: int) -> tuple[str, dict[str, Any]]:
     try:
         line = json.loads(raw)
         digest = line.pop("hash")
@@ -583,18 +592,18 @@ def _fault(raw: bytes, head: str, number: int) -> tuple[str, dict[str, Any]]:
         return "the line before it was changed or removed", {}
     if line.get("n") != number + 1:
         return "its number does not follow", {}
-    if _hash(line) != digest:
+    if _hash_line(line) != digest:
         return "it was changed", {}
     return "", {**line, "hash": digest}
 
 
-def _hash(line: dict[str, Any]) -> str:
+def _hash_line(line: dict[str, Any]) -> str:
     return hashlib.sha256(_canonical(line).encode()).hexdigest()
 
 
-def _sealed(line: dict[str, Any]) -> tuple[str, bytes]:
-    """Its hash, and the line as it is written: with that in its place among the names, which are
-    sorted. Every line has names before it ("event") and after it ("n")."""
+def _serialize_line(line: dict[str, Any]) -> tuple[str, bytes]:
+    """Return the hash of a line, and its bytes. The hash is inserted among the sorted names without
+    encoding the line twice: every line has names before it ("event") and after it ("n")."""
     before = _canonical({name: value for name, value in line.items() if name < "hash"})[:-1]
     after = _canonical({name: value for name, value in line.items() if name > "hash"})[1:]
     digest = hashlib.sha256(f"{before},{after}".encode()).hexdigest()
@@ -604,24 +613,24 @@ def _sealed(line: dict[str, Any]) -> tuple[str, bytes]:
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def _all_bounded(fields: dict[str, object]) -> dict[str, object]:
-    return {name: _bounded(value) for name, value in fields.items() if value is not None}
+def _limit_fields(fields: dict[str, object]) -> dict[str, object]:
+    return {name: _limit_value(value) for name, value in fields.items() if value is not None}
 
 
-def _bounded(value: object) -> object:
+def _limit_value(value: object) -> object:
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, dict):
-        return {str(k)[:100]: _bounded(v) for k, v in list(value.items())[:50]}
+        return {str(k)[:100]: _limit_value(v) for k, v in list(value.items())[:50]}
     if isinstance(value, list | tuple):
-        return [_bounded(item) for item in value[:50]]
+        return [_limit_value(item) for item in value[:50]]
     text = str(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}... ({len(text)} characters)"
 
 
-def _now() -> str:
-    return _stamp(time.time())
+def _format_now() -> str:
+    return _format_time(time.time())
 
 
-def _stamp(now: float) -> str:
+def _format_time(now: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1e6) % 10**6:06d}Z"

@@ -1,9 +1,9 @@
-"""What is done with sandboxes, one structured log record each, on ``paracle_sandbox.operations``.
+"""Logs operations on sandboxes, one structured record each, on ``paracle_sandbox.operations``.
 
-A record has ``event``, ``sandbox_id`` and ``details`` as attributes, as security events have. What
-was asked for and done or refused is INFO, what was stopped or broke WARNING. No record holds code,
-a command, or what a program printed. The logger prints nothing by itself: what goes wrong is raised
-as well.
+A record has the attributes ``event``, ``sandbox_id`` and ``details``, as security events have. The
+level is INFO for a request that was done or refused, and WARNING for an operation that was stopped
+or broke. No record holds code, a command or output. The logger prints nothing by default, because
+failures are raised as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 def log_operation(event: str, sandbox_id: str, **details: object) -> None:
-    """Record that something was done."""
+    """Record an operation that was done."""
     _log(logging.INFO, event, sandbox_id, details)
 
 
@@ -29,7 +29,7 @@ def log_failure(
     level: int = logging.WARNING,
     **details: object,
 ) -> None:
-    """Record that something was stopped or went wrong, and why."""
+    """Record an operation that was stopped or failed, and why."""
     if not LOGGER.isEnabledFor(level):
         return
     details["error_type"] = type(error).__name__
@@ -41,14 +41,14 @@ def log_failure(
 
 
 def log_refusal(sandbox_id: str, error: SandboxError) -> None:
-    """Record an operation that ended with an error, such as a file that is not there: it is the
-    caller's business, and no warning."""
+    """Record an operation that ended with an error of the caller, such as a missing file. It is not
+    a warning."""
     log_failure("operation_failed", sandbox_id, error, level=logging.INFO)
 
 
 def log_end(sandbox_id: str, exit_code: int, seconds: float, error: BaseException | None) -> None:
-    """Record how a command ended: ``executed``, or stopped by its ``timeout`` or a ``limit``, or
-    ``not_executed`` to its end for another reason."""
+    """Record how a command ended. The event is ``executed``, ``timeout``, ``limit``, or
+    ``not_executed`` if something else ended it."""
     if error is None:
         if LOGGER.isEnabledFor(logging.INFO):
             log_operation("executed", sandbox_id, exit_code=exit_code, seconds=round(seconds, 6))
@@ -62,7 +62,7 @@ def log_end(sandbox_id: str, exit_code: int, seconds: float, error: BaseExceptio
 
 
 def _log(level: int, event: str, sandbox_id: str, details: dict[str, object]) -> None:
-    # %r keeps hostile text on one line: it may not forge a second record.
+    # %r keeps hostile text on one line, so that it cannot forge a second record.
     LOGGER.log(
         level,
         "%s: sandbox %s: %r",

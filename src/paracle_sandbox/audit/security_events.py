@@ -1,4 +1,4 @@
-"""Security events: one structured log record each, on the logger ``paracle_sandbox.audit``."""
+"""Logs security events, one structured record each, on the logger ``paracle_sandbox.audit``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ LOGGER = logging.getLogger("paracle_sandbox.audit")
 
 
 def security_event(event: str, *, sandbox_id: str | None = None, **details: object) -> None:
-    """Record that something inside tried what it may not. The record carries ``event``,
-    ``sandbox_id`` and ``details`` as attributes, for handlers that keep or forward them."""
-    # %r keeps hostile text on one line: a path may not forge a second record.
+    """Record that code inside a sandbox tried something that is not allowed. The record has the
+    attributes ``event``, ``sandbox_id`` and ``details``, for handlers that keep or forward it."""
+    # %r keeps hostile text on one line, so that a path cannot forge a second record.
     LOGGER.warning(
         "security event %s in sandbox %s: %r",
         event,

@@ -9,98 +9,16 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..channel.drafts import Drafts
+from ..channel.base import Channel
+from .machine.drafts import Drafts
+from .values import Health, Layer, SandboxInfo, Usage
 
 if TYPE_CHECKING:
     from ..config import SandboxConfig
 
-
-class Channel(ABC):
-    """A byte stream to a guest. Used by one reader and one writer."""
-
-    @abstractmethod
-    async def receive(self) -> bytes:
-        """Some bytes; b"" once the guest is gone."""
-
-    @abstractmethod
-    async def send(self, data: bytes) -> None:
-        """Write all of it. Raises ConnectionError once the guest is gone."""
-
-    def send_now(self, data: bytes) -> int:
-        """Write what can be written without waiting, while nobody sends. Returns how many bytes
-        that was; whatever keeps it from more, `send` will meet it, too."""
-        return 0
-
-    def abandon(self) -> None:  # noqa: B027 - most have nothing to do
-        """Let go at once of what belongs to the event loop, which is about to end with the channel
-        still open. Only close() is called afterwards, in another loop."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Idempotent."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One isolation layer: in force or not, and what to do about it."""
-
-    name: str
-    in_force: bool
-    detail: str = ""
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Health:
-    """Whether a backend works here, proved by using it."""
-
-    backend: str
-    available: bool
-    detail: str = ""
-    remedy: str = ""
-    layers: tuple[Layer, ...] = ()
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a sandbox has used, and the kernel's own counts of limits that were reached.
-
-    ``cpu_seconds`` are those since the sandbox was handed over, where ``counts_from_handover``, and
-    else since it was begun. ``memory_bytes`` is without the page cache, ``cache_bytes``, which the
-    kernel gives up when it needs the room, and so is ``memory_peak_bytes``. The network figures are
-    None where nobody counts them apart, as with the host's network. ``incomplete`` says why the
-    figures are only "at least so much": the sandbox made it impossible to look at all of it.
-    """
-
-    cpu_seconds: float = 0.0
-    memory_bytes: int = 0
-    memory_peak_bytes: int = 0
-    cache_bytes: int = 0
-    processes: int = 0
-    disk_bytes: int = 0
-    disk_full: bool = False
-    network_rx_bytes: int | None = 0
-    network_tx_bytes: int | None = 0
-    oom_kills: int = 0
-    pids_denied: int = 0
-    incomplete: str = ""
-
-
-@dataclass(frozen=True)
-class SandboxInfo:
-    """One live sandbox of this machine, whoever made it."""
-
-    sandbox_id: str
-    backend: str
-    state: str
-    owner_pid: int
-    owner_alive: bool
-    created_at: float
-    config: Mapping[str, object] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
+__all__ = ["Backend", "Channel", "Health", "Layer", "SandboxInfo", "Usage"]
 
 
 class Backend(ABC):
@@ -164,7 +82,7 @@ class Backend(ABC):
         return 0
 
     async def sweep_drafts(self) -> None:
-        if self.drafts.noted_any:  # to start a thread takes longer than to look
+        if self.drafts.has_notes:  # to start a thread takes longer than to look
             await asyncio.to_thread(self.drafts.sweep)
 
     async def sweep_once(self) -> None:

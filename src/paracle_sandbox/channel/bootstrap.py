@@ -1,7 +1,7 @@
-"""How the guest gets into a place that has nothing of ours: its source travels over the channel.
+"""Bring the guest into a sandbox that has only a Python: its source travels over the channel.
 
-The place starts ``python3 -I -c BOOTSTRAP FD``; the host sends boot_message(setup), and what
-runs from then on is the guest. Works with any Python from 3.8.
+The backend starts ``python3 -I -c BOOTSTRAP FD`` in the sandbox. The host then sends
+boot_message(setup), and from there on that process is the guest. Any Python from 3.8 works.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from importlib.util import MAGIC_NUMBER
 from typing import Any
 
 _ROOT = __name__.split(".", 1)[0]
-# Of the jail, what works inside of what an engine has made.
-_CONFINING = {
-    "jail": ("confine", "kernel", "root"),
+# The modules of the jail that are also used inside of a container or an instance.
+_JAIL_MODULES = {
+    "jail": ("confine", "kernel", "root", "shape", "steps"),
     "jail.filters": ("bpf", "landlock", "policy", "rules", "seccomp", "syscalls"),
     "jail.instance": ("confine_instance",),
 }
 
-# Run as text, so it has to be brief, and it imports next to nothing, because every sandbox waits
-# for it. Modules come from memory only, with their source at hand for tracebacks; the fd is the
-# channel, or "0,1" where it is two pipes.
+# This program is passed as an argument, so it has to be brief. Every sandbox waits for it, so it
+# imports almost nothing. It loads the guest's modules from memory, and keeps their source for
+# tracebacks. Its argument is the channel's descriptor, or "0,1" where the channel is two pipes.
 BOOTSTRAP = """
 import json, marshal, os, sys
 fds = [int(fd) for fd in sys.argv[1].split(",")]
@@ -71,9 +71,9 @@ serve(fds[0], boot["setup"], *fds[1:])
 
 @cache
 def bundle() -> Mapping[str, str]:
-    """The guest's modules: name to source."""
+    """Return the source of each of the guest's modules, by module name."""
     sources = {_ROOT: "", f"{_ROOT}.channel": ""}
-    sources[f"{_ROOT}.channel.frames"] = _source("channel", "frames.py")
+    sources[f"{_ROOT}.channel.frames"] = _read_source("channel", "frames.py")
     _add_sources(sources, f"{_ROOT}.guest", resources.files(f"{_ROOT}.guest"))
     return sources
 
@@ -89,47 +89,54 @@ def _add_sources(sources: dict[str, str], package: str, folder: Traversable) -> 
 
 @cache
 def bootstrap_as_root() -> str:
-    """For a place whose engine starts us as its root: a porter stays behind, and the rest goes on
-    with boot_message(setup, confine)."""
-    return _source("jail.instance", "porter.py") + "\nleave_porter()\n" + BOOTSTRAP
+    """Return the bootstrap for an engine that starts us as root of the sandbox.
+
+    One process, the porter, stays root and waits. Its child goes on as BOOTSTRAP does, and has to
+    be sent boot_message(setup, confine).
+    """
+    return _read_source("jail.instance", "porter.py") + "\nleave_porter()\n" + BOOTSTRAP
 
 
 @cache
-def _confining_bundle() -> Mapping[str, str]:
-    """The guest's modules, and those of the jail that work inside what an engine has made."""
+def _bundle_with_jail() -> Mapping[str, str]:
+    """Return the guest's modules, and those of the jail with which a guest confines itself."""
     sources = {f"{_ROOT}.jail": ""}
-    for package, names in _CONFINING.items():
+    for package, names in _JAIL_MODULES.items():
         sources[f"{_ROOT}.{package}"] = ""
         for name in names:
-            sources[f"{_ROOT}.{package}.{name}"] = _source(package, f"{name}.py")
+            sources[f"{_ROOT}.{package}.{name}"] = _read_source(package, f"{name}.py")
     return {**bundle(), **sources}
 
 
 @cache
-def _compiled(confining: bool) -> bytes:
-    """The same modules as our own Python would run them: one of the same kind need not compile
-    them, which is a third of its way to being a guest."""
+def _compile_modules(confining: bool) -> bytes:
+    """Compile the bundle with our own Python.
+
+    A guest with the same version of Python then need not compile it, which is a third of the time
+    until it answers.
+    """
     codes = {
         name: compile(source, "<paracle>", "exec", dont_inherit=True)
-        for name, source in (_confining_bundle() if confining else bundle()).items()
+        for name, source in (_bundle_with_jail() if confining else bundle()).items()
     }
     return marshal.dumps(codes)
 
 
 def boot_message(setup: Mapping[str, Any], confine: Mapping[str, Any] | None = None) -> bytes:
-    """The first bytes on a new channel: modules and setup as JSON, then the modules compiled;
-    each after its length.
+    """Return the first bytes for a new channel: modules and setup as JSON, then compiled modules.
 
-    With ``confine``, a plan for jail/instance/confine_instance.py, the guest confines itself
-    first: for places whose engine starts it as root."""
+    Each of the two parts follows its length. With ``confine``, a plan for
+    jail/instance/confine_instance.py, the guest confines itself first: this is for engines that
+    start it as root.
+    """
     content: dict[str, Any] = {"magic": MAGIC_NUMBER.hex(), "setup": dict(setup)}
     if confine is None:
         content["modules"] = dict(bundle())
     else:
-        content |= {"modules": dict(_confining_bundle()), "confine": dict(confine)}
-    parts = (json.dumps(content).encode("ascii"), _compiled(confine is not None))
+        content |= {"modules": dict(_bundle_with_jail()), "confine": dict(confine)}
+    parts = (json.dumps(content).encode("ascii"), _compile_modules(confine is not None))
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
-def _source(package: str, name: str) -> str:
+def _read_source(package: str, name: str) -> str:
     return resources.files(f"{_ROOT}.{package}").joinpath(name).read_text(encoding="utf-8")

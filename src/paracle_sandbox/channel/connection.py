@@ -1,10 +1,35 @@
-"""The host's end of a channel: many operations at once over one byte stream.
+"""Run many operations of the guest at once over one byte stream. This is the host's end of it.
 
-The reader, a task, takes frames off the channel and hands them to their streams; it never waits
-for a consumer, because credit bounds what can arrive. Frames of one turn of the event loop are sent
-together at its end; what the channel does not take at once is left to the writer, a task that lives
-as long as there is something to send. Everything the guest says is hostile: a frame that does not
-fit breaks the connection off, every open stream learns it, and nothing else is affected.
+How it works. One connection belongs to one sandbox and lives in one event loop.
+
+    callers                connection                           channel
+    ─────────────────────────────────────────────────────────────────────
+    call() ─┐                                      _flush
+    call() ─┼─> Stream ──send()──> queue of frames ──────> send_now()
+    open() ─┘     ^                                └─────> send()        the writer, a task
+                  └────accept()─── _dispatch <──────────── receive()     the reader, a task
+
+- The reader is a task that lives as long as the connection. It takes bytes from the channel, cuts
+  them into frames, and gives each frame to the stream that its number names. It never waits for a
+  caller: credit bounds what the guest may send ahead, so a stream can always store it. After a
+  number of frames it lets other tasks run, because a guest may send without a pause.
+- Sending needs no task at first. `send` queues a frame and asks the event loop to call `_flush` at
+  the end of this turn, so that frames of the same turn travel together. What the channel does not
+  accept without waiting is left to the writer, a task that ends when the queue is empty. A caller
+  that sends much waits in `wait_until_drained` until less than a megabyte is queued.
+- A caller waits in its stream, for the next frame or for credit. The reader wakes it.
+
+Start: the guest speaks first. `start` waits for its HELLO on stream 0, and nothing else may arrive
+on a stream that the host did not open.
+
+End: the connection is lost once, for one reason (`_end_streams`): the guest ended, the guest broke
+the protocol, the caller closed it, or the event loop ends. In this order every open stream fails
+with that reason, queued frames are dropped, reader and writer are cancelled and awaited, and the
+channel is closed last, because its descriptor's number could be reused while a task still watches
+it.
+
+Everything that the guest sends is hostile. A frame that does not belong ends this connection and
+affects nothing else.
 """
 
 from __future__ import annotations
@@ -17,10 +42,9 @@ from functools import partial
 from typing import Any
 
 from ..audit import security_events
-from ..backends.base import Channel
-from ..errors import SandboxCreationError, SandboxError, SandboxExecutionError
-from ..invalid import InvalidValueError
-from .errors import failure
+from ..errors import InvalidValueError, SandboxCreationError, SandboxError, SandboxExecutionError
+from .base import Channel
+from .errors import to_sandbox_error
 from .frames import (
     HELLO,
     MAX_ANSWER_ITEMS,
@@ -35,18 +59,20 @@ from .stream import Stream
 PROTOCOL = 1
 HELLO_SECONDS = 30.0
 _SMALL_FRAME = 64 << 10
-_MUCH_UNSENT = 1 << 20
+_MAX_UNSENT_BYTES = 1 << 20
 _MAX_STREAM = 0xFFFFFFFF
-# A guest that floods us shares the loop: others have their turn after so many frames, and after so
-# many times that something was there to be received, which may not have had to wait for it.
+# Other tasks of the event loop have their turn after so many frames and after so many calls of
+# receive(), which does not wait while the guest sends without a pause.
 FRAMES_IN_A_ROW = 2048
 RECEIVED_IN_A_ROW = 8
 _STOPPED = "The sandbox was stopped"
-_LOOP_ENDED = "The event loop that the sandbox was started in has ended; start one in this loop"
+_LOOP_ENDED = (
+    "The event loop that the sandbox was started in has ended. Start a new sandbox in this loop"
+)
 
 
 class Connection:
-    """Streams to one guest. ``await start()`` first."""
+    """The streams to one guest. Call `start` before anything else."""
 
     def __init__(self, channel: Channel, sandbox_id: str) -> None:
         self._channel = channel
@@ -66,7 +92,7 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self, timeout_seconds: float = HELLO_SECONDS) -> dict[str, Any]:
-        """Wait for the guest's HELLO. Raises SandboxCreationError when none comes."""
+        """Wait for the guest's HELLO and return it. Raises SandboxCreationError if none comes."""
         self._hello = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read())
         try:
@@ -87,12 +113,16 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
+        """Whether operations can be started: it is not lost and not closed."""
         return self._lost is None
 
     def open(self, op: Mapping[str, Any], after: Stream | None = None) -> Stream:
-        """Begin an operation, ``after`` the end of another if one is named; the frame is queued at
-        once. Raises SandboxExecutionError when the connection is lost, ValueError when the request
-        is larger than any that a program could be started with."""
+        """Start an operation. Its request is queued before this returns.
+
+        The guest waits with it until the operation ``after`` has ended, if one is given. Raises
+        SandboxExecutionError if the connection is lost, and ValueError if the request is larger
+        than any that could start a program.
+        """
         if self._lost is not None:
             raise self.lost_error()
         number = self._free_number()
@@ -101,63 +131,70 @@ class Connection:
             frames = encode_request(number, request)
         except ProtocolError as error:
             raise InvalidValueError(
-                f"The request is too large: {error}. Write what is large to a file, or to stdin."
+                f"The request is too large: {error}. Pass large data in a file or through stdin."
             ) from None
-        make_error = partial(failure, op=op, sandbox_id=self._sandbox_id)
+        make_error = partial(to_sandbox_error, op=op, sandbox_id=self._sandbox_id)
         stream = self._streams[number] = Stream(self, number, make_error, after)
         for frame in frames:
             self.send(frame)
         return stream
 
     async def call(self, op: Mapping[str, Any]) -> dict[str, Any]:
-        """One question, one answer."""
+        """Run an operation to its end and return its result. Raises what the guest reports."""
         with self.open(op) as stream:
             return await stream.finish()
 
     async def close(self, reason: str = _STOPPED) -> None:
-        """Idempotent. The guest ends when its channel does; open streams end with ``reason``."""
-        if self._closing is None and self._lost is not None and not self._tasks():
-            await self._channel.close()  # nobody else is left who uses it
+        """Close the channel, which ends the guest. Open streams fail with ``reason``.
+
+        A second call does nothing.
+        """
+        if self._closing is None and self._lost is not None and not self._running_tasks():
+            await self._channel.close()  # no task uses it any more
         else:
             await asyncio.shield(self._lose(reason))
 
     def lose(self, reason: str = _STOPPED) -> None:
-        """End all streams with ``reason``, and hear no more. Only `close` tells the guest."""
+        """Fail all streams with ``reason`` and receive nothing more.
+
+        The guest does not notice before `close` is called.
+        """
         self._end_streams(reason)
-        for task in self._tasks():
+        for task in self._running_tasks():
             task.cancel()
 
-    # What a stream needs (stream.Link).
+    # The methods that a stream calls (stream.Link).
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame."""
+        """Queue a frame. It leaves at the end of this turn of the event loop."""
         if self._lost is not None:
             return
         self._unsent.append(frame)
         self._unsent_bytes += len(frame)
         if self._flush_is_due or (self._writer is not None and not self._writer.done()):
             return
-        with contextlib.suppress(RuntimeError):  # no event loop runs any more: nobody would send
+        with contextlib.suppress(RuntimeError):  # no event loop runs any more, so nothing is sent
             asyncio.get_running_loop().call_soon(self._flush)
             self._flush_is_due = True
 
-    async def drained(self) -> None:
-        """Wait until most of what was queued is on its way."""
-        while self._unsent_bytes > _MUCH_UNSENT and self._lost is None:
+    async def wait_until_drained(self) -> None:
+        """Wait until less than _MAX_UNSENT_BYTES are queued, or the connection is lost."""
+        while self._unsent_bytes > _MAX_UNSENT_BYTES and self._lost is None:
             waiter = asyncio.get_running_loop().create_future()
             self._drain_waiters.append(waiter)
             await waiter
 
     def break_off(self, reason: str) -> None:
-        """The guest broke the protocol."""
+        """End the connection because the guest broke the protocol, and record the event."""
         if self._lost is None:
             security_events.security_event("protocol", sandbox_id=self._sandbox_id, reason=reason)
             self._lose(f"the guest broke the protocol: {reason}")
 
     def lost_error(self) -> SandboxError:
+        """Build the error of a stream whose connection is lost."""
         return SandboxExecutionError(self._lost or "The connection is lost", self._sandbox_id)
 
-    # Reader and writer.
+    # The reader and the writer.
 
     async def _read(self) -> None:
         received = frames = 0
@@ -176,7 +213,7 @@ class Connection:
         except OSError:
             pass
         except asyncio.CancelledError:
-            # Unless we are closing, the event loop ends. Nobody would read an answer in the next.
+            # Unless we are closing, the event loop ends, and no task reads on in the next one.
             if self._lost is None:
                 self._end_streams(_LOOP_ENDED)
                 self._channel.abandon()
@@ -186,14 +223,14 @@ class Connection:
     def _dispatch(self, kind: int, number: int, payload: bytes) -> None:
         stream = self._streams.get(number)
         if stream is None:
-            self._greet(kind, number, payload)
+            self._accept_hello(kind, number, payload)
             return
         stream.accept(kind, payload)
         if stream.ended:
             del self._streams[number]
 
-    def _greet(self, kind: int, number: int, payload: bytes) -> None:
-        """The only frame outside a stream is the HELLO, once."""
+    def _accept_hello(self, kind: int, number: int, payload: bytes) -> None:
+        """Accept the HELLO, which is the only frame outside of a stream, and comes once."""
         if kind != HELLO or number:
             raise ProtocolError(f"a frame for stream {number}, which is not open")
         if self._hello is None or self._greeted:
@@ -202,7 +239,7 @@ class Connection:
         hello = decode_json(payload, MAX_ANSWER_ITEMS)
         if hello.get("protocol") != PROTOCOL:
             raise ProtocolError(f"it does not speak protocol {PROTOCOL}")
-        if not self._hello.done():  # else nobody waits for it any more
+        if not self._hello.done():  # start() may have given up
             self._hello.set_result(hello)
 
     def _flush(self) -> None:
@@ -217,7 +254,7 @@ class Connection:
                 self._unsent.appendleft(batch[sent:])
                 self._writer = asyncio.create_task(self._write())
                 break
-        self._wake_drained()
+        self._wake_drain_waiters()
 
     async def _write(self) -> None:
         try:
@@ -225,15 +262,15 @@ class Connection:
                 batch = self._next_batch()
                 await self._channel.send(batch)
                 self._unsent_bytes -= len(batch)
-                self._wake_drained()
+                self._wake_drain_waiters()
         except OSError:
             self._lose("The sandbox died")
         except BaseException:
-            self._end_streams("The sandbox died")  # what was about to be sent is lost
+            self._end_streams("The sandbox died")  # the batch may have been sent in part
             raise
 
     def _next_batch(self) -> bytes:
-        """Small frames that wait together travel together."""
+        """Take the next bytes from the queue: one large frame, or several small ones joined."""
         first = self._unsent.popleft()
         if not self._unsent or len(first) > _SMALL_FRAME:
             return first
@@ -243,18 +280,21 @@ class Connection:
             size += len(batch[-1])
         return b"".join(batch)
 
-    def _wake_drained(self) -> None:
-        if self._unsent_bytes <= _MUCH_UNSENT or self._lost is not None:
+    def _wake_drain_waiters(self) -> None:
+        if self._unsent_bytes <= _MAX_UNSENT_BYTES or self._lost is not None:
             waiters, self._drain_waiters = self._drain_waiters, []
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
 
     def _lose(self, reason: str) -> asyncio.Task[None]:
-        """End everything, once; the task that lets go of the channel."""
+        """Fail all streams, and return the task that closes the channel.
+
+        Only the first call acts.
+        """
         if self._closing is None:
             self._end_streams(reason)
-            self._closing = asyncio.create_task(self._let_go())
+            self._closing = asyncio.create_task(self._close_channel())
         return self._closing
 
     def _end_streams(self, reason: str) -> None:
@@ -266,20 +306,20 @@ class Connection:
             stream.lose()
         self._unsent.clear()
         self._unsent_bytes = 0
-        self._wake_drained()
+        self._wake_drain_waiters()
         if self._hello is not None and not self._hello.done():
             self._hello.set_exception(self.lost_error())
 
-    async def _let_go(self) -> None:
-        # The tasks first: a closed descriptor's number may be another's by the time they look.
-        tasks = self._tasks()
+    async def _close_channel(self) -> None:
+        # The tasks end first: the number of a closed descriptor may be reused while they watch it.
+        tasks = self._running_tasks()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close()
 
-    def _tasks(self) -> list[asyncio.Task[None]]:
-        """Done ones are left alone: they may belong to an event loop that has ended."""
+    def _running_tasks(self) -> list[asyncio.Task[None]]:
+        """Return the tasks that still run. Others may belong to an event loop that has ended."""
         return [task for task in (self._reader, self._writer) if task and not task.done()]
 
     def _free_number(self) -> int:

@@ -1,4 +1,4 @@
-"""What an ERROR frame of the guest becomes on the host: a table from code to typed error."""
+"""Turn an ERROR frame of the guest into a typed error of the host, by a table of codes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _RUNS = ("exec", "python")
 _PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 
 
-class _Told(NamedTuple):
-    """What is known of a failure: the path that the host asked for, and the guest's words."""
+class _GuestError(NamedTuple):
+    """The content of an ERROR frame after it was checked, and the path that the host asked for."""
 
     path: str
     message: str
@@ -38,68 +38,70 @@ class _Told(NamedTuple):
         return f"{self.path}: {self.message}" if self.path and not says_where else self.message
 
 
-def _not_found(told: _Told) -> SandboxError:
-    return _file(SandboxFileNotFoundError, told, errno.ENOENT, f"File not found: {told.path}")
-
-
-def _no_directory(told: _Told) -> SandboxError:
-    text = f"The directory of the target is not there: {told.path}"
-    return _file(SandboxFileNotFoundError, told, errno.ENOENT, text)
-
-
-def _path_escape(told: _Told) -> SandboxError:
-    return SandboxPathError(
-        f"The path leaves the sandbox's own directories: {told.path}",
-        told.sandbox_id, path=told.path,
-    )  # fmt: skip
-
-
-def _exists(told: _Told) -> SandboxError:
-    return _file(SandboxFileExistsError, told, errno.EEXIST)
-
-
-def _is_directory(told: _Told) -> SandboxError:
-    return _file(SandboxIsADirectoryError, told, errno.EISDIR)
-
-
-def _not_directory(told: _Told) -> SandboxError:
-    return _file(SandboxNotADirectoryError, told, errno.ENOTDIR)
-
-
-def _permission(told: _Told) -> SandboxError:
-    number = told.number if told.number in _PERMISSION else errno.EACCES
-    return _file(SandboxPermissionError, told, number)
-
-
-def _no_space(told: _Told) -> SandboxError:
-    return ResourceLimitError(
-        f"Disk limit exceeded: no space left for {told.path}",
-        told.sandbox_id, resource_type="disk",
-    )  # fmt: skip
-
-
-def _no_process(told: _Told) -> SandboxError:
-    return ResourceLimitError(
-        f"Process limit exceeded: {told.message}", told.sandbox_id, resource_type="pids"
+def _not_found(error: _GuestError) -> SandboxError:
+    return _file_error(
+        SandboxFileNotFoundError, error, errno.ENOENT, f"File not found: {error.path}"
     )
 
 
-def _not_started(told: _Told) -> SandboxError:
-    text = f"{told.path}: {told.message}" if told.path else told.message
-    return SandboxExecutionError(text, told.sandbox_id)
+def _no_directory(error: _GuestError) -> SandboxError:
+    text = f"The directory of the target does not exist: {error.path}. Create it first."
+    return _file_error(SandboxFileNotFoundError, error, errno.ENOENT, text)
 
 
-def _other(told: _Told) -> SandboxError:
-    return _file(SandboxFileError, told, told.number)
+def _path_escape(error: _GuestError) -> SandboxError:
+    return SandboxPathError(
+        f"The path leaves the sandbox's own directories: {error.path}",
+        error.sandbox_id, path=error.path,
+    )  # fmt: skip
 
 
-def _file(
-    kind: type[SandboxFileError], told: _Told, number: int | None, text: str | None = None
+def _exists(error: _GuestError) -> SandboxError:
+    return _file_error(SandboxFileExistsError, error, errno.EEXIST)
+
+
+def _is_directory(error: _GuestError) -> SandboxError:
+    return _file_error(SandboxIsADirectoryError, error, errno.EISDIR)
+
+
+def _not_directory(error: _GuestError) -> SandboxError:
+    return _file_error(SandboxNotADirectoryError, error, errno.ENOTDIR)
+
+
+def _permission(error: _GuestError) -> SandboxError:
+    number = error.number if error.number in _PERMISSION else errno.EACCES
+    return _file_error(SandboxPermissionError, error, number)
+
+
+def _no_space(error: _GuestError) -> SandboxError:
+    return ResourceLimitError(
+        f"Disk limit exceeded: no space left for {error.path}",
+        error.sandbox_id, resource_type="disk",
+    )  # fmt: skip
+
+
+def _no_process(error: _GuestError) -> SandboxError:
+    return ResourceLimitError(
+        f"Process limit exceeded: {error.message}", error.sandbox_id, resource_type="pids"
+    )
+
+
+def _not_started(error: _GuestError) -> SandboxError:
+    text = f"{error.path}: {error.message}" if error.path else error.message
+    return SandboxExecutionError(text, error.sandbox_id)
+
+
+def _other_file_error(error: _GuestError) -> SandboxError:
+    return _file_error(SandboxFileError, error, error.number)
+
+
+def _file_error(
+    kind: type[SandboxFileError], error: _GuestError, number: int | None, text: str | None = None
 ) -> SandboxError:
-    return kind(text or told.text, told.sandbox_id, errno=number, filename=told.path or None)
+    return kind(text or error.text, error.sandbox_id, errno=number, filename=error.path or None)
 
 
-_BY_CODE: dict[str, Callable[[_Told], SandboxError]] = {
+_BY_CODE: dict[str, Callable[[_GuestError], SandboxError]] = {
     "not_found": _not_found,
     "path_escape": _path_escape,
     "exists": _exists,
@@ -110,15 +112,21 @@ _BY_CODE: dict[str, Callable[[_Told], SandboxError]] = {
     "target_not_found": _no_directory,
     "target_path_escape": _path_escape,
 }
-# Of a program that was not started: what its directory is, not what the program may do.
+# When a program was not started, only errors about its working directory are file errors.
 _RUN_CODES = ("not_found", "path_escape", "not_directory", "no_space")
 
 
-def failure(answer: Mapping[str, Any], op: Mapping[str, Any], sandbox_id: str) -> SandboxError:
-    """The error for an ERROR payload, which is hostile text: cut short, never looked up."""
-    code, message, number = answer.get("code"), answer.get("message"), answer.get("errno")
+def to_sandbox_error(
+    response: Mapping[str, Any], op: Mapping[str, Any], sandbox_id: str
+) -> SandboxError:
+    """Build the error for the payload of an ERROR frame that answers ``op``.
+
+    The payload is hostile: its message is cut short, and its code selects a row of the table or
+    nothing.
+    """
+    code, message, number = response.get("code"), response.get("message"), response.get("errno")
     runs = op.get("op") in _RUNS
-    other: Callable[[_Told], SandboxError] = _not_started if runs else _other
+    other: Callable[[_GuestError], SandboxError] = _not_started if runs else _other_file_error
     make = other
     if isinstance(code, str) and (not runs or code in _RUN_CODES):
         make = _BY_CODE.get(code, other)
@@ -126,11 +134,11 @@ def failure(answer: Mapping[str, Any], op: Mapping[str, Any], sandbox_id: str) -
         make = _no_process
     text = message[:_MESSAGE_LENGTH] if isinstance(message, str) else "the guest gave no reason"
     known = type(number) is int and number in errno.errorcode
-    return make(_Told(_subject(op, str(code)), text, number if known else None, sandbox_id))
+    return make(_GuestError(_subject(op, str(code)), text, number if known else None, sandbox_id))
 
 
 def _subject(op: Mapping[str, Any], code: str) -> str:
-    """The path that an error is about, as the host asked for it."""
+    """Return the path that the error is about, as the host wrote it in its request."""
     names: tuple[str, ...] = ("cwd",) if op.get("op") in _RUNS else ("path", "source")
     if code.startswith("target_"):
         names = ("target",)

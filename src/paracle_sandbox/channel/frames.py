@@ -8,17 +8,17 @@ the channel itself.
     OPEN   {"op": name, ...}              HELLO   {...}          once, on stream 0
     DATA   bytes (stdin, file content)    DATA    bytes (stdout, file content, terminal)
     END    no more DATA                   STDERR  bytes
-    SIGNAL {"kill": true} | {"signal": n} EVENT   {...}          news before the end
-           | {"resize": [rows, columns]}  RESULT  {...}          the end, in good
-    CREDIT u32                            ERROR   {"code", "message"}   the end, in bad
+    SIGNAL {"kill": true} | {"signal": n} EVENT   {...}          an event before the end
+           | {"resize": [rows, columns]}  RESULT  {...}          the end: it succeeded
+    CREDIT u32                            ERROR   {"code", "message"}   the end: it failed
     PART   a piece of the next OPEN       CREDIT  u32
 
 Flow control: in each direction of each stream the sender may have WINDOW payload bytes of
-DATA, STDERR and EVENT under way; CREDIT gives back what the receiver has consumed. A slow
-reader so stalls the writer, and memory stays bounded.
+DATA, STDERR and EVENT under way. CREDIT gives back what the receiver has consumed. So a slow
+reader stalls the writer, and memory stays bounded.
 
-A request that is larger than a frame travels as PARTs, which are full, with its end in the OPEN: a
-program may have two megabytes of arguments and environment.
+A request that is larger than a frame is sent as PARTs, which are full frames, and ends with the
+OPEN. This happens because a program may have two megabytes of arguments and environment.
 """
 
 import json
@@ -34,11 +34,11 @@ MAX_REQUEST = 8 << 20
 WINDOW = 4 << 20
 CHUNK = 256 << 10
 MAX_DEPTH = 24
-# What a guest may say at once: an answer is a few values, a part of a listing holds files by the
-# hundred.
+# How many values a guest may send in one message. A result has a few; an event of a listing has
+# hundreds of files.
 MAX_ANSWER_ITEMS = 1000
 MAX_EVENT_ITEMS = 2000
-# The kernel takes no more arguments than these, however short each is.
+# The kernel accepts no more arguments than this, however short each of them is.
 MAX_REQUEST_ITEMS = 300_000
 
 TO_GUEST = frozenset((OPEN, DATA, END, CREDIT, SIGNAL, PART))
@@ -47,8 +47,8 @@ CREDITED = frozenset((DATA, STDERR, EVENT))
 
 
 def _make_encoder() -> Callable[[Any], str]:
-    """What json.dumps makes anew, with functions around it, for each value: a guest pays for every
-    page that it writes to."""
+    """Build one JSON encoder for all values. json.dumps would build one for each value, and each
+    page that this writes to is copied in a guest."""
     plain = json.JSONEncoder(separators=(",", ":"))
     if c_make_encoder is None or encode_basestring_ascii is None:
         return plain.encode
@@ -63,42 +63,47 @@ _DECODER = json.JSONDecoder()
 
 
 class ProtocolError(Exception):
-    """The other side sent something that is not a frame of this protocol."""
+    """The other side sent something that breaks this protocol."""
 
 
-def header(kind: int, stream: int, length: int) -> bytes:
+def encode_header(kind: int, stream: int, length: int) -> bytes:
+    """Encode the header of a frame, for a payload that is appended without a copy."""
     return HEADER.pack(kind, stream, length)
 
 
 def encode(kind: int, stream: int, payload: bytes = b"") -> bytes:
-    """One whole frame."""
-    return HEADER.pack(kind, stream, len(checked(payload))) + payload
+    """Encode one whole frame. Raises ProtocolError if the payload is too large."""
+    return HEADER.pack(kind, stream, len(check_size(payload))) + payload
 
 
-def checked(payload: bytes) -> bytes:
-    """It fits into a frame; else ProtocolError."""
+def check_size(payload: bytes) -> bytes:
+    """Return the payload if it fits into a frame. Raises ProtocolError otherwise."""
     if len(payload) > MAX_PAYLOAD:
         raise ProtocolError("a frame of %d bytes is too large" % len(payload))
     return payload
 
 
 def encode_json(kind: int, stream: int, value: Dict[str, Any]) -> bytes:
+    """Encode one whole frame with a JSON payload."""
     return encode(kind, stream, to_json(value))
 
 
 def encode_request(stream: int, value: Dict[str, Any]) -> List[bytes]:
-    """The frames of a request: OPEN, and PARTs before it where there is much of it. ProtocolError
-    for more than MAX_REQUEST."""
+    """Encode a request as frames: an OPEN, with PARTs before it if it is large.
+
+    Raises ProtocolError if it is larger than MAX_REQUEST.
+    """
     payload = to_json(value)
-    if len(payload) > MAX_PAYLOAD:  # not with escapes, which are twice or thrice the text's bytes
+    if len(payload) > MAX_PAYLOAD:  # UTF-8 is two or three times shorter than escapes
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         payload = text.encode("utf-8", "surrogatepass")
     return request_frames(stream, payload)
 
 
 def request_frames(stream: int, payload: bytes) -> List[bytes]:
+    """Cut an encoded request into frames. Raises ProtocolError if it is too large."""
     if len(payload) > MAX_REQUEST:
-        raise ProtocolError("a request of %d bytes, of at most %d" % (len(payload), MAX_REQUEST))
+        raise ProtocolError("it has %d bytes, the limit is %d" % (len(payload), MAX_REQUEST))
     starts = range(0, max(len(payload), 1), MAX_PAYLOAD)
     pieces = [payload[start : start + MAX_PAYLOAD] for start in starts]
     parts = [encode(PART, stream, piece) for piece in pieces[:-1]]
@@ -106,19 +111,23 @@ def request_frames(stream: int, payload: bytes) -> List[bytes]:
 
 
 def to_json(value: Any) -> bytes:
-    """Without blanks. Lone surrogates (file names that are not UTF-8) survive as escapes."""
+    """Encode a value as JSON without blanks.
+
+    Lone surrogates (from file names that are not UTF-8) survive as escapes.
+    """
     return _encode(value).encode("ascii")
 
 
 def encode_credit(stream: int, amount: int) -> bytes:
+    """Encode a CREDIT frame."""
     return encode(CREDIT, stream, struct.pack(">I", amount))
 
 
 def decode_json(payload: bytes, max_items: Optional[int] = None) -> Dict[str, Any]:
-    """A JSON object of bounded depth and of ``max_items`` values, or ProtocolError.
+    """Decode a JSON object of bounded depth and of at most ``max_items`` values.
 
-    Values are counted before any is made: a megabyte of small ones takes thirty times its size of
-    memory, and the event loop's time from everybody else.
+    Raises ProtocolError otherwise. The values are counted before any of them is created: a megabyte
+    of small values would take thirty megabytes of memory, and hold up the event loop.
     """
     if max_items is not None and has_more_items(payload, max_items):
         raise ProtocolError("a control message holds more than %d values" % max_items)
@@ -137,12 +146,15 @@ def decode_json(payload: bytes, max_items: Optional[int] = None) -> Dict[str, An
 
 
 def has_more_items(payload: bytes, most: int) -> bool:
-    """Whether a JSON text holds more values than ``most``. Only counts bytes, so that it costs
-    hardly anything; the punctuation inside of texts is left out where it matters."""
+    """Return whether a JSON text holds more values than ``most``.
+
+    It only counts punctuation, which is cheap. If that exceeds the limit, it counts again without
+    the punctuation inside of strings.
+    """
     if _count_items(payload) <= most:
         return False
     plain = payload.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > 4 * most:  # at most a name and a text for each
+    if plain.count(b'"') > 4 * most:  # each value has at most two strings: its name and itself
         return True
     return sum(map(_count_items, plain.split(b'"')[::2])) > most
 
@@ -152,14 +164,18 @@ def _count_items(text: bytes) -> int:
 
 
 def decode_credit(payload: bytes) -> int:
+    """Decode the payload of a CREDIT frame. Raises ProtocolError."""
     if len(payload) != 4:
         raise ProtocolError("a credit of %d bytes" % len(payload))
     return int(struct.unpack(">I", payload)[0])
 
 
 def is_deeper(value: Any, most: int) -> bool:
-    """Whether lists and objects lie more than ``most`` deep in this one. What is, is for nobody to
-    print or write: that takes a call for each level, and its reader may have few left."""
+    """Return whether lists and objects are nested deeper than ``most`` in this one.
+
+    Do not print or encode a value that is: both take a call for each level, and may reach the
+    recursion limit.
+    """
     if most < 0:
         return True
     items = value.values() if isinstance(value, dict) else value
@@ -167,8 +183,10 @@ def is_deeper(value: Any, most: int) -> bool:
 
 
 class FrameReader:
-    """Turns received bytes into frames. Feed it, then iterate. A request that came in PARTs is one
-    OPEN."""
+    """Turn received bytes into frames.
+
+    Iterate over what `feed` returns to the end. A request that came in PARTs appears as one OPEN.
+    """
 
     def __init__(self, allowed: "frozenset[int]") -> None:
         self._allowed = allowed
@@ -178,11 +196,14 @@ class FrameReader:
 
     @property
     def unfinished(self) -> int:
-        """Bytes that it was fed since the last whole frame."""
+        """The number of bytes that have arrived since the last whole frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Tuple[int, int, bytes]]:
-        """Every whole frame now available: (type, stream, payload)."""
+        """Add received bytes and yield each frame that is whole now: (type, stream, payload).
+
+        Raises ProtocolError.
+        """
         buffer = self._buffer
         buffer += data
         start = 0
@@ -199,20 +220,23 @@ class FrameReader:
                 payload = bytes(memoryview(buffer)[start + HEADER.size : end])
                 start = end
                 if kind == PART or self._parts:
-                    payload = self._joined(kind, stream, payload)
+                    payload = self._join_parts(kind, stream, payload)
                     if kind == PART:
                         continue
                 yield kind, stream, payload
         finally:
             del buffer[:start]
 
-    def _joined(self, kind: int, stream: int, payload: bytes) -> bytes:
-        """The whole request once it is there. Nothing comes between its parts."""
+    def _join_parts(self, kind: int, stream: int, payload: bytes) -> bytes:
+        """Collect the parts of a request; return it once the OPEN has come.
+
+        No other frame may come between the parts.
+        """
         if kind not in (PART, OPEN) or (self._parts and stream != self._parts_stream):
-            raise ProtocolError("a request that was begun and not ended")
-        # A megabyte of tiny ones would be gone through without a turn for others.
+            raise ProtocolError("a frame between the parts of a request")
+        # Tiny parts would be read a megabyte at a time, without a turn for other streams.
         if kind == PART and len(payload) < MAX_PAYLOAD:
-            raise ProtocolError("a part of a request that is not full")
+            raise ProtocolError("a part of a request is not full")
         self._parts_stream = stream
         self._parts += payload
         if len(self._parts) > MAX_REQUEST:

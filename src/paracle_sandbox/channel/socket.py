@@ -1,17 +1,21 @@
-"""A channel over a connected stream socket."""
+"""Offer a connected stream socket as a channel."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 
-from ..backends.base import Channel
+from .base import Channel
 
 RECEIVE_SIZE = 256 << 10
 
 
 class SocketChannel(Channel):
-    """Owns the socket it is given."""
+    """A channel over a socket, which it owns and closes.
+
+    The event loop watches the socket from the first `receive` on. Watching begins and ends with
+    a system call each, so it ends only when bytes arrive and no task waits for them.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -21,14 +25,15 @@ class SocketChannel(Channel):
         self._waiter: asyncio.Future[bytes] | None = None
 
     async def receive(self) -> bytes:
-        # Not loop.sock_recv, which begins and ends to watch the socket for every message.
+        # loop.sock_recv would begin and end to watch the socket for every message.
         data = self._receive_now()
         if data is not None:
             return data
         loop = asyncio.get_running_loop()
         if self._watched_by is not loop:
             self._unwatch()
-            # By its number: asyncio puts what it is given, in words, into an error that it drops.
+            # The number, not the socket: asyncio formats what it is given into an error message
+            # that it then drops.
             loop.add_reader(self._number, self._on_readable)
             self._watched_by = loop
         self._waiter = loop.create_future()
@@ -43,12 +48,12 @@ class SocketChannel(Channel):
         except BlockingIOError:
             return None
         except OSError:
-            # A reset is how some guests end; the reader treats every end alike.
+            # Some guests end with a reset; the reader treats every end alike.
             return b""
 
     def _on_readable(self) -> None:
         if self._waiter is None or self._waiter.done():
-            self._unwatch()  # until somebody waits again
+            self._unwatch()  # until the next receive() waits
         elif (data := self._receive_now()) is not None:
             self._waiter.set_result(data)
 
@@ -61,7 +66,7 @@ class SocketChannel(Channel):
         try:
             await asyncio.get_running_loop().sock_sendall(self._sock, data)
         except OSError as error:
-            raise ConnectionError(f"the guest is gone: {error}") from error
+            raise ConnectionError(f"The guest has ended: {error}") from error
 
     def send_now(self, data: bytes) -> int:
         try:

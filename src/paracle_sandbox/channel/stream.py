@@ -1,8 +1,8 @@
 """One stream of a connection: one operation of the guest, from OPEN to RESULT or ERROR.
 
-The connection's reader puts frames in, one consumer takes them out. What waits in between is
-bounded by the credit the guest was given, whatever the sizes of its frames: small ones are
-merged, so that a flood of one-byte frames costs no more than its bytes.
+The connection's reader puts frames in, and one consumer takes them out. Credit bounds the bytes
+that wait in between. Small frames are merged, so that a flood of one-byte frames costs no more
+memory than its bytes.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ from .frames import (
     decode_json,
     encode,
     encode_credit,
+    encode_header,
     encode_json,
-    header,
 )
 
 _GIVE_BACK = WINDOW // 4
-# Above this many frames a small one joins the last of its kind, even past one of another kind.
+# When more frames than this wait, a small one joins the last of its kind, even if a frame of
+# another kind came between them.
 _MANY_FRAMES = 1024
 _MAX_EVENTS = 16384
-# A guest that sends megabytes of JSON for a pid would keep the event loop from everybody else.
-_MAX_NEWS = 1024
+# A guest that sends megabytes of JSON for a pid would hold up the event loop.
+_MAX_SHORT_EVENT = 1024
 
 
 class Link(Protocol):
-    """What a stream needs of its connection."""
+    """The methods of the connection that a stream calls."""
 
     def send(self, frame: bytes) -> None: ...
-    async def drained(self) -> None: ...
+    async def wait_until_drained(self) -> None: ...
     def break_off(self, reason: str) -> None: ...
     def lost_error(self) -> SandboxError: ...
 
 
-class _Held:
+class _QueuedFrame:
+    """A frame that waits for the consumer. Its payload may grow by later frames."""
+
     __slots__ = ("kind", "payload")
 
     def __init__(self, kind: int, payload: bytes | bytearray) -> None:
@@ -61,9 +64,11 @@ class _Held:
 
 
 class Stream:
-    """Iterate over (kind, payload) of DATA, STDERR and EVENT frames; then ``result`` is there.
+    """One operation of the guest, as its caller sees it.
 
-    Leaving its ``with`` block before the end cancels the operation inside.
+    Iterate over it to get (kind, payload) of its DATA, STDERR and EVENT frames. After that
+    ``result`` is set, or the guest's error is raised. Leaving its ``with`` block before the end
+    cancels the operation.
     """
 
     def __init__(
@@ -76,13 +81,13 @@ class Stream:
         self.number = number
         self.ended = False
         self.result: dict[str, Any] = {}
-        self.failure: dict[str, Any] | None = None  # what it said instead of a result
+        self.failure: dict[str, Any] | None = None  # the payload of an ERROR frame
         self._link = link
         self._after = after
         self._make_error = make_error
         self._error: Callable[[], SandboxError] | None = None
-        self._queue: deque[_Held] = deque()
-        self._last: dict[int, _Held] = {}
+        self._queue: deque[_QueuedFrame] = deque()
+        self._last: dict[int, _QueuedFrame] = {}
         self._held_bytes = 0
         self._held_events = 0
         self._guest_room = WINDOW
@@ -93,14 +98,14 @@ class Stream:
         self._consumer: asyncio.Future[None] | None = None
         self._producer: asyncio.Future[None] | None = None
 
-    # What the connection's reader calls.
+    # The methods that the connection's reader calls.
 
     def accept(self, kind: int, payload: bytes) -> None:
-        """Take one frame from the guest. Raises ProtocolError for what may not be."""
+        """Accept one frame from the guest. Raises ProtocolError if it does not belong here."""
         if kind in CREDITED:
-            self._hold(kind, payload)
+            self._enqueue(kind, payload)
         elif kind == CREDIT:
-            self._gain(decode_credit(payload))
+            self._add_credit(decode_credit(payload))
         elif kind == RESULT:
             self.result = decode_json(payload, MAX_ANSWER_ITEMS)
             self._end(None)
@@ -112,25 +117,25 @@ class Stream:
             raise ProtocolError(f"frame type {kind} does not belong to a stream")
 
     def lose(self) -> None:
-        """The connection is lost: so is this stream."""
+        """Fail, because the connection is lost."""
         if not self.ended:
             self._end(self._link.lost_error)
 
     def _end(self, error: Callable[[], SandboxError] | None) -> None:
         self.ended = True
         self._error = error
-        self._wake()
+        self._wake_consumer()
         self._wake_producer()
 
-    def _hold(self, kind: int, payload: bytes) -> None:
+    def _enqueue(self, kind: int, payload: bytes) -> None:
         size = len(payload)
         if not size:
             raise ProtocolError("an empty frame")
-        # Nobody reads it yet: what a liar sends for hours would stay in memory.
+        # The consumer does not read yet: what a lying guest sends would stay in memory for hours.
         if self._after is not None and not self._after.ended:
-            raise ProtocolError("an answer before its turn")
+            raise ProtocolError("a response before its turn")
         self._after = None
-        # The last frame may exceed what is left: a sender cannot always cut (an EVENT is whole).
+        # The last frame may exceed what is left, because a sender cannot cut an EVENT.
         if self._guest_room <= 0:
             raise ProtocolError("more data than its credit")
         self._guest_room -= size
@@ -143,12 +148,12 @@ class Stream:
             self._held_events += 1
             if self._held_events > _MAX_EVENTS:
                 raise ProtocolError("too many events")
-        if not self._merged(kind, payload):
-            self._last[kind] = held = _Held(kind, payload)
+        if not self._merge_into_last(kind, payload):
+            self._last[kind] = held = _QueuedFrame(kind, payload)
             self._queue.append(held)
-        self._wake()
+        self._wake_consumer()
 
-    def _merged(self, kind: int, payload: bytes) -> bool:
+    def _merge_into_last(self, kind: int, payload: bytes) -> bool:
         last = self._last.get(kind)
         if last is None or kind == EVENT or len(last.payload) + len(payload) > CHUNK:
             return False
@@ -159,13 +164,13 @@ class Stream:
         last.payload += payload
         return True
 
-    def _gain(self, amount: int) -> None:
+    def _add_credit(self, amount: int) -> None:
         self._room += amount
         if not amount or self._room > WINDOW:
             raise ProtocolError("a credit that was not owed")
         self._wake_producer()
 
-    # What the consumer calls.
+    # The methods that the consumer calls.
 
     def __aiter__(self) -> Stream:
         return self
@@ -192,27 +197,30 @@ class Stream:
         return held.kind, bytes(held.payload)
 
     async def finish(self) -> dict[str, Any]:
-        """Skip to the end; the result, or the guest's error raised."""
+        """Skip all frames and return the result. Raises the guest's error."""
         async for _ in self:
             pass
         return self.result
 
     def refuse(self, reason: str) -> SandboxError:
-        """The guest's answer makes no sense: break off the connection; raise what this returns."""
+        """End the connection, because the guest's response makes no sense.
+
+        The caller has to raise the error that this returns.
+        """
         self._link.break_off(reason)
         return self._link.lost_error()
 
     def event(self, payload: bytes) -> dict[str, Any]:
-        """The content of an EVENT."""
+        """Decode the payload of an EVENT."""
         try:
             return decode_json(payload, MAX_EVENT_ITEMS)
         except ProtocolError as error:
             raise self.refuse(str(error)) from None
 
-    def news(self, payload: bytes) -> dict[str, Any]:
-        """The content of an EVENT that only says a number or two."""
-        if len(payload) > _MAX_NEWS:
-            raise self.refuse("news that are too long")
+    def short_event(self, payload: bytes) -> dict[str, Any]:
+        """Decode the payload of an EVENT that holds only a number or two."""
+        if len(payload) > _MAX_SHORT_EVENT:
+            raise self.refuse("an event that is too long")
         return self.event(payload)
 
     def _give_back(self, size: int) -> None:
@@ -222,11 +230,13 @@ class Stream:
             self._link.send(encode_credit(self.number, self._owed))
             self._owed = 0
 
-    # What the producer calls.
+    # The methods that the producer calls.
 
     async def write(self, data: bytes | bytearray | memoryview) -> bool:
-        """Send it as DATA, as fast as the guest takes it. False when the stream has ended and
-        nobody wants more: iterate to learn why."""
+        """Send the data as DATA frames, as fast as the guest accepts them.
+
+        Returns False if the stream has ended and the guest accepts no more; iterate to learn why.
+        """
         view = memoryview(data).cast("B")
         while len(view) and not self.ended:
             if not self._room:
@@ -236,28 +246,31 @@ class Stream:
             piece = view[: min(self._room, CHUNK)]
             view = view[len(piece) :]
             self._room -= len(piece)
-            self._link.send(b"".join((header(DATA, self.number, len(piece)), piece)))
-            await self._link.drained()
+            self._link.send(b"".join((encode_header(DATA, self.number, len(piece)), piece)))
+            await self._link.wait_until_drained()
         return not self.ended
 
     def end(self) -> None:
-        """No more DATA."""
+        """Tell the guest that no more DATA will come."""
         if not self.ended:
             self._link.send(encode(END, self.number))
 
     def signal(self, value: dict[str, Any]) -> None:
+        """Send a SIGNAL: a kill, a signal for the program, or the size of its terminal."""
         if not self.ended:
             self._link.send(encode_json(SIGNAL, self.number, value))
 
     def release(self) -> None:
-        """Let the guest come to its end however slow the consumer is: credit is given back on
-        arrival, and what exceeds one window is dropped."""
+        """Let the operation end however slow the consumer is.
+
+        From now on credit is given back on arrival, and output beyond one window is dropped.
+        """
         if not self._released:
             self._released = True
             self._give_back(self._held_bytes)
 
     def abandon(self) -> None:
-        """Cancel the operation and drop whatever it still says."""
+        """Cancel the operation and drop everything that it still sends."""
         self.signal({"kill": True})
         self.release()
         self._abandoned = True
@@ -271,7 +284,7 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.abandon()
 
-    def _wake(self) -> None:
+    def _wake_consumer(self) -> None:
         if self._consumer is not None and not self._consumer.done():
             self._consumer.set_result(None)
 

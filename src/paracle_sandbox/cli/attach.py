@@ -171,11 +171,11 @@ async def _with(
 ) -> T:
     """Do something with the one sandbox whose id begins like this. Raises UsageFault when there
     is none, or several."""
-    from ..backends.catalog import listed
+    from ..backends.registry import find_sandboxes
 
     check_backend(backend)
     async with AsyncExitStack() as stack:
-        found = await listed(settings_or_fault(), stack, backend)
+        found = await find_sandboxes(settings_or_fault(), stack, backend)
         return await work(*_chosen(found, sandbox))
 
 
@@ -208,7 +208,7 @@ async def _used(sandbox: str, backend: str | None, work: Callable[[Sandbox], Awa
 async def _inside(
     info: SandboxInfo, settings: Settings, work: Callable[[Sandbox], Awaitable[T]]
 ) -> T:
-    from ..backends.catalog import entrance
+    from ..backends.registry import entrance
     from ..config import SandboxConfig
     from ..ids import new_sandbox_id
     from ..sandbox.sandbox import Sandbox

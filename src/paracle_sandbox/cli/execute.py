@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..backends.ahead import end_ahead, prepare_ahead
+from ..backends.native.prestart import end_early, prepare_early
 from ..config import InvalidConfigError, SandboxConfig
 from ..errors import SandboxError
 from ..settings import Settings
@@ -97,13 +97,13 @@ def _checked_execute(order: Order) -> int:
     # One sandbox needs no stock of children for the next.
     settings = replace(settings, stock=0)
     try:
-        if order.backend is None and prepare_ahead(settings, config):
+        if order.backend is None and prepare_early(settings, config):
             _import_asyncio_alone()
         return _execute(order, job, workspace, config, settings)
     finally:
         if workspace is not None:
             workspace.close()
-        end_ahead()
+        end_early()
 
 
 def _import_asyncio_alone() -> None:
@@ -303,11 +303,11 @@ def _code_of_stop(order: Order, error: SandboxError) -> int:
 async def _run(
     order: Order, job: program.Program, config: SandboxConfig, settings: Settings
 ) -> program.Outcome:
-    from ..backends.catalog import opened
+    from ..backends.registry import open_backend
     from . import program
     from .progress import late_progress
 
-    async with opened(order.backend, settings) as backend:
+    async with open_backend(order.backend, settings) as backend:
         backend.on_progress = late_progress()
         return await program.run_program(job, config, backend)
 
@@ -339,9 +339,9 @@ def make_config(order: Order, settings: Settings) -> SandboxConfig:
     backend = order.backend or settings.mode
     if settings.depends_on_backend:
         # Only then: to find out what "auto" stands for, files of this machine have to be read.
-        from ..backends.catalog import taken
+        from ..backends.registry import resolve_name
 
-        backend = taken(backend, settings)
+        backend = resolve_name(backend, settings, quiet=True)
     values = settings.default_values(backend)
     values.update({name: value for name, value in order.limits.items() if value is not None})
     values["env_vars"] = assignments(order.env)
@@ -370,7 +370,7 @@ def outlets(raw: bool) -> _Outlets:
 
 
 def _image_of(template: str) -> str:
-    from ..backends.catalog import template_names
+    from ..backends.registry import template_names
 
     names = template_names()
     if template not in names:
@@ -481,7 +481,7 @@ def _write_whole(file: str, text: str) -> None:
 
 
 def _save_failure(order: Order, error: SandboxError) -> None:
-    from ..executor import error_result
+    from ..sandbox.execution import error_result
 
     result = error_result(error)
     try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ..errors import SandboxError, SandboxTimeoutError
-from ..platforms import SIGPIPE
+from ..host.platforms import SIGPIPE
 from .output import complain, note
 
 SUCCESS, FAILURE, USAGE, SANDBOX, TIMEOUT = 0, 1, 2, 3, 124

@@ -27,12 +27,12 @@ _SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z`])")
 
 
 def health(backend: str | None, verbose: bool, as_json: bool) -> int:
-    from ..backends.catalog import examine, taken
+    from ..backends.registry import examine, resolve_name
 
     settings = settings_or_fault()
     check_backend(backend)
     found = exit_codes.run(examine(backend, settings))
-    name = taken(backend, settings)
+    name = resolve_name(backend, settings, quiet=True)
     available = any(one.available for one in found if one.backend == name)
     for shadow in find_shadows():
         output.note(f"⚠️  {shadow}")
@@ -156,9 +156,9 @@ class _Report:
 async def _test(
     name: str | None, settings: Settings, config: SandboxConfig, report: _Report
 ) -> bool:
-    from ..backends.catalog import opened
+    from ..backends.registry import open_backend
 
-    async with opened(name, replace(settings, stock=0)) as backend:
+    async with open_backend(name, replace(settings, stock=0)) as backend:
         if importlib.util.find_spec(_SUITE) is not None:
             suite = importlib.import_module(_SUITE)
             return bool(await suite.run_quick(backend, report, config))

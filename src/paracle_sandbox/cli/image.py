@@ -12,7 +12,7 @@ from .exit_codes import UsageFault, ends_with_a_code
 from .progress import progress
 
 if TYPE_CHECKING:
-    from ..backends.catalog import Built
+    from ..backends.registry import Built
     from ..images.builder import Image
     from ..images.recipe import Recipe
 
@@ -105,7 +105,7 @@ def _say_built(image: Built, built: bool, as_json: bool) -> int:
 async def _built_on_incus(
     recipe: Recipe, base: str | None, if_missing: bool, quiet: bool
 ) -> tuple[Built, bool]:
-    from ..backends.catalog import incus_images
+    from ..backends.registry import incus_images
     from ..settings import load_settings
 
     settings = load_settings()
@@ -118,18 +118,20 @@ async def _built_on_incus(
 
 
 async def _listed() -> list[Image]:
+    from ..backends.registry import engine_client
     from ..images.builder import Images
-    from ..images.engine import connected
+    from ..settings import load_settings
 
-    async with connected() as client:
+    async with engine_client(load_settings()) as client:
         return await Images(client).list_images()
 
 
 async def _built(recipe: Recipe, if_missing: bool, quiet: bool) -> tuple[Image, bool]:
+    from ..backends.registry import engine_client
     from ..images.builder import Images
-    from ..images.engine import connected
+    from ..settings import load_settings
 
-    async with connected() as client:
+    async with engine_client(load_settings()) as client:
         images = Images(client)
         there = await images.find(recipe.image) if if_missing else None
         if there is not None and there.current is not False:

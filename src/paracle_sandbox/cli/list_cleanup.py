@@ -71,10 +71,10 @@ def list_sandboxes(backend: str | None, as_json: bool) -> int:
 
 
 async def _entries(settings: Settings, only: str | None) -> list[Entry]:
-    from ..backends.catalog import listed
+    from ..backends.registry import find_sandboxes
 
     async with AsyncExitStack() as stack:
-        found = await listed(settings, stack, only)
+        found = await find_sandboxes(settings, stack, only)
         before = [await _usage(backend, info) for backend, info in found]
         if found:
             await asyncio.sleep(_SAMPLE_SECONDS)
@@ -148,7 +148,7 @@ def cleanup(backend: str | None, everything: bool, force: bool, as_json: bool) -
     settings = settings_or_fault()
     if everything:
         return _cleanup_all(settings, backend, force, as_json)
-    from ..backends.catalog import sweep
+    from ..backends.registry import sweep
 
     swept = exit_codes.run(sweep(settings, backend))
     alive = len(exit_codes.run(_infos(settings, backend)))
@@ -167,10 +167,10 @@ def cleanup(backend: str | None, everything: bool, force: bool, as_json: bool) -
 
 
 async def _infos(settings: Settings, only: str | None) -> list[SandboxInfo]:
-    from ..backends.catalog import listed
+    from ..backends.registry import find_sandboxes
 
     async with AsyncExitStack() as stack:
-        return [info for _, info in await listed(settings, stack, only)]
+        return [info for _, info in await find_sandboxes(settings, stack, only)]
 
 
 def _cleanup_all(settings: Settings, only: str | None, force: bool, as_json: bool) -> int:
@@ -205,7 +205,7 @@ def _confirmed(count: int) -> bool:
 
 
 async def _destroy_all(settings: Settings, only: str | None) -> tuple[int, list[SandboxError]]:
-    from ..backends.catalog import sweep
+    from ..backends.registry import sweep
 
     swept = await sweep(settings, only)
     removed, failures = await destroy_those(settings, lambda info: True, only)
@@ -216,11 +216,11 @@ async def destroy_those(
     settings: Settings, wanted: Callable[[SandboxInfo], bool], only: str | None = None
 ) -> tuple[int, list[SandboxError]]:
     """Remove the sandboxes of any process that are wanted gone; how many, and what went wrong."""
-    from ..backends.catalog import listed
+    from ..backends.registry import find_sandboxes
 
     removed, failures = 0, []
     async with AsyncExitStack() as stack:
-        for backend, info in await listed(settings, stack, only):
+        for backend, info in await find_sandboxes(settings, stack, only):
             if not wanted(info):
                 continue
             try:

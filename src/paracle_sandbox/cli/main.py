@@ -22,10 +22,10 @@ def main() -> None:
 
     order = usual.read(sys.argv[1:])
     if order is not None and "backend" not in order:
-        from ..backends.ahead import start_ahead
+        from ..backends.native.prestart import start_early
 
         # Whoever runs a program the usual way needs a sandbox: it starts while we import.
-        start_ahead()
+        start_early()
     from .exit_codes import leave
 
     if order is not None:

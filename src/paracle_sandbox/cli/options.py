@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import SandboxError
-from ..settings import MODES, Settings, load_settings
+from ..host.backend_names import is_known, known_names
+from ..settings import Settings, load_settings
 from .exit_codes import UsageFault
 from .log_lines import log_to_stderr
 
@@ -23,18 +24,18 @@ def settings_or_fault() -> Settings:
 
 def complete_backend(incomplete: str) -> list[str]:
     """For the shell, after its TAB key."""
-    return [name for name in MODES if name.startswith(incomplete)]
+    return [name for name in known_names() if name.startswith(incomplete)]
 
 
 def complete_template(incomplete: str) -> list[str]:
-    from ..backends.catalog import template_names
+    from ..backends.registry import template_names
 
     return [name for name in template_names() if name.startswith(incomplete)]
 
 
 def check_backend(name: str | None) -> None:
-    if name is not None and name not in MODES:
-        raise UsageFault(f"--backend: there is no {name!r}; known are {', '.join(MODES)}")
+    if name is not None and not is_known(name):
+        raise UsageFault(f"--backend: there is no {name!r}; known are {', '.join(known_names())}")
 
 
 def check_terminal(wanted: bool) -> None:
@@ -45,7 +46,7 @@ def check_terminal(wanted: bool) -> None:
 
 def waived_layers(names: Sequence[str]) -> frozenset[str]:
     """Of ``--allow-degraded``. Raises UsageFault."""
-    from ..setting_rows import LAYERS, layers
+    from ..settings import LAYERS, layers
 
     try:
         return frozenset(layers(",".join(names)))

@@ -160,7 +160,7 @@ def _result(sandbox: Sandbox, command: CommandResult, stats: Stats) -> JobResult
 
 
 async def _stopped(sandbox: Sandbox, error: SandboxError, seconds: float) -> Outcome:
-    from ..executor import error_result
+    from ..sandbox.execution import error_result
 
     error.sandbox_id = error.sandbox_id or sandbox.sandbox_id
     result = error_result(error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..platforms import is_part_of_python
+from ..host.platforms import is_part_of_python
 from . import exit_codes, output
 from .exit_codes import UsageFault, ends_with_a_code
 from .keys import database_errors_explained, refuse_windows

@@ -13,7 +13,7 @@ from .options import complete_template, settings_or_fault
 from .progress import progress
 
 if TYPE_CHECKING:
-    from ..backends.catalog import Template, Templates
+    from ..backends.registry import Template, Templates
 
 app = typer.Typer(
     help="Sets of packages that native sandboxes start with.",
@@ -100,7 +100,7 @@ def remove(name: Name, as_json: Json = False) -> int:
 
 
 def _templates() -> Templates:
-    from ..backends.catalog import templates
+    from ..backends.registry import templates
 
     return templates(settings_or_fault())
 

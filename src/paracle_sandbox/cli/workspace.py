@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..agents.workspace_sync import Change, Project
+from ..agents.workspace_sync import Change, WorkspaceSync
 from ..errors import SandboxError, SandboxExecutionError
-from ..sandbox.files import in_thread
+from ..sandbox.host_copy import in_thread
 from . import output
 from .exit_codes import UsageFault
 
@@ -51,7 +51,7 @@ class Workspace:
     """Checked before a sandbox is made. ``problems`` is what could not be brought back."""
 
     wanted: Wanted
-    project: Project | None
+    project: WorkspaceSync | None
     files: list[tuple[Path, str]]
     working_dir: str
     problems: list[str] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Workspace:
             self.project.close()
 
 
-def _python_of(project: Project) -> bytes:
+def _python_of(project: WorkspaceSync) -> bytes:
     """What its modules say, for whoever wants to know what they import."""
     modules = [path for inside, path in project.sources.items() if inside.endswith(".py")]
     return b"\n".join(path.read_bytes() for path in modules[:_READ_MODULES])
@@ -164,11 +164,11 @@ def _is_below(path: str, place: str) -> bool:
     return path == place or path.startswith(place + "/")
 
 
-def _project(folder: str | None) -> Project | None:
+def _project(folder: str | None) -> WorkspaceSync | None:
     if folder is None:
         return None
     try:
-        return Project.gather(Path(folder))
+        return WorkspaceSync.gather(Path(folder))
     except SandboxError as error:
         raise UsageFault(f"--workspace: {error.message}") from None
     except OSError as error:

@@ -18,7 +18,6 @@ from ..backends.registry import get_backend
 from ..config import SandboxConfig
 from ..ids import new_sandbox_id
 from ..sandbox.command_options import CommandOptions
-from ..sandbox.paths import checked_path
 from ..sandbox.sandbox import Sandbox
 from ..settings import load_settings
 from .dockerized_terminal import AsyncDockerizedTerminal
@@ -68,6 +67,13 @@ class DockerSandbox(Sandbox):
         find = getattr(self._backend, "container_of", None)
         return find(self.sandbox_id) if find is not None else None
 
+    async def start(self) -> None:
+        try:
+            await super().start()
+        except BaseException:
+            await self._close_own_backend()
+            raise
+
     async def create(self) -> Self:
         """start(), with a terminal for run_command()."""
         await self.start()
@@ -87,7 +93,8 @@ class DockerSandbox(Sandbox):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> str:
-        """What a command prints: where the last one left off after create(), else by itself."""
+        """Run a command and return what it prints: where the last one left off after create(), else
+        by itself."""
         session = self.terminal and self.terminal.session
         if session is None or options or not isinstance(command, str):
             return await super().run_command(command, timeout, **options)
@@ -99,13 +106,16 @@ class DockerSandbox(Sandbox):
         try:
             await super().stop()
         finally:
-            if self._owns_backend:
-                await self._backend.close()
+            await self._close_own_backend()
+
+    async def _close_own_backend(self) -> None:
+        if self._owns_backend:
+            await self._backend.close()
 
     def _safe_resolve_path(self, path: str) -> str:
-        """Where a path is inside. Raises SandboxPathError when it leaves the sandbox's places."""
-        checked = checked_path(path, self._places, self.sandbox_id)
-        return posixpath.join(self.config.working_dir, checked)
+        """Return where a path is inside. Raises SandboxPathError when it leaves the sandbox's own
+        directories."""
+        return posixpath.join(self.config.working_dir, self.files.checked(path))
 
 
 def _full(config: AnyConfig | None) -> SandboxConfig | None:

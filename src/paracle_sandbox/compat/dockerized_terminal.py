@@ -1,4 +1,4 @@
-"""AsyncDockerizedTerminal: a terminal in a container, whoever started that.
+"""AsyncDockerizedTerminal: a terminal in a container, ours or not.
 
 In one of our sandboxes it is a Terminal. Into any other container, given by its id, its name or
 an engine's handle, a guest is sent first, as a further program of it; the container needs python3
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from ..backends.catalog import inside_container
+from ..backends.registry import inside_container
 from ..config import SandboxConfig
 from ..errors import SandboxError, SandboxExecutionError
 from ..ids import new_sandbox_id
@@ -40,7 +40,8 @@ class AsyncDockerizedTerminal:
 
     @property
     def container(self) -> Any:
-        """What it was given; of one of our sandboxes the engine's handle, if there is one."""
+        """Return what it was given; for one of our sandboxes the engine's handle, if there is
+        one."""
         return getattr(self._given, "container", None) or self._given
 
     @property

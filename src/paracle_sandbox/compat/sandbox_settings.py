@@ -9,9 +9,7 @@ from typing import Any
 
 from ..config import InvalidConfigError, Options, SandboxConfig, flag, number, option, text
 from ..errors import SandboxError
-from ..older_keys import SHARED_KEYS
-from ..setting_rows import Environment, parse_memory_mb
-from ..settings import read_section
+from ..settings import SHARED_KEYS, Environment, parse_memory_mb, read_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ class SandboxSettings(Options):
     def load(
         cls, env: Environment | None = None, path: str | Path | None = None
     ) -> SandboxSettings:
-        """What config.toml says; the defaults where it says nothing."""
+        """Read what config.toml says; the defaults hold where it says nothing."""
         section: dict[str, Any] = read_section(env, path)
         own = {key: value for key, value in section.items() if key in SHARED_KEYS}
         try:
@@ -54,7 +52,7 @@ ConfigLike = SandboxConfig | SandboxSettings | Mapping[str, Any]
 
 
 def full_config(config: ConfigLike) -> SandboxConfig:
-    """The configuration, of whatever shape, a dict of its fields included. Raises ValueError when
+    """Convert a configuration of any shape, a dict of its fields included. Raises ValueError when
     they are out of range, TypeError for anything else."""
     if isinstance(config, SandboxConfig):
         return config
@@ -68,7 +66,7 @@ def full_config(config: ConfigLike) -> SandboxConfig:
 
 
 def with_volumes(config: SandboxConfig, bindings: Mapping[str, str] | None) -> SandboxConfig:
-    """Raises ValueError when a binding is not two paths."""
+    """Add volumes to a configuration. Raises ValueError when a binding is not two paths."""
     if not bindings:
         return config
     volumes = {**config.volumes, **bindings}

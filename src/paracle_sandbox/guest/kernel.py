@@ -1,4 +1,4 @@
-"""The few kernel calls the standard library does not wrap. Standard library only, Python 3.8."""
+"""Kernel calls that the standard library does not wrap, or wraps too slowly for a guest."""
 
 import ctypes
 import os
@@ -16,19 +16,19 @@ _MOST_WAITING = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptsname.restype = ctypes.c_char_p
-# ctypes makes an object of each when it is first asked for: here, where forks share it.
+# ctypes creates an object for each function on first use. Done here, forks share it.
 for _name in ("prctl", "pthread_sigmask", "syscall"):
     getattr(_libc, _name)
-# Not _libc, whose calls let go of the interpreter's lock meanwhile.
+# A fork needs this handle: calls through _libc release the interpreter's lock meanwhile.
 _holding_lock = ctypes.PyDLL(None, use_errno=True)
 
 
 def fork() -> int:
-    """Fork, without what os.fork has every module do in the child.
+    """Fork without the handlers that os.fork runs in the child. Raises OSError.
 
-    Those of the standard library that want something done make new locks and number threads anew,
-    which costs a child hundreds of copied pages. A process without threads needs none of it, and
-    a program gets its own in any case (program_state). Raises OSError.
+    Those handlers, registered by modules of the standard library, create new locks and renumber
+    threads, which makes the child copy hundreds of pages. A process without threads does not need
+    them, and a program gets a fresh state in any case (python/interpreter_state).
     """
     pid: int = _holding_lock.fork()
     if pid < 0:
@@ -38,7 +38,7 @@ def fork() -> int:
 
 
 def end_child(pid: int) -> None:
-    """Kill one that nobody has waited for yet: its number is its own."""
+    """Kill a child that was not reaped yet. Later, its number may be another process's."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -46,16 +46,15 @@ def end_child(pid: int) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Raises OSError when the kernel refuses."""
+    """Set an attribute of this process. Raises OSError if the kernel refuses."""
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, "prctl %d: %s" % (option, os.strerror(code)))
 
 
 def slave_path(master: int) -> bytes:
-    """The path of the other side of a terminal."""
-    # Not os.ttyname: it looks into /proc/self/fd, which is closed to a guest that is not
-    # dumpable.
+    """Return the path of the slave side of a terminal. Raises OSError."""
+    # os.ttyname would look into /proc/self/fd, which a guest that is not dumpable cannot open.
     path: Optional[bytes] = _libc.ptsname(master)
     if path is None:
         raise OSError(ctypes.get_errno(), "the terminal has no name")
@@ -63,20 +62,22 @@ def slave_path(master: int) -> bytes:
 
 
 def unblock_signals() -> None:
+    """Unblock all signals of this process."""
     # signal.pthread_sigmask makes an enum member of every signal that was blocked: 0.1 ms.
     _libc.pthread_sigmask(signal.SIG_SETMASK, _NO_SIGNALS, None)
 
 
 def drop_signals() -> None:
-    """Those that wait for us, being blocked, and will come no more."""
+    """Discard the signals that are pending because they are blocked."""
     for _ in range(_MOST_WAITING):
         if signal.sigtimedwait(_ALL_SIGNALS, 0) is None:
             return
 
 
 def block_signals(all_but: int) -> None:
-    # The plain system call: the library leaves out two signals that it keeps for itself, and
-    # those end a process that has not started threads.
+    """Block all signals of this process except one."""
+    # This is the plain system call: the C library never blocks two signals that it uses itself,
+    # and those would end a process that has not started threads.
     mask = ~(1 << (all_but - 1)) & 0xFFFFFFFFFFFFFFFF
     number = {"x86_64": 14, "aarch64": 135}.get(os.uname().machine)
     if number is None:
@@ -86,10 +87,10 @@ def block_signals(all_but: int) -> None:
 
 
 def close_from(low: int) -> None:
-    """Close every descriptor from low on, known to us or not."""
+    """Close every descriptor that is ``low`` or higher, whether we know it or not."""
     if _libc.syscall(_CLOSE_RANGE, ctypes.c_uint(low), ctypes.c_uint(0xFFFFFFFF), 0) == 0:
         return
-    # Kernels before 5.9. Listing /proc/self/fd would be faster, but is closed to us while we
-    # are not dumpable.
+    # Kernels before 5.9 come here. Listing /proc/self/fd would be faster, but we cannot open it
+    # while we are not dumpable.
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.closerange(low, 1 << 20 if soft == resource.RLIM_INFINITY else soft)

@@ -1,8 +1,39 @@
 """The guest: the first process in every sandbox, one thread, no user code in it.
 
-serve() is all there is to call. The host opens streams over the channel, each with a request;
+`serve` is all there is to call. The host opens streams over the channel, each with a request;
 each request becomes a job (a command, or a file operation), and the loop lends every job a
-moment at a time. When the channel ends, so does everything.
+moment at a time.
+
+PROCESSES (all have the sandbox's one uid; what keeps programs from the guest is that it is not
+dumpable, and that the filter of system calls has no ptrace)
+
+    guest          PID 1 of the sandbox (in a container of another backend, of the container).
+     ├ program     the direct command: the first one, and whatever it starts
+     ├ keeper      one for each command that runs beside another. It is a child subreaper, so that
+     │  └ program  what its program leaves behind never mixes with another command's
+     ├ preforked   a Python process that waits for the next program    (for speed only: `prefork`)
+     └ fork server forks those while programs follow each other at once (for speed only: `prefork`)
+
+SOCKETS AND PIPES
+
+    host - guest        the channel. Frames both ways, under credits: a program that prints faster
+                        than the host reads has to wait.
+    guest - program     its standard streams: pipes, or a terminal.
+    keeper - guest      a pipe for the program's pid and its wait status. Only the keeper has it.
+    guest - preforked   a socket for the program, its directory and its streams.
+
+WAITING
+
+    The guest waits in one place, `Loop.run_once`: for the channel, pipes, timers, and SIGCHLD by a
+    wakeup descriptor. It waits for no program and no keeper: their ends come as events, and a
+    program's end is told to the host when it has been reaped. A program waits for nothing of ours.
+
+IN WHICH ORDER THINGS DIE
+
+    A command is killed as a tree (`processes.kill_tree`), round after round, until nothing of it
+    is left; only then its result is sent. A keeper ends when nothing is left of what it keeps; if
+    it is killed, what it kept comes to the guest, and is killed. When the channel ends, the guest
+    kills everything and ends; as PID 1 it would take everything with it in any case.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -10,17 +41,14 @@ import fcntl
 import gc
 import mmap
 import os
-import select
 import signal
 import sys
-import time
 from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 from ..channel import frames
 from . import kernel
 from .loop import READ, Loop
-from .prefork.early_exit import forget_told, told_ends
-from .prefork.policy import REQUEST, Foresight
+from .prefork.policy import REQUEST, PreforkPolicy
 from .processes.command import Command
 from .processes.kill_leftovers import Leftovers
 from .processes.kill_tree import TreeKill, kill_everything, strike_all
@@ -33,9 +61,6 @@ from .tunnels import Tunnels
 from .wire import Channel, ChannelClosed, Wire
 
 PROTOCOL = 1
-# For so long a request waits at most for the process of one that has ended, which takes a moment
-# where there is much memory to free, or little of the processor to be had.
-GOING_SECONDS = 0.25
 
 
 def serve(channel_fd: int, setup: Dict[str, Any], write_fd: Optional[int] = None) -> NoReturn:
@@ -121,7 +146,8 @@ class Guest:
         self._jobs: Dict[int, Any] = {}
         self._children: Children[Command] = Children()
         self._oom = OomFirst()
-        self._foresight = Foresight(
+        self._preforks = bool(setup.get("preforked", True))
+        self._policy = PreforkPolicy(
             self._loop, self._children, self._oom, setup, lambda: self._channel.unread
         )
         self._followers: Dict[int, List[int]] = {}
@@ -139,38 +165,10 @@ class Guest:
         while True:
             busy = self._take_turns()
             self._channel.flush()
-            if self._foresight.wanted:  # and every answer is on its way: now there is time
-                self._foresight.fork(self._rehearse_command)
+            # Every answer is on its way: now there is time.
+            if self._preforks and self._policy.wanted:
+                self._policy.fork(self._rehearse_command)
             self._loop.run_once(block=not busy)
-
-    def rehearse(self) -> None:
-        """Be a guest for a moment, to nobody at the other end, in what guests are forked from: they
-        need not copy the pages that they write to only the first time. Leaves dumpable changed."""
-        self._greet()
-        self._take_turns()
-        self._channel.flush()
-        self._rehearse_command()
-        self._loop.run_once(block=False)
-        self._oom.close()
-
-    def rehearse_programs(self, ask: Callable[[bytes], int], count: int) -> None:
-        """Have programs run one after the other, where nothing that is done to processes happens.
-        ``ask`` has a frame arrive. Raises RuntimeError if they did not come to their end."""
-        self._wakeup_fd, news = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            for number in range(1, count + 1):
-                self._foresight.fork(self._rehearse_command)
-                ask(frames.encode(frames.OPEN, number, REQUEST))
-                self._receive()
-                os.write(news, b"x")
-                self._reap()
-                self._channel.flush()
-            if self._jobs or self._foresight.programs != count:
-                raise RuntimeError("a program did not come to its end")
-        finally:
-            os.close(self._wakeup_fd)
-            os.close(news)
-            self._oom.close()
 
     def _greet(self) -> None:
         self._channel.open(self._receive, self._more_room)
@@ -245,11 +243,9 @@ class Guest:
         if op == "ping":
             wire.result({})
             return None
-        self._see_ends_through()
         if op != "python":
             self._texts.remove()
         if op in ("exec", "python"):
-            forget_told()
             text = parse_text(request)
             if text is not None:
                 self._texts.need(wire.number, text)
@@ -291,7 +287,7 @@ class Guest:
 
     def _start(self, command: Command, request: Dict[str, Any]) -> None:
         if command.is_python:
-            self._foresight.program_started(request)
+            self._policy.program_started(request)
         command.start()
 
     def _drop(self, stream: int) -> None:
@@ -299,12 +295,12 @@ class Guest:
         job = self._jobs.pop(stream, None)
         self._texts.ended(stream)
         if wire is not None:
-            self._foresight.stream_ended(wire)
+            self._policy.stream_ended(wire)
         followers = [one for one in self._followers.pop(stream, ()) if one in self._jobs]
         for follower in followers:
             self._jobs[follower].on_credit()
         if isinstance(job, Command) and job.is_python:
-            self._foresight.program_ended(self._wires[followers[-1]] if followers else None)
+            self._policy.program_ended(self._wires[followers[-1]] if followers else None)
 
     def _guarded(self, stream: int, call: Callable[..., None], *args: Any) -> None:
         """One job's mistake must not take the sandbox down: hence the broad except. What goes wrong
@@ -352,9 +348,6 @@ class Guest:
             os.read(self._wakeup_fd, 4096)
         except BlockingIOError:
             pass
-        for pid, status in told_ends():
-            if self._children.end_direct(pid):
-                self._direct_ended(status << 8)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -375,17 +368,6 @@ class Guest:
                     command.on_keeper_end()
             else:
                 self._children.remove(pid)
-
-    def _see_ends_through(self) -> None:
-        """Whatever a program had can be had by the next, unless it takes long to go."""
-        if not self._children.ending:
-            return
-        news = select.poll()
-        news.register(self._wakeup_fd, select.POLLIN)
-        deadline = time.monotonic() + GOING_SECONDS
-        while self._children.ending and time.monotonic() < deadline:
-            news.poll(1000 * GOING_SECONDS)
-            self._reap()
 
     def _direct_ended(self, status: int) -> None:
         command = self._children.direct_owner

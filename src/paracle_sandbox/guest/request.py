@@ -1,4 +1,4 @@
-"""What to start: a request for `exec` or `python`, checked and made exact bytes."""
+"""Check a request for `exec` or `python`, and turn it into the exact bytes of a program start."""
 
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -11,11 +11,15 @@ class Invalid(Exception):
 
 
 class Size(NamedTuple):
+    """The size of a terminal."""
+
     rows: int
     columns: int
 
 
 class Launch(NamedTuple):
+    """Everything that is needed to start one program."""
+
     argv: List[bytes]
     env: Dict[bytes, bytes]
     cwd: bytes
@@ -24,20 +28,20 @@ class Launch(NamedTuple):
     source: Optional[Tuple[bytes, bytes]] = None  # a path, and the text to write there first
     program: Optional[Dict[str, Any]] = None  # for become_program, instead of argv
     terminal: Optional[bytes] = None  # path of the slave side; the command fills it in
-    merged: bool = False  # stderr is stdout
-    simple_terminals: bool = False  # a kernel that does less for terminals than Linux does
+    merged: bool = False  # stderr goes where stdout goes
+    simple_terminals: bool = False  # the kernel does less for terminals than Linux does
 
 
 def parse_exec(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
-    """Raises Invalid."""
-    argv = _texts(request.get("argv"), "argv")
+    """Parse a request to execute a command. Raises Invalid."""
+    argv = _check_strings(request.get("argv"), "argv")
     if not argv:
         raise Invalid("argv is empty")
-    launch = Launch([_encode(item, "argv") for item in argv], *_surroundings(request, setup))
-    return _with_terms(launch, request, setup)
+    launch = Launch([_encode(item, "argv") for item in argv], *_parse_surroundings(request, setup))
+    return _set_options(launch, request, setup)
 
 
-def _with_terms(launch: Launch, request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
+def _set_options(launch: Launch, request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
     return launch._replace(
         merged=bool(request.get("merge_stderr")),
         simple_terminals=bool(setup.get("simple_terminals")),
@@ -45,65 +49,71 @@ def _with_terms(launch: Launch, request: Dict[str, Any], setup: Dict[str, Any]) 
 
 
 def parse_python(request: Dict[str, Any], setup: Dict[str, Any]) -> Launch:
-    """Raises Invalid."""
-    given = _text(request.get("path"), "path")
-    argv = _texts(request.get("argv") or [], "argv")
+    """Parse a request to run a Python file. Raises Invalid.
+
+    The program is a fork of this process, unless the request asks for a fresh interpreter.
+    """
+    given = _check_string(request.get("path"), "path")
+    argv = _check_strings(request.get("argv") or [], "argv")
     path = os.path.join(_working_dir(setup), given)
-    path0 = _text(request.get("path0") or os.path.dirname(path), "path0")
+    path0 = _check_string(request.get("path0") or os.path.dirname(path), "path0")
     python = str(setup.get("python") or "python3")
     command = [_encode(item, "argv") for item in [python, path, *argv]]
-    launch = Launch(command, *_surroundings(request, setup))
-    launch = _with_terms(launch, request, setup)
+    launch = Launch(command, *_parse_surroundings(request, setup))
+    launch = _set_options(launch, request, setup)
     if request.get("source") is not None:
-        launch = launch._replace(source=(command[1], _source(request["source"])))
+        launch = launch._replace(source=(command[1], _encode_source(request["source"])))
     if request.get("fresh"):
         return launch
     if launch.cwd == _encode(_working_dir(setup), "cwd"):
-        path = given  # what the user wrote is what tracebacks and sys.argv[0] show
+        path = given  # tracebacks and sys.argv[0] show what the user wrote
     env = {os.fsdecode(key): os.fsdecode(value) for key, value in launch.env.items()}
     spec = {"path": path, "argv": argv, "path0": path0, "env": env, "python": python}
     return launch._replace(program=spec)
 
 
 def parse_text(request: Dict[str, Any]) -> Optional[bytes]:
-    """Path of a text that is to be removed after the command. Raises Invalid."""
+    """Return the path of a program text that is to be removed after the command, or None.
+
+    Raises Invalid.
+    """
     path = request.get("text")
-    return None if path is None else _encode(_text(path, "text"), "text")
+    return None if path is None else _encode(_check_string(path, "text"), "text")
 
 
 def parse_size(value: Any) -> Size:
-    """Rows and columns of a terminal. Raises Invalid."""
+    """Parse the rows and columns of a terminal. Raises Invalid."""
     if isinstance(value, dict):
         value = [value.get("rows", 24), value.get("columns", 80)]
     if not isinstance(value, list) or len(value) != 2:
-        raise Invalid("a terminal size is rows and columns")
+        raise Invalid("a terminal size must be a list of rows and columns")
     for number in value:
         if type(number) is not int or not 0 < number < 1 << 16:
-            raise Invalid("a terminal size is two numbers from 1 to 65535")
+            raise Invalid("a terminal size must be two whole numbers from 1 to 65535")
     return Size(value[0], value[1])
 
 
-def _surroundings(
+def _parse_surroundings(
     request: Dict[str, Any], setup: Dict[str, Any]
 ) -> Tuple[Dict[bytes, bytes], bytes, bool, Optional[Size]]:
-    cwd = os.path.join(_working_dir(setup), _text(request.get("cwd") or "", "cwd"))
+    cwd = os.path.join(_working_dir(setup), _check_string(request.get("cwd") or "", "cwd"))
     if not request.get("cwd"):
         cwd = _working_dir(setup)
     size = None if request.get("pty") is None else parse_size(request["pty"])
-    return _environment(request, setup), _encode(cwd, "cwd"), bool(request.get("stdin")), size
+    return _merge_environment(request, setup), _encode(cwd, "cwd"), bool(request.get("stdin")), size
 
 
-def _environment(request: Dict[str, Any], setup: Dict[str, Any]) -> Dict[bytes, bytes]:
+def _merge_environment(request: Dict[str, Any], setup: Dict[str, Any]) -> Dict[bytes, bytes]:
     merged: Dict[Any, Any] = {} if request.get("clear_env") else dict(setup.get("env") or {})
     given = request.get("env")
     if given is not None and not isinstance(given, dict):
-        raise Invalid("env is not an object")
+        raise Invalid("env must be an object of names and values")
     merged.update(given or {})
     env = {}
     for name, value in merged.items():
         if not name or "=" in name:
-            raise Invalid("env has a bad name")
-        env[_encode(name, "env")] = _encode(_text(value, "env"), "env")
+            raise Invalid("env has a name that is empty or contains '='")
+        env[_encode(name, "env")] = _encode(_check_string(value, "env"), "env")
     return env
 
 
@@ -111,27 +121,27 @@ def _working_dir(setup: Dict[str, Any]) -> str:
     return str(setup.get("working_dir") or "/")
 
 
-def _source(value: Any) -> bytes:
+def _encode_source(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise Invalid("source is not a string")
+        raise Invalid("source must be a string")
     try:
         source = value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise Invalid("source is not text") from None
+        raise Invalid("source holds characters that UTF-8 cannot encode") from None
     if len(source) > MAX_SOURCE_BYTES:
         raise Invalid("source is longer than %d bytes; write a file first" % MAX_SOURCE_BYTES)
     return source
 
 
-def _texts(value: Any, name: str) -> List[str]:
+def _check_strings(value: Any, name: str) -> List[str]:
     if not isinstance(value, list):
-        raise Invalid("%s is not a list" % name)
-    return [_text(item, name) for item in value]
+        raise Invalid("%s must be a list" % name)
+    return [_check_string(item, name) for item in value]
 
 
-def _text(value: Any, name: str) -> str:
+def _check_string(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise Invalid("%s is not a string" % name)
+        raise Invalid("%s must be a string" % name)
     return value
 
 
@@ -141,4 +151,4 @@ def _encode(value: str, name: str) -> bytes:
     try:
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise Invalid("%s contains a character that no file name has" % name) from None
+        raise Invalid("%s contains a character that UTF-8 cannot encode" % name) from None

@@ -1,9 +1,10 @@
-"""Tunnels: programs inside connect to a port of the loopback, the host answers them.
+"""Tunnels: programs inside connect to a port of the loopback, and the host answers them.
 
-A `listen` stream opens a port and announces it and every connection as EVENTs; it lasts until
-the host cancels it. For each connection the host opens an `accept` stream: DATA both ways, END
-when the host has no more to say, RESULT when both sides are done. What nobody accepts is closed
-with the listener. The guest never connects anywhere itself.
+A `listen` stream opens a port. It announces the port and every connection as EVENTs, and lasts
+until the host cancels it. For each connection the host opens an `accept` stream, which has DATA
+both ways, an END when the host has no more to send, and a RESULT when both sides are done.
+Connections that the host does not accept are closed with the listener. The guest itself never
+connects anywhere.
 """
 
 from collections import deque
@@ -22,7 +23,7 @@ _ADDRESS = "127.0.0.1"
 
 
 class Tunnels:
-    """The connections that wait for the host to take them."""
+    """The connections that wait for the host to accept them."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -30,15 +31,19 @@ class Tunnels:
         self._last = 0
 
     def job(self, request: Dict[str, Any], wire: Wire) -> Any:
+        """Create the job for a `listen` or `accept` request. Raises Invalid."""
         if request["op"] == "listen":
             return Listener(self._loop, wire, self)
         connection = self._waiting.pop(request.get("connection"), None)  # type: ignore[arg-type]
         if connection is None:
-            raise Invalid("there is no such connection")
+            raise Invalid("there is no connection with this number; it may have been closed")
         return Tunnel(self._loop, wire, connection)
 
-    def arrived(self, connection: "socket.socket") -> Optional[int]:
-        """The number to accept it by; None when too many wait."""
+    def add_waiting(self, connection: "socket.socket") -> Optional[int]:
+        """Keep a connection until the host accepts it, by the number that this returns.
+
+        Returns None if too many are waiting.
+        """
         if len(self._waiting) >= MAX_WAITING:
             return None
         self._last += 1
@@ -46,13 +51,14 @@ class Tunnels:
         return self._last
 
     def hang_up(self) -> None:
+        """Close all connections that wait."""
         waiting, self._waiting = self._waiting, {}
         for connection in waiting.values():
             connection.close()
 
 
 class Listener:
-    """One open port."""
+    """The job of a `listen` stream: one open port."""
 
     wants_turn = False
 
@@ -63,7 +69,7 @@ class Listener:
         self._socket: Optional["socket.socket"] = None
 
     def start(self) -> None:
-        # Only now: what is imported at the start is in the memory of every sandbox.
+        # A module that is imported at the start would be in the memory of every sandbox.
         import socket
 
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -87,7 +93,7 @@ class Listener:
         except OSError:
             return
         connection.setblocking(False)
-        number = self._tunnels.arrived(connection) if self._wire.credit > 0 else None
+        number = self._tunnels.add_waiting(connection) if self._wire.credit > 0 else None
         if number is None:
             connection.close()
         else:
@@ -115,7 +121,7 @@ class Listener:
 
 
 class Tunnel:
-    """One connection of a program inside, joined to a stream."""
+    """The job of an `accept` stream: one connection of a program inside."""
 
     wants_turn = False
 
@@ -189,7 +195,7 @@ class Tunnel:
         self._update()
 
     def _update(self) -> None:
-        """Watch for what can go on; end when nothing can."""
+        """Watch for the directions in which data can move; end the job when none is left."""
         if self._socket is None:
             return
         if self._host_done and not self._unwritten:

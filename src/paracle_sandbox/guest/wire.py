@@ -1,8 +1,8 @@
 """The guest's end of the channel, and one stream of it as a job sees it.
 
-Small frames wait for the end of the loop's turn and leave in one write. Large ones leave at
-once and are not copied unless the channel is full. While it is full, Wire.credit is 0: nobody
-produces more, so what waits here stays bounded.
+Small frames wait for the end of the loop's turn and are sent in one write. Large frames are sent at
+once, and are not copied unless the channel is full. While the channel is full, Wire.credit is 0, so
+jobs produce no more and the queue stays bounded.
 """
 
 import errno
@@ -20,10 +20,10 @@ Buffer = Union[bytes, memoryview]
 
 DIRECT_BYTES = 32 << 10
 MAX_VECTORS = 64
-# Room for more is a mapping of its own, made and removed each time: only where much has come.
+# A larger buffer would be mapped and unmapped for each read, so it is used only after a large read.
 SMALL_READ_BYTES = 8 << 10
 _NOTHING = bytes(4)
-# Answers to a host that asks but does not read: at this much we stop listening to it.
+# A host may send requests and not read the responses. When so much waits for it, we stop reading.
 MAX_QUEUED_BYTES = 4 << 20
 
 ERRNO_CODES = {
@@ -44,11 +44,11 @@ ERRNO_CODES = {
 
 
 class ChannelClosed(Exception):
-    """The host is gone."""
+    """The channel has ended, so the host has gone or closed the sandbox."""
 
 
 class Channel:
-    """Frames in and out over non-blocking descriptors."""
+    """Send and receive frames over non-blocking descriptors."""
 
     def __init__(self, loop: Loop, read_fd: int, write_fd: int) -> None:
         self._loop = loop
@@ -63,12 +63,16 @@ class Channel:
         self.congested = False
 
     def open(self, on_readable: Callable[[], None], on_drained: Callable[[], None]) -> None:
+        """Begin to watch the channel. ``on_drained`` is called when it is no longer congested."""
         self._on_readable = on_readable
         self._on_drained = on_drained
         self._loop.watch(self._read_fd, READ, on_readable)
 
     def receive(self) -> Iterator[Tuple[int, int, bytes]]:
-        """The frames that have arrived. Raises ChannelClosed, ProtocolError."""
+        """Read once, and return the frames that are whole now.
+
+        Raises ChannelClosed, ProtocolError.
+        """
         try:
             data = os.read(self._read_fd, self._read_bytes)
         except BlockingIOError:
@@ -81,7 +85,7 @@ class Channel:
         return self._reader.feed(data)
 
     def send(self, kind: int, stream: int, payload: Buffer = b"") -> None:
-        """Queue one frame. A memoryview is not referred to any more after the return."""
+        """Queue one frame. The caller may reuse the memory of a memoryview afterwards."""
         size = len(payload)
         self._queue.append(frames.HEADER.pack(kind, stream, size))
         self._queued_bytes += frames.HEADER.size + size
@@ -96,10 +100,11 @@ class Channel:
             self._queue[-1] = bytes(self._queue[-1])
 
     def send_json(self, kind: int, stream: int, value: Dict[str, Any]) -> None:
+        """Queue one frame with a JSON payload."""
         self.send(kind, stream, _json(value))
 
     def flush(self) -> None:
-        """Write what can be written. Raises ChannelClosed."""
+        """Write as many queued frames as the channel accepts now. Raises ChannelClosed."""
         if self.congested:
             return
         try:
@@ -113,7 +118,10 @@ class Channel:
 
     @property
     def unread(self) -> bool:
-        """Whether the host has something still to read. Of pipes that is not known, and False."""
+        """Whether the host has not read all that was sent.
+
+        It is False for pipes, which cannot tell.
+        """
         try:
             return fcntl.ioctl(self._write_fd, termios.TIOCOUTQ, _NOTHING) != _NOTHING
         except OSError:
@@ -136,7 +144,7 @@ class Channel:
 
 
 class Wire:
-    """One stream, as the job that serves it sees it."""
+    """One stream, as the job that serves it sees it. It keeps account of the stream's credit."""
 
     def __init__(self, channel: Channel, stream: int, on_finished: Callable[[int], None]) -> None:
         self.number = stream
@@ -149,25 +157,26 @@ class Wire:
 
     @property
     def credit(self) -> int:
-        """How many bytes may be sent now."""
+        """The number of bytes that the job may send now."""
         return 0 if self._channel.congested or self.finished else max(0, self._window)
 
     @property
     def exhausted(self) -> bool:
-        """The host has not consumed what was sent: only its CREDIT can help."""
+        """Whether the host has to send CREDIT before the job may send more."""
         return self._window <= 0
 
     def grant(self, amount: int) -> None:
+        """Account for CREDIT from the host."""
         self._window += amount
 
     def received(self, amount: int) -> None:
-        """Account for DATA from the host, which has to keep to its window as well."""
+        """Account for DATA from the host. Raises ProtocolError if it exceeds the window."""
         self._receivable -= amount
         if self._receivable < 0:
             raise frames.ProtocolError("more data than the window allows")
 
     def consumed(self, amount: int) -> None:
-        """Let the host send this much more, sooner or later."""
+        """Let the host send this much more. CREDIT is sent when enough has come together."""
         self._unreported += amount
         if self._unreported >= frames.WINDOW // 4 and not self.finished:
             self._receivable += self._unreported
@@ -175,23 +184,29 @@ class Wire:
             self._unreported = 0
 
     def data(self, content: Buffer) -> None:
+        """Send DATA."""
         self.output(frames.DATA, content)
 
     def output(self, kind: int, content: Buffer) -> None:
-        """DATA or STDERR."""
+        """Send DATA or STDERR, in as many frames as are needed."""
         for start in range(0, len(content), frames.MAX_PAYLOAD):
-            self._credited(kind, content[start : start + frames.MAX_PAYLOAD])
+            self._send_credited(kind, content[start : start + frames.MAX_PAYLOAD])
 
     def event(self, value: Dict[str, Any]) -> None:
-        self._credited(frames.EVENT, _json(value))
+        """Send an EVENT."""
+        self._send_credited(frames.EVENT, _json(value))
 
     def result(self, value: Dict[str, Any]) -> None:
+        """End the stream with a RESULT. Once the stream has ended, nothing more is sent."""
         self._finish(frames.RESULT, value)
 
     def error(
         self, code: str, message: str, errno: Optional[int] = None, nothing_runs: bool = False
     ) -> None:
-        """``nothing_runs``: of a command, that nothing it started is left."""
+        """End the stream with an ERROR.
+
+        ``nothing_runs`` says of a command that no process which it started is left.
+        """
         value: Dict[str, Any] = {"code": code, "message": message}
         if errno is not None:
             value["errno"] = errno
@@ -200,9 +215,10 @@ class Wire:
         self._finish(frames.ERROR, value)
 
     def os_error(self, error: OSError, message: str) -> None:
+        """End the stream with the ERROR for an OSError."""
         self.error(*os_failure(error, message))
 
-    def _credited(self, kind: int, payload: Buffer) -> None:
+    def _send_credited(self, kind: int, payload: Buffer) -> None:
         if not self.finished:
             self._window -= len(payload)
             self._channel.send(kind, self.number, payload)
@@ -216,13 +232,13 @@ class Wire:
 
 
 def os_failure(error: OSError, message: str) -> Tuple[str, str, Optional[int]]:
-    """What `Wire.error` is to say of an OSError."""
+    """Return the arguments of `Wire.error` for an OSError."""
     code = ERRNO_CODES.get(error.errno or 0, "internal")
     return code, "%s: %s" % (message, error.strerror), error.errno
 
 
 def _json(value: Dict[str, Any]) -> bytes:
-    return frames.checked(frames.to_json(value))
+    return frames.check_size(frames.to_json(value))
 
 
 def _nothing() -> None:

@@ -1,1 +1,1 @@
-"""The container images that sandboxes start from: what is in them, and how they are built."""
+"""Describes and builds the container images that sandboxes start from."""

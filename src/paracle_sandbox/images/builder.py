@@ -1,9 +1,9 @@
-"""Builds the images on an engine, and says which are there.
+"""Builds the images on a container engine, and lists those that are there.
 
-The engine's classic builder is used, which every Docker and Podman has. The network of a build is
-the machine's own, so that an index or a proxy on localhost is reached as pip reaches it here. The
-stage that holds the machine's pip configuration is removed afterwards, also when the build failed
-or was broken off: an index may have a password in its address.
+It uses the engine's classic builder, which every Docker and Podman has. A build uses the network of
+the machine, so that it reaches an index or a proxy on localhost as pip does here. The stage with
+the machine's pip configuration is removed afterwards, also if the build fails or is cancelled,
+because the address of an index may contain a password.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from urllib.request import getproxies
 
 from .. import __version__
 from ..errors import SandboxError
-from .engine import CANNOT_CONNECT
-from .package_index import files_of_this_machine
+from .package_index import read_machine_files
 from .recipe import RECIPES, Recipe, pack
 
 if TYPE_CHECKING:
@@ -31,13 +30,14 @@ if TYPE_CHECKING:
 VARIANT_LABEL = "paracle.image.variant"
 RECIPE_LABEL = "paracle.image.recipe"
 STAGE_LABEL = "paracle.image.stage"
+_CANNOT_CONNECT = 900  # the number that aiodocker gives to a connection that failed
 
 log = logging.getLogger("paracle_sandbox.images")
 
 _REMOVE_TRIES = 50
 _REMOVE_PAUSE_SECONDS = 0.2
-# What the builder says of its own layers and containers.
-_PODMANS_OWN = "localhost/"  # how it calls what has no registry
+_PODMANS_OWN = "localhost/"  # Podman puts it before names without a registry
+# Lines of the builder about its own layers and containers.
 _NOISE = ("--->", "Removing intermediate container")
 
 Progress = Callable[[str], None]
@@ -45,7 +45,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Image:
-    """An image on the engine. ``current`` is None when it was not built by us."""
+    """An image on the engine. ``current`` says whether it is up to date; it is None if we did not
+    build it."""
 
     name: str
     variant: str
@@ -56,23 +57,24 @@ class Image:
 
 
 class Images:
-    """Those of one engine."""
+    """The images on one engine."""
 
     def __init__(self, client: Docker) -> None:
         self._client = client
 
     async def list_images(self) -> list[Image]:
-        """Every tagged image of ours, and those that were made from one."""
+        """Return every tagged image of ours, and the images that were made from one."""
         params = {"filters": json.dumps({"label": [VARIANT_LABEL], "dangling": ["false"]})}
         answer = await self._client._query_json("images/json", params=params)
-        found = {_image(name, entry) for entry in answer for name in entry["RepoTags"] or ()}
+        found = {_to_image(name, entry) for entry in answer for name in entry["RepoTags"] or ()}
         return sorted(found, key=lambda image: image.name)
 
     async def find(self, name: str) -> Image | None:
+        """Return the image of that name, or None."""
         return next((i for i in await self.list_images() if i.name == name), None)
 
     async def build(self, recipe: Recipe, progress: Progress) -> Image:
-        """Build it, and first what it starts from unless that is there as it should be.
+        """Build an image, and before it the image that it starts from, unless that is up to date.
 
         Raises SandboxError when a step of the build fails."""
         if recipe.base is not None:
@@ -82,41 +84,44 @@ class Images:
                 await self.build(base, progress)
         build_id = secrets.token_hex(8)
         try:
-            async for line in self._output(recipe, build_id):
+            async for line in self._stream_build(recipe, build_id):
                 progress(line)
         finally:
             await self._remove_stage(build_id)
         built = await self.find(recipe.image)
         if built is None:
-            raise SandboxError(f"The engine has built {recipe.image}, but does not have it.")
+            raise SandboxError(
+                f"The engine has built {recipe.image}, but does not list it. "
+                f"Try again with: paracle image build {recipe.variant}"
+            )
         return built
 
-    async def _output(self, recipe: Recipe, build_id: str) -> AsyncIterator[str]:
+    async def _stream_build(self, recipe: Recipe, build_id: str) -> AsyncIterator[str]:
         from aiodocker import DockerError
 
-        # pip is asked, which takes as long as a Python takes to start.
-        here = await asyncio.to_thread(files_of_this_machine)
-        context = pack({**recipe.files(), **here})
+        # This runs pip, which takes as long as Python takes to start.
+        machine_files = await asyncio.to_thread(read_machine_files)
+        context = pack({**recipe.files(), **machine_files})
         headers = {"Content-Type": "application/x-tar"}
         last = ""
         try:
             async with self._client._query(
-                "build", "POST", params=_parameters(recipe, build_id), data=context,
+                "build", "POST", params=_make_parameters(recipe, build_id), data=context,
                 headers=headers, timeout=None,
             ) as response:  # fmt: skip
-                # To hang up is how a build is broken off.
+                # Closing the connection cancels the build.
                 with closing(response):
                     async for line in response.content:
-                        if text := _text(recipe, json.loads(line), last):
+                        if text := _read_message(recipe, json.loads(line), last):
                             last = text
                             yield text
         except DockerError as error:
-            if error.status == CANNOT_CONNECT:
+            if error.status == _CANNOT_CONNECT:
                 raise
-            raise _failed(recipe, str(error.message), last) from error
+            raise _make_build_error(recipe, str(error.message), last) from error
 
     async def _remove_stage(self, build_id: str) -> None:
-        """A build that was broken off holds on to it until the engine has noticed."""
+        """Remove the stage of a build. A cancelled build holds it until the engine notices."""
         label = f"{STAGE_LABEL}={build_id}"
         prune = {"filters": json.dumps({"dangling": ["true"], "label": [label]})}
         look = {"all": "1", "filters": json.dumps({"label": [label]})}
@@ -125,16 +130,16 @@ class Images:
             if not await self._client._query_json("images/json", params=look):
                 return
             await asyncio.sleep(_REMOVE_PAUSE_SECONDS)
-        log.warning("The engine keeps the stage of a build: docker image prune removes it.")
+        log.warning("The engine keeps the stage of a build. To remove it: docker image prune")
 
 
-def _parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
+def _make_parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
     labels = {
         RECIPE_LABEL: recipe.digest(),
         "org.opencontainers.image.version": __version__,
         "org.opencontainers.image.created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    # The engine keeps these three out of an image's history by itself.
+    # The engine keeps these three variables out of the history of an image.
     proxies = {
         f"{kind.upper()}_PROXY": address
         for kind, address in getproxies().items()
@@ -151,23 +156,23 @@ def _parameters(recipe: Recipe, build_id: str) -> dict[str, str]:
     }
 
 
-def _text(recipe: Recipe, event: dict[str, Any], last: str) -> str:
-    """What one message of the builder says to a person. Raises SandboxError if it has failed."""
+def _read_message(recipe: Recipe, event: dict[str, Any], last: str) -> str:
+    """Return the text of one message of the builder. Raises SandboxError if the build failed."""
     if "error" in event:
-        raise _failed(recipe, str(event["error"]), last)
+        raise _make_build_error(recipe, str(event["error"]), last)
     text = str(event.get("stream") or event.get("status") or "").strip()
     return "" if text.startswith(_NOISE) else text
 
 
-def _failed(recipe: Recipe, error: str, last: str) -> SandboxError:
-    said = f" ({last[:200]})" if last else ""
+def _make_build_error(recipe: Recipe, error: str, last: str) -> SandboxError:
+    output = f" ({last[:200]})" if last else ""
     return SandboxError(
-        f"The image {recipe.image} could not be built: {error[:300]}{said}. "
+        f"The image {recipe.image} could not be built: {error[:300]}{output}. "
         f"Try again with: paracle image build {recipe.variant}"
     )
 
 
-def _image(name: str, entry: dict[str, Any]) -> Image:
+def _to_image(name: str, entry: dict[str, Any]) -> Image:
     labels = entry["Labels"] or {}
     variant = str(labels.get(VARIANT_LABEL, ""))
     name = name.removeprefix(_PODMANS_OWN)
@@ -183,7 +188,7 @@ def _image(name: str, entry: dict[str, Any]) -> Image:
 
 def _is_current(name: str, variant: str, digest: str | None) -> bool | None:
     recipe = RECIPES.get(variant)
-    # An image that somebody made from ours has inherited the label, but is not ours to judge.
+    # An image that was made from ours has inherited the label; whether it is current is unknown.
     if digest is None or recipe is None or name != recipe.image:
         return None
     return digest == recipe.digest()

@@ -1,8 +1,8 @@
-"""How this machine's pip reaches its packages, in a form that a build in a container can use.
+"""Converts the configuration of this machine's pip, so that a build in a container can use it.
 
 The indexes, the proxy and the certificates of `pip config list` become a pip.conf and a ca.pem of
-the build context. They are seen by the stage that installs, and by nothing that stays. What only
-works on this machine, a folder of wheels for instance, is left out.
+the build context. Only the stage that installs packages sees them, and it is not kept. Options that
+work only on this machine, such as a folder of wheels, are left out.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ CONF, CERTIFICATES = "pip.conf", "ca.pem"
 
 _ADDRESSES = ("index-url", "extra-index-url", "find-links")
 _AS_THEY_ARE = ("trusted-host", "proxy", "timeout", "default-timeout", "retries")
-# The later win, as in pip.
+# Later sections win, as in pip.
 _SECTIONS = ("global", "install", ":env:")
 _SECONDS = 60.0
 
 
-def files_of_this_machine() -> dict[str, bytes]:
-    """Raises OSError when a file that pip is configured with cannot be read."""
+def read_machine_files() -> dict[str, bytes]:
+    """Return the files for the build context. Raises OSError if a file that the configuration of
+    pip names cannot be read."""
     command = [sys.executable, "-P", "-m", "pip", "config", "list"]
-    asked = subprocess.run(
+    listing = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=_SECONDS,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    # Without a pip there is no configuration of pip.
-    return files(read_listing(asked.stdout)) if asked.returncode == 0 else {}
+    # If pip is not installed, it has no configuration.
+    return make_files(read_listing(listing.stdout)) if listing.returncode == 0 else {}
 
 
-def files(options: Mapping[str, str]) -> dict[str, bytes]:
-    """The pip.conf, and the certificates if some are configured."""
+def make_files(options: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the pip.conf, and the certificates if some are configured."""
     kept = {name: options[name] for name in _AS_THEY_ARE if name in options}
     for name in _ADDRESSES:
         addresses = [word for word in options.get(name, "").split() if _is_remote(word)]
@@ -49,7 +50,7 @@ def files(options: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def read_listing(text: str) -> dict[str, str]:
-    """What `pip config list` says, the sections laid over each other as pip does for install."""
+    """Parse the output of `pip config list`, and merge the sections as `pip install` does."""
     by_section: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for line in text.splitlines():
         key, equals, value = line.partition("=")

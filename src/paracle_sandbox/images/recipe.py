@@ -1,8 +1,7 @@
-"""What an image is made of: a Dockerfile, a list of packages, and the image below it.
+"""The recipes of images. An image has a Dockerfile, a list of packages, and an image below it.
 
-The files are those of the folder ``docker`` of the project, which the installed package carries
-with it. The digest of a recipe is written into the image as a label, so that an image that was
-made from older files is told apart.
+The files are in the folder ``docker`` of the project, and in the installed package. The digest of a
+recipe is a label of its image, so that an image of older files is recognised.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _SHARED = "list_packages.py"
 
 @dataclass(frozen=True)
 class Recipe:
-    """One image. ``base`` is the variant that it starts from, if it is one of ours. Without
-    ``has_packages`` it adds nothing of the package index, but packages of Debian."""
+    """One image. ``base`` is the variant that it starts from, if it is one of ours.
+    ``has_packages`` is False if it adds only packages of Debian."""
 
     variant: str
     image: str
@@ -34,14 +33,14 @@ class Recipe:
         return "Dockerfile.sandbox" + ("" if self.base is None else f".{self.variant}")
 
     def files(self) -> dict[str, bytes]:
-        """The build context, by the names that the Dockerfile uses."""
+        """Return the files of the build context, under the names that the Dockerfile uses."""
         names = [self.dockerfile, _SHARED]
         if self.has_packages:
             names.append(f"packages/{self.variant}.txt")
         return {name: _read(name) for name in names}
 
     def digest(self) -> str:
-        """Changes when anything changes that the image is made of."""
+        """Return a digest of everything that the image is made of."""
         whole = hashlib.sha256(b"" if self.base is None else RECIPES[self.base].digest().encode())
         for name, content in sorted(self.files().items()):
             whole.update(f"{name} {len(content)}\n".encode() + content)
@@ -61,7 +60,7 @@ RECIPES = {
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """A build context as the engine wants it. The same files give the same bytes."""
+    """Return the build context as a tar file. The same files give the same bytes."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, content in sorted(files.items()):
@@ -73,8 +72,10 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 def _read(name: str) -> bytes:
     here = Path(__file__).resolve()
-    # In an installed package, else in a checkout.
+    # An installed package has the folder beside this file, a checkout at its root.
     for folder in (here.parent / "docker", here.parents[3] / "docker"):
         if (folder / name).is_file():
             return (folder / name).read_bytes()
-    raise SandboxError(f"docker/{name} is missing: install paracle-sandbox anew.")
+    raise SandboxError(
+        f"docker/{name} is missing from the installation. Install paracle-sandbox again."
+    )

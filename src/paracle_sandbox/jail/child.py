@@ -1,35 +1,26 @@
-"""One forked child on its way to being a sandbox, as its spawner sees it, and its own first steps.
+"""One forked child on its way to being a sandbox, as its spawner sees it (`first_process`: itself).
 
 spawner: have it forked ─ make its groups ─ "go" ─────────────── "ok" ─ park, or hand over ─ kill
 child:                                       └── enter, confine ──┴── serve as the guest ...
-
-Whatever a child does on its way, each one pays for with copies of the pages that it writes to.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import signal
 import socket
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
-from ..guest.main import serve
-from . import kernel
-from .confine import Filters, Identity, Shape, StepFailed, Steps, confine
-from .limits.sandbox_resources import Grant, Place
+from .limits.sandbox_resources import Grant
+from .shape import Identity, Shape
 
-_MAX_ORDER = 1 << 16
-_CHANNEL_FD = 3
-_STATUS_FD = 4
 GO = b"go"
-_UMASK = 0o022  # what programs expect, whatever the owner's is
 
 
 class Child:
-    """What the spawner knows of one child."""
+    """The spawner's view of one child."""
 
     def __init__(self, slot: str, shape: Shape, identity: Identity, grant: Grant) -> None:
         self.slot = slot
@@ -66,7 +57,7 @@ class Child:
         return True
 
     def order(self, setup: dict[str, Any]) -> bytes:
-        """What it needs to know itself."""
+        """Encode what the child needs to know itself."""
         told = self.slot, self.shape, self.identity, self.grant.disk_bytes, setup
         return json.dumps(told).encode()
 
@@ -79,100 +70,3 @@ class Child:
                 os.close(fd)
         self.status = self.host_end = None
         self.pidfd = self.disk_fd = -1
-
-
-class Order(NamedTuple):
-    """What one child is told."""
-
-    slot: str
-    shape: Shape
-    identity: Identity
-    disk_bytes: int
-    setup: dict[str, Any]
-
-    @classmethod
-    def read(cls, text: bytes) -> Order:
-        slot, shape, identity, *rest = json.loads(text)
-        return cls(slot, Shape(*shape), Identity(*identity), *rest)
-
-
-class Start(NamedTuple):
-    """What every child of one spawner starts with."""
-
-    own_pidns: int
-    place: Place
-    filters: Filters
-    failpoints: dict[str, str]
-    env: dict[str, str]  # what programs find, unless they are given another
-    python: str  # their interpreter
-    # Of a spawner that is root, for the zygote to give up; else there is nothing to give up.
-    own_network: int = -1
-    capabilities: int = 0
-
-
-def run_child(start: Start, channel: int, report: int) -> NoReturn:
-    """The child itself. Whatever happens, it never returns into the code of its parent."""
-    try:
-        status = socket.socket(fileno=report)
-        order = Order.read(status.recv(_MAX_ORDER))
-        if status.recv(len(GO)) != GO:
-            os._exit(1)  # it has no place
-        try:
-            slot, shape, identity, disk_bytes, _ = order
-            with _steps(start, status).step("network"):
-                if shape.network == "host" and start.own_network >= 0:
-                    kernel.setns(start.own_network, kernel.CLONE_NEWNET)
-            start.place.enter(slot, shape, identity, disk_bytes, _steps(start, status))
-            keep_only(channel, status.detach())
-            status = socket.socket(fileno=_STATUS_FD)
-            confine(
-                slot,
-                shape,
-                identity,
-                _steps(start, status),
-                start.filters,
-                lambda fd: _show_disk(status, fd),
-            )
-        except StepFailed as failed:
-            status.send(json.dumps({"step": failed.step, "message": str(failed)}).encode())
-            os._exit(1)
-        os.dup2(0, 2)
-        os.umask(_UMASK)
-        status.send(b"ok")
-        status.close()
-        serve(_CHANNEL_FD, order.setup)
-    except BaseException as error:  # noqa: BLE001  whatever it is, this process ends here
-        with contextlib.suppress(OSError):
-            os.write(2, f"child failed: {error!r}\n".encode())
-    finally:
-        os._exit(1)
-    raise AssertionError("unreachable")
-
-
-def _steps(start: Start, report: socket.socket) -> Steps:
-    return Steps(start.failpoints, lambda step: _pause_at(report, step))
-
-
-def keep_only(channel: int, status: int) -> None:
-    """/dev/null, stderr until confined, the channel, the status socket, and no other."""
-    high_channel, high_status = os.dup(channel), os.dup(status)
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1):
-        os.dup2(null, fd)
-    first_free = max(high_channel, high_status, null) + 1
-    channel_copy, status_copy = first_free, first_free + 1
-    os.dup2(high_channel, channel_copy)
-    os.dup2(high_status, status_copy)
-    os.dup2(channel_copy, _CHANNEL_FD, inheritable=False)
-    os.dup2(status_copy, _STATUS_FD, inheritable=False)
-    kernel.close_from(_STATUS_FD + 1)
-
-
-def _show_disk(report: socket.socket, fd: int) -> None:
-    socket.send_fds(report, [b"disk"], [fd])
-
-
-def _pause_at(report: socket.socket, step: str) -> None:
-    """A failpoint: tell the spawner where we are, and wait for what it does about it."""
-    report.send(json.dumps({"at": step}).encode())
-    report.recv(8)

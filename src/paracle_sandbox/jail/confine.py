@@ -1,4 +1,4 @@
-"""What a forked child does to itself before it becomes a guest: the steps, in order.
+"""Confine this process: the steps that a forked child takes before it becomes a guest, in order.
 
     spawner (root, or root of a user namespace)
       └─ child: PID 1 of a new pid namespace, already in its own cgroup
@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 from . import kernel
 from .filters import landlock, seccomp
-from .filters.rules import UID_INSIDE
 from .root import BOOT_ID, EMPTY, OTHER_PROC, READ_ONLY, VOLUME, enter
+from .shape import EXTRA_WRITABLE, UID_INSIDE, Identity, Shape, prepare_workspace
+from .steps import Steps
 
 _NAMESPACES = (
     kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
@@ -35,11 +36,10 @@ _PROC_HIDDEN_FILES = ("kcore", "kallsyms", "keys", "key-users", "timer_list", "s
                       "config.gz", "cmdline", "sysrq-trigger", "partitions", "diskstats",
                       "latency_stats", "interrupts", "softirqs", "schedstat",
                       "locks")  # fmt: skip
-# Whoever writes to a file of "pressure" is given a timer and memory of the kernel, charged to
-# nobody.
+# A program that writes to a file of "pressure" is given a timer and memory of the kernel, which
+# is charged to no sandbox.
 _PROC_HIDDEN_DIRS = ("acpi", "scsi", "asound", "bus", "irq", "fs", "pressure")
 _PROC_READ_ONLY = ("sys",)
-EXTRA_WRITABLE = ("home", "opt", "srv", "mnt")
 # The kernel has some 3000 (kernel.pty) for all containers of a machine together.
 _MAX_TERMINALS = 64
 
@@ -63,69 +63,11 @@ _USERS_SHARE = {"max_inotify_instances": 16, "max_inotify_watches": 8192}
 _USERS_DESCRIPTORS = (768, 768)
 
 
-class Shape(NamedTuple):
-    """What of a sandbox is fixed when its child is forked."""
-
-    network: str = "none"
-    working_dir: str = "/workspace"
-    read_only: bool = True
-    tmpfs_mb: int = 0  # 0: the workspace is a subvolume of the volume
-    resolv_conf: str = ""
-
-
-class Identity(NamedTuple):
-    """Who the sandbox is, as the spawner's user namespace counts."""
-
-    uid: int
-    gid: int
-    rootless: bool
-
-
 class Filters(NamedTuple):
     """The layers that the kernel either has or not, settled once for all children."""
 
     seccomp: bytes
     landlock: bool
-
-
-class StepFailed(Exception):
-    """A step did not succeed; nothing after it was done."""
-
-    def __init__(self, step: str, error: OSError) -> None:
-        super().__init__(f"{step}: {error}")
-        self.step = step
-        self.errno = error.errno or 0
-
-
-class Steps:
-    """Runs named steps; ``failpoints`` makes one of them fail, for the tests that need it."""
-
-    def __init__(self, failpoints: dict[str, str], notify: Callable[[str], None]) -> None:
-        self._failpoints = failpoints
-        self._notify = notify
-
-    def step(self, name: str) -> _Step:
-        return _Step(name, self._failpoints.get(name), self._notify)
-
-
-class _Step:
-    # A class, not a generator: each child pays for every page that it writes to.
-    def __init__(self, name: str, action: str | None, notify: Callable[[str], None]) -> None:
-        self._name = name
-        self._action = action
-        self._notify = notify
-
-    def __enter__(self) -> None:
-        if self._action == "kill-owner":
-            self._notify(self._name)
-        elif self._action == "fail":
-            raise StepFailed(self._name, PermissionError(1, "failpoint", self._name))
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OSError):
-            raise StepFailed(self._name, error) from error
-        if isinstance(error, ValueError):  # what the resource module makes of a refusal
-            raise StepFailed(self._name, PermissionError(1, str(error), self._name)) from error
 
 
 def confine(
@@ -221,14 +163,6 @@ def _mount_workspace(
     kernel.umount(VOLUME)
 
 
-def prepare_workspace(home: str, shape: Shape, identity: Identity) -> None:
-    """The directories that belong to the sandbox."""
-    for name in ("workspace", "tmp", *(() if shape.read_only else EXTRA_WRITABLE)):
-        os.mkdir(f"{home}/{name}", 0o755)
-        os.chmod(f"{home}/{name}", 0o1777 if name == "tmp" else 0o755)
-        os.chown(f"{home}/{name}", identity.uid, identity.gid)
-
-
 def _make_mountpoint(path: str, first: str) -> None:
     """A working directory elsewhere: on a tmpfs over its first component, in this sandbox only."""
     kernel.mount("tmpfs", first, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k")
@@ -280,7 +214,8 @@ def mount_proc() -> None:
 
 
 def _is_there(path: str) -> bool:
-    """What os.path takes for missing when it cannot be looked at would go without its mask."""
+    """Raise where it cannot be looked at: os.path would say that it is missing, and it would go
+    without its mask."""
     try:
         os.stat(path)
     except FileNotFoundError:

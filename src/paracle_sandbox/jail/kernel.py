@@ -41,7 +41,6 @@ _AT_RECURSIVE = 0x8000
 _AT_FDCWD = -100
 
 PR_SET_PDEATHSIG = 1
-PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
@@ -55,8 +54,6 @@ _SYS_MOUNT_SETATTR = 442
 _SYS_CLOSE_RANGE = 436
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(os.uname().machine, -1)
-
-_PIDFD_GET_NET_NAMESPACE = 0xFF04
 
 _SIOCSIFFLAGS = 0x8914
 _SIOCADDRT = 0x890B
@@ -91,7 +88,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def in_memory(content: bytes) -> ctypes.c_char:
-    """The bytes, where the kernel finds them as long as what is returned lives."""
+    """Put the bytes where the kernel finds them as long as the returned object lives."""
     # create_string_buffer would make a class for each length that was not used before.
     return ctypes.c_char.from_buffer(bytearray(content))
 
@@ -158,25 +155,6 @@ def pivot_root(new_root: str, put_old: str) -> None:
     _syscall(_SYS_PIVOT_ROOT, new_root, ctypes.addressof(new), ctypes.addressof(old))
 
 
-def trim_heap() -> int:
-    """Give back what the C library keeps for later. Returns where its memory ends now; a library
-    other than GNU's may have its memory elsewhere, and keeps it."""
-    if hasattr(_libc, "malloc_trim"):
-        _libc.malloc_trim(ctypes.c_size_t(0))
-    _libc.sbrk.restype = ctypes.c_size_t
-    return int(_libc.sbrk(ctypes.c_size_t(0)))
-
-
-def take_memory(size: int) -> int:
-    """Memory of the C library's, which is not written to. Returns where it is; 0: there is none."""
-    _libc.malloc.restype = ctypes.c_size_t
-    return int(_libc.malloc(ctypes.c_size_t(size)))
-
-
-def give_memory_back(address: int) -> None:
-    _libc.free(ctypes.c_void_p(address))
-
-
 def prctl(option: int, argument: int = 0) -> int:
     return _checked(_libc.prctl(option, argument, 0, 0, 0), f"prctl({option})")
 
@@ -206,12 +184,12 @@ def permitted_capabilities() -> int:
 
 
 def drop_all_capabilities() -> None:
-    """From all five sets."""
+    """Drop them from all five sets."""
     limit_capabilities(0)
 
 
 def limit_capabilities(kept: int) -> None:
-    """To those of a mask, which are permitted. The bounding set comes first, because dropping from
+    """Keep those of a mask, which are permitted. The bounding set comes first: dropping from
     it needs a capability."""
     capability = 0
     while True:
@@ -259,11 +237,6 @@ def _add_route(probe: socket.socket, place: str, gateway: str, flags: int) -> No
 
 def _inet(address: str) -> bytes:
     return struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
-
-
-def network_of(pidfd: int) -> int:
-    """A descriptor of a process's network namespace. Kernels before 6.11 cannot."""
-    return fcntl.ioctl(pidfd, _PIDFD_GET_NET_NAMESPACE)
 
 
 def loopback_up() -> None:

@@ -1,35 +1,80 @@
-"""How a spawner comes up: the program that the owner starts, and its two processes.
+"""The program that makes native sandboxes. Begin to read here.
 
-The owner runs ``python3 -I -S -E -c ...`` with a locale and no other environment, and without
-collection of garbage, of which imports make next to none. The started process (the launcher) makes
-the namespaces that need a fork to take effect, forks the spawner into them, and only waits: when it
-dies the spawner dies, and the other way round. It does so before it imports the rest: of memory
-that was there before a fork, the kernel keeps account in each process that comes of it, down to the
-last program.
+PROCESSES, and what each may do
+
+    owner ........ the caller's Python process. It has the caller's rights, and starts the launcher:
+      │            ``python3 -I -S -E -c ...`` with a locale and no other environment.
+      └ launcher   The owner's user. It makes a pid namespace (as an ordinary user a user namespace
+         │         first), forks the spawner, and waits. It imports next to nothing.
+         └ spawner Root, or root of that user namespace. PID 1 of the pid namespace. It has all
+            │      capabilities, and is in a mount namespace and a root file system of its own:
+            │      read-only, without the host's files. It makes and removes cgroups, subvolumes
+            │      and records, and answers the owner. It runs no code of a sandbox or a template,
+            │      and imports nothing of what runs in one.
+            └ zygote  The same user with ten capabilities, and as root with an empty network
+               │      namespace. It is forked first, imports the guest, gets the spawner's root
+               │      when that is made, gives up its rights, imports the modules of the template,
+               │      and forks. It gets no secret, because its memory is part of every later
+               │      sandbox, and no descriptor but those that children need.
+               └ child   PID 1 of a pid namespace of its own. It makes its other namespaces and its
+                         mounts, takes a uid that no other sandbox has, drops all capabilities and
+                         installs the filters (`confine`, step by step). Only then it is the guest
+                         (`guest.main`), which starts untrusted programs as its children.
+
+SOCKETS between them (all made by socketpair; no process has a path to another one)
+
+    owner - spawner    "control": packets of JSON. The owner sends options once, then requests with
+                       a number; each answer repeats the number. A descriptor of the owner's process
+                       comes with the options, and that of a sandbox's channel with an answer.
+    spawner - zygote   a word and its details, with descriptors. The zygote answers each in order.
+    spawner - child    "status": the child's own order, then "go"; back come "ok" or the step that
+                       failed. Both ends are closed when the child is confined.
+    owner - guest      "channel": the frames of `channel.frames`. The spawner makes it, gives one
+                       end to the owner, and keeps neither.
+
+WAITING
+
+    The launcher waits for the end of the spawner, and for nothing else. The spawner waits in one
+    place, its selector, for the owner's control socket, the owner's process, the zygote's process,
+    and the status and process of each child. It waits for the zygote only while that forks, or
+    imports a module; if the zygote dies, that wait ends with an error. The child waits for "go",
+    which comes when its groups are there. No process waits for a guest or a program.
+
+IN WHICH ORDER THINGS DIE
+
+    A child has the zygote's death as its own (a parent-death signal), and the zygote, every child
+    and every program are in the spawner's pid namespace: when the spawner dies, the kernel kills
+    all of them before the spawner counts as dead. The spawner dies when the launcher does (a
+    parent-death signal), and ends by itself when the control socket or the owner's process does:
+    then it kills the children, removes what they had, and its own files last. A sandbox alone dies
+    by SIGKILL to its PID 1, whose pid namespace the kernel empties; then the spawner removes its
+    cgroup, its subvolume and its record, in this order, so that a record is there as long as
+    anything else is. Whatever a spawner that was killed left behind, the next one sweeps by the
+    records.
+
+The launcher forks before it imports the rest, because the kernel keeps account of memory that was
+there before a fork in each process that comes of it, down to the last program.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import resource
 import signal
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import kernel
-from .limits.cgroups import enter_own
-from .warmup.shared_text import share_code
+
+if TYPE_CHECKING:
+    from .zygote_client import Zygote
 
 _MAX_MESSAGE = 1 << 16
-# How long a spawner takes until it makes its first sandbox, and how long entering a group has an
-# effect on who does it next.
-_FIRST_SECONDS = 0.06
-_HOT_SECONDS = 0.008
+_LAST_PIDS = 16
 
 
 def main(control: socket.socket, package_path: str) -> NoReturn:
@@ -38,128 +83,105 @@ def main(control: socket.socket, package_path: str) -> NoReturn:
         os.chdir("/")
         # What the owner's parents left open is no business of ours.
         kernel.close_from(control.fileno() + 1)
-        forerunner = _send_forerunner()
         rootless = os.geteuid() != 0
         step = "user namespace"
         if rootless:
             _become_root_of_a_user_namespace()
         step = "pid namespace"
         kernel.unshare(kernel.CLONE_NEWPID)
-        told, tell = os.pipe()
         spawner = os.fork()
     except OSError as error:
         _give_up(control, step, error)
     if spawner == 0:
-        os.close(told)
-        _become_spawner(control, package_path, tell, rootless=rootless)
+        _become_spawner(control, package_path, rootless=rootless)
     control.close()
-    os.close(tell)
-    os._exit(_accompany(spawner, forerunner, told))
+    os._exit(_wait(spawner))
 
 
-def _become_spawner(
-    control: socket.socket, package_path: str, tell: int, *, rootless: bool
-) -> NoReturn:
+def _become_spawner(control: socket.socket, package_path: str, *, rootless: bool) -> NoReturn:
     """Get ready, hear what for, and do it."""
+    step = "start"
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        _prepare(package_path)
+        _prepare_process()
+        step = "spawner"
+        # The zygote shares it, and so gets its root.
+        kernel.unshare(kernel.CLONE_NEWNS)
+        zygote = _fork_zygote(control, package_path)
+        step = "start"
+        _import_spawner(package_path)
         packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 1)
     except OSError as error:
-        _give_up(control, "start", error)
+        _give_up(control, step, error)
     if not packet:
         os._exit(0)  # started ahead of a need that did not come
-    os.write(tell, b"x")
-    os.close(tell)
     try:
-        _serve(control, {**json.loads(packet), "rootless": rootless, "owner_fd": fds[0]})
+        options = {**json.loads(packet), "rootless": rootless, "owner_fd": fds[0]}
+        _serve(control, options, zygote)
     except OSError as error:
         _report(control, "spawner", error)
         os._exit(1)
     os._exit(0)
 
 
-def _accompany(spawner: int, forerunner: int, told: int) -> int:
-    """What is left to do for the launcher, until the end of the spawner."""
-    is_wanted = os.read(told, 1)  # nothing when it is gone
-    os.close(told)
-    os.waitpid(forerunner, 0)
-    if is_wanted:
-        # Nobody waits for us: keep the way clear until the first sandbox enters its group.
-        enter_own(_FIRST_SECONDS, _HOT_SECONDS)
-    return _wait(spawner)
-
-
-def _send_forerunner() -> int:
-    """A process that waits for the kernel while we import, so that the first sandbox need not."""
-    forerunner = os.fork()
-    if forerunner == 0:
-        try:
-            enter_own()
-        finally:
-            os._exit(0)
-    return forerunner
-
-
-def _prepare(package_path: str) -> None:
-    """All that does not depend on what is wanted."""
-    _import_everything()
-    # What is imported stays, in this process and in all that come of it: nobody looks again.
-    gc.freeze()
-    gc.enable()
-    # What is ours was found here; what a sandbox imports must not be.
-    sys.path.remove(package_path)
-    share_code()
-
-
-def _import_everything() -> None:
-    """While our files can still be seen, and before anybody waits."""
-    from .. import guest
-    from . import resources, spawner, zygote  # noqa: F401
-
-    _import_package(guest.__name__, guest.__path__[0])
-
-
-def _import_package(package: str, folder: str) -> None:
-    for entry in sorted(os.listdir(folder)):
-        name, dot, ending = entry.partition(".")
-        if dot and ending == "py" and name != "__init__":
-            importlib.import_module(f"{package}.{name}")
-        elif not dot and name != "__pycache__":
-            _import_package(f"{package}.{name}", os.path.join(folder, name))
-
-
-def _serve(control: socket.socket, options: dict[str, Any]) -> None:
-    from .child import Start
-    from .resources import Resources
-    from .spawner import Spawner
-    from .zygote import Zygote
-
+def _prepare_process() -> None:
+    """What the zygote is to have, too. (Guests change it for themselves.)"""
     # A sandbox costs a descriptor or two; what it may open itself is limited later.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    # Who has ended is gone: neither we nor the zygote have to wake up for it. (Guests change that
-    # for themselves.)
+    # A child that has ended is gone: neither we nor the zygote have to wake up for it.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _skip_small_pids()
+
+
+def _skip_small_pids() -> None:
+    """Give the next process, the zygote, a pid that no program of a sandbox comes to have.
+
+    Libraries take a pid that has changed for the sign of a fork, and then make new random
+    numbers, OpenSSL and its many copies among them. In a namespace of its own a program could
+    have the very pid that the zygote has in its."""
+    with contextlib.suppress(OSError):  # read-only in containers
+        with open("/proc/sys/kernel/pid_max", "rb", buffering=0) as file:
+            most = int(file.read())
+        with open("/proc/sys/kernel/ns_last_pid", "wb", buffering=0) as last:
+            last.write(b"%d" % (most - _LAST_PIDS))
+
+
+def _fork_zygote(control: socket.socket, package_path: str) -> Zygote:
+    """Early, so that it imports what sandboxes are made of while we import the rest."""
+    from .zygote_client import Zygote
+
+    def become(its_end: socket.socket) -> None:
+        from .zygote import serve
+
+        serve(its_end, package_path)
+
+    return Zygote(become, (control.fileno(),))
+
+
+def _import_spawner(package_path: str) -> None:
+    """While our files can still be seen, and before any request waits."""
+    from . import resources, spawner  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
+    sys.path.remove(package_path)
+
+
+def _serve(control: socket.socket, options: dict[str, Any], zygote: Zygote) -> None:
+    from .resources import Resources
+    from .spawner import Spawner
+
+    zygote.wait_until_ready()
     resources = Resources(options)
-    start = Start(
-        resources.own_pidns,
-        resources.place,
-        resources.filters,
-        options["failpoints"],
-        options["setup"]["env"],
-        options["setup"]["python"],
-        resources.own_network,
-        resources.capabilities,
-    )
-    resources.skip_small_pids()
-    zygote = Zygote(start, options["modules"], (control.fileno(), options["owner_fd"]))
+    rights = resources.own_network, resources.capabilities
+    note = zygote.begin(resources.place, options, *rights)
+    posture = {**resources.posture(), "missing_modules": zygote.missing}
+    posture.update(landlock=not note, landlock_note=note)
     # An owner that is gone already is noticed by the loop, which then cleans up.
     with contextlib.suppress(OSError):
-        posture = {**resources.posture(), "missing_modules": zygote.missing}
         control.send(json.dumps({"event": "ready", **posture}).encode())
     Spawner(control, resources, zygote, options).run()
 

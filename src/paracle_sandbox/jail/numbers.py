@@ -21,7 +21,7 @@ def claim_number(directory: int) -> tuple[int, int]:
         except BlockingIOError:
             os.close(lock)
             continue
-        # Whoever held the name before may have unlinked it between our open and our lock.
+        # The process that held the name before may have unlinked it between our open and our lock.
         if os.fstat(lock).st_nlink:
             return number, lock
         os.close(lock)

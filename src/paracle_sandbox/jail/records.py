@@ -3,7 +3,7 @@
     <state>/instances/<k>    locked by the spawner that holds number k, as long as it lives; its
                              content is a token that no other spawner ever had
     <state>/slot-<k>-*.json  one per child: where its cgroups are (written here); the token is part
-                             of the name, which nobody has twice
+                             of the name, which is never used twice
     <state>/<id>.json        one per sandbox: a second name for the record of its child, to which
                              the owner has added what the sandbox is called, and whose it is
 
@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Collection
 
-from ..own_directory import open_own_directory
+from ..host.own_directory import open_own_directory
 from .numbers import claim_number, release_number
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -70,7 +70,7 @@ class Records:
         os.close(self._dir)
 
     def _remove_all(self, keep: Collection[str]) -> None:
-        """By the owner's names, too: it may have been killed, and then nobody else will."""
+        """Remove those that have the owner's names, too: the owner may have been killed."""
         for name in os.listdir(self._dir):
             if name.endswith(".json") and self._is_ours(name, keep):
                 with contextlib.suppress(OSError):

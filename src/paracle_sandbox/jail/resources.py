@@ -1,4 +1,4 @@
-"""What all sandboxes of one spawner stand on: its instance, its root, volume and cgroups."""
+"""The resources that all sandboxes of one spawner share: instance, root, volume and cgroups."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from ..own_directory import open_own_directory
-from . import kernel, root
+from ..host.own_directory import open_own_directory
+from . import root
 from .child import Child
-from .confine import Filters, Identity
-from .filters import landlock, seccomp
-from .filters.rules import UID_INSIDE
+from .clone import can_clone_into
 from .limits.cgroups import Cgroups, CgroupsUnavailable
 from .limits.sandbox_resources import Place
 from .limits.shared_space import Space
 from .limits.volume import MINIMUM_BYTES, Volume, VolumeUnavailable
 from .records import Records
+from .shape import UID_INSIDE, Identity
 from .uids import UidBlock
-
-_LAST_PIDS = 16
 
 
 class Resources:
@@ -29,8 +26,6 @@ class Resources:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._rootless: bool = options["rootless"]
-        self._no_landlock = landlock.unavailable()
-        self.filters = Filters(seccomp.program(), self._no_landlock is None)
         self.records = Records(options["state_dir"])
         self.instance = self.records.instance
         self._space: Space | None = None
@@ -39,8 +34,8 @@ class Resources:
         self._root = os.path.join(options["state_dir"], f"root-{self.instance}")
         self._state = open_own_directory(options["state_dir"])
         self.cgroups, self.cgroup_note = self._find_cgroups()
+        is_born_in_group = self.cgroups is not None and can_clone_into(self.cgroups)
         self._host_proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.own_pidns = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._host_proc)
         self.own_network, self.capabilities = -1, 0
         if not self._rootless:
             flags = os.O_RDONLY | os.O_CLOEXEC
@@ -52,14 +47,13 @@ class Resources:
         except BaseException:
             self.close()
             raise
-        self.place = Place(self.cgroups, self.volume)
+        self.place = Place(self.cgroups, self.volume, is_born_in_group)
 
     def _build(self, options: dict[str, Any]) -> None:
         os.makedirs(self._root, 0o700, exist_ok=True)
-        kernel.unshare(kernel.CLONE_NEWNS)
         root.build(self._root, options["template_dir"], rootless=self._rootless)
         self.volume, self.volume_note = self._make_volume(options["data_dir"])
-        root.enter(self._root)
+        root.enter(self._root)  # and that of the zygote, which shares the mount namespace
 
     def _find_cgroups(self) -> tuple[Cgroups | None, str]:
         try:
@@ -103,8 +97,6 @@ class Resources:
             "volume": self.volume is not None,
             "volume_note": self.volume_note,
             "lacks_room": self._lacks_room,
-            "landlock": self.filters.landlock,
-            "landlock_note": self._no_landlock or "",
         }
 
     def take_identity(self) -> Identity:
@@ -136,21 +128,6 @@ class Resources:
             raise ProcessLookupError(errno.ESRCH, "the child died")
         return pid
 
-    def skip_small_pids(self) -> None:
-        """Give the next process, the zygote, a pid that no program of a sandbox comes to have.
-
-        Libraries take a pid that has changed for the sign of a fork, and then make new random
-        numbers, OpenSSL and its many copies among them. In a namespace of its own a program could
-        have the very pid that the zygote has in its."""
-        with contextlib.suppress(OSError):  # read-only in containers
-            most = int(self._read("sys/kernel/pid_max"))
-            flags = os.O_WRONLY | os.O_CLOEXEC
-            fd = os.open("sys/kernel/ns_last_pid", flags, dir_fd=self._host_proc)
-            try:
-                os.write(fd, b"%d" % (most - _LAST_PIDS))
-            finally:
-                os.close(fd)
-
     def _read(self, path: str) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._host_proc)
         try:
@@ -159,7 +136,7 @@ class Resources:
             os.close(fd)
 
     def disk_answer(self, child: Child | None, exact: bool) -> dict[str, Any]:
-        """What is used and allowed, and where that can be looked up without asking. ``exact``: not
+        """Tell what is used and allowed, and where to look it up without asking. ``exact``: not
         with what was removed a moment ago."""
         if exact and self.volume:
             with contextlib.suppress(OSError):  # a broken volume: its figures are all there is

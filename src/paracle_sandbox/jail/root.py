@@ -95,7 +95,7 @@ def build(root: str, template_dir: str | None, *, rootless: bool) -> None:
 
 
 def write_boot_id(root: str) -> None:
-    """One of our own, which the machine's other processes do not have."""
+    """Make a boot id of our own, which the machine's other processes do not have."""
     text = os.urandom(16).hex()
     parts = text[:8], text[8:12], "4" + text[13:16], "a" + text[17:20], text[20:]
     with open(root + BOOT_ID, "w", encoding="ascii") as file:
@@ -115,7 +115,7 @@ def enter(root: str) -> None:
 def _show_system(root: str) -> None:
     _show(root, "/usr")
     if not sys.base_prefix.startswith("/usr/local"):
-        # The administrator's own programs are nobody's business inside.
+        # Sandboxes need not know the administrator's own programs.
         kernel.mount("tmpfs", root + "/usr/local", "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
         os.mkdir(root + "/usr/local/bin")
     for path in _SYSTEM:
@@ -163,7 +163,7 @@ def _show_commands(root: str, packages: str | None, interpreter: str) -> None:
 
 
 def package_dirs() -> list[str]:
-    """Where this interpreter looks for installed packages, first the one that is surely there."""
+    """List where this interpreter looks for packages, first the folder that is surely there."""
     dirs = list(dict.fromkeys(site.getsitepackages([sys.base_prefix, sys.base_exec_prefix])))
     return sorted(dirs, key=lambda path: not os.path.isdir(path))
 

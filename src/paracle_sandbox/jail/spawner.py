@@ -31,12 +31,13 @@ from typing import Any
 
 from ..channel.frames import to_json
 from .child import GO, Child
-from .confine import Shape, StepFailed, Steps
-from .limits.cgroup_keepalive import Heat
+from .limits.cgroup_keepalive import KeepAlive
 from .limits.sandbox_resources import Grant, Process
-from .networks import EndingNetworks
 from .resources import Resources
-from .zygote import Zygote
+from .shape import Shape
+from .steps import StepFailed, Steps
+from .warm_pool import WarmPool
+from .zygote_client import Zygote
 
 _MAX_MESSAGE = 1 << 16
 _BUSY_RETRY_SECONDS = 0.001
@@ -49,11 +50,6 @@ _BROKEN = (
     "the host's disk was full, and the kernel gave up the volume of this spawner. Make room in the "
     "directory that PARACLE_DATA_DIR names"
 )
-# The stock is filled while the way into groups is short (`heat`), or when it has been quiet for a
-# while: whoever asked for a sandbox is likely to ask again. Who does so at once is not to wait.
-_QUIET_SECONDS = 0.03
-# While it is not quiet, the processors are left to what is asked for, as long as so many are there.
-_LOW_STOCK = 4
 
 
 class Spawner:
@@ -66,17 +62,12 @@ class Spawner:
         self._resources = resources
         self._zygote = zygote
         self._setup: dict[str, Any] = options["setup"]
-        self._stock_size: int = options["stock"]
-        self._stock_shape = Shape(**options["stock_shape"])
-        self._stock_grant = Grant.asked(options["stock_grant"])
+        self._pool = WarmPool(options)
         self._wanted: dict[str, Any] | None = options["first"]
-        self._idle_modules: list[str] = options["idle_modules"]
-        self._rehearsed = False
         self._failpoints: dict[str, str] = options["failpoints"]
         self._steps = Steps(self._failpoints, self._at_failpoint)
         self._owner_fd: int = options["owner_fd"]
         self._children: dict[str, Child] = {}
-        self._parked: list[Child] = []
         self._first: Child | None = None
         self._starting: set[str] = set()  # looking through all children would touch their pages
         self._busy: list[tuple[float, Child]] = []
@@ -85,9 +76,8 @@ class Spawner:
         self._stuck_at = 0.0
         self._spare = -1
         self._slots = 0
-        self._quiet_at = 0.0
-        self._heat = Heat(resources.cgroups)
-        self._networks = EndingNetworks()
+        version = resources.cgroups.version if resources.cgroups else 0
+        self._keep_alive = KeepAlive(wanted=version == 1 and options["keep_alive"])
         self._selector = selectors.DefaultSelector()
         self._ends = False
 
@@ -106,8 +96,8 @@ class Spawner:
                 events = self._selector.select(self._patience())
             for key, _ in events:
                 key.data()
-            if time.monotonic() < self._quiet_at:
-                self._heat.beat()
+            if self._pool.in_burst:
+                self._keep_alive.beat()
             self._retry_busy()
             self._retry_stuck()
         self._end()
@@ -120,19 +110,10 @@ class Spawner:
             return _BUSY_RETRY_SECONDS
         if self._stuck:
             return _STUCK_RETRY_SECONDS
-        until_quiet = self._quiet_at - time.monotonic()
-        if until_quiet > 0 and (until_beat := self._heat.until_beat()) is not None:
+        if self._pool.in_burst and (until_beat := self._keep_alive.until_beat()) is not None:
             return until_beat
-        return max(0.0, until_quiet) if self._networks or self._wants_work() else None
-
-    def _wants_work(self) -> bool:
-        """Whether there is something to do ahead of need. One child at a time."""
-        if not self._stock_size or self._starting:
-            return False
-        return not self._zygote_ready() or len(self._parked) < self._stock_size
-
-    def _zygote_ready(self) -> bool:
-        return self._rehearsed and not self._idle_modules
+        # One child at a time: the end of what starts wakes us.
+        return None if self._pool.is_full or self._starting else self._pool.seconds_until_quiet()
 
     # -- requests ------------------------------------------------------------------------
 
@@ -146,7 +127,7 @@ class Spawner:
         if not packet:
             self._ends = True
             return
-        self._quiet_at = time.monotonic() + _QUIET_SECONDS
+        self._pool.note_request()
         message = json.loads(packet)
         operations = {"create": self._create, "destroy": self._destroy, "disk": self._disk}
         try:
@@ -162,7 +143,7 @@ class Spawner:
             socket.send_fds(self._control, [to_json({"request": number, **answer})], fds)
 
     def _refuse(self, number: int, step: str, message: str) -> None:
-        """Whoever is told to ``retire`` us has to start another spawner and ask that."""
+        """Answer with an error. ``retire`` tells the owner to start another spawner."""
         retire = self._resources.place.broken
         self._answer(number, error=step, message=message, retire=retire)
 
@@ -171,10 +152,8 @@ class Spawner:
             self._refuse(message["request"], "volume", _BROKEN)
             return
         shape = Shape(**message["shape"])
-        child = self._take_first(shape)
-        if child is None and shape == self._stock_shape:
-            child = self._take_parked()
-        self._heat.asked(to_make=child is None or len(self._parked) < _LOW_STOCK)
+        child = self._take_first(shape) or self._pool.take(shape)
+        self._pool.note_create(taken=child is not None)
         if child is None:
             try:
                 child = self._start_child(shape, Grant.asked(message))
@@ -186,13 +165,13 @@ class Spawner:
             self._hand_over(child)
 
     def _start_first(self, wanted: dict[str, Any]) -> None:
-        """The sandbox that we were started for: begin before the owner can ask for it."""
+        """Begin with the sandbox that we were started for, before the owner can ask for it."""
         with contextlib.suppress(StepFailed):  # then that meets the same step and reports it
             shape, grant = Shape(**wanted["shape"]), Grant.asked(wanted)
             self._first = self._start_child(shape, grant, ahead=True)
 
     def _take_first(self, shape: Shape) -> Child | None:
-        """It may not be finished; then it is handed over when it is."""
+        """Take the child of `_start_first`. One that is not finished is handed over when it is."""
         child, self._first = self._first, None
         if child is None or child.state == "dying" or child.has_ended:
             return None
@@ -200,15 +179,6 @@ class Spawner:
             self._kill(child)
             return None
         return child
-
-    def _take_parked(self) -> Child | None:
-        """One that lives: what was killed in stock must not be handed out before we notice. The
-        last one made: of its memory the most is at hand."""
-        while self._parked:
-            child = self._parked.pop()
-            if not child.has_ended:
-                return child
-        return None
 
     def _destroy(self, message: dict[str, Any]) -> None:
         child = self._children.get(message["slot"])
@@ -235,10 +205,14 @@ class Spawner:
         try:
             with self._steps.step("record"):
                 resources.records.write(slot, resources.cgroup_paths(slot))
-            # Limits that belong to processes, not to a group, would not reach a seed.
-            seed = ahead and resources.cgroups is not None
-            hurried = time.monotonic() < self._quiet_at
-            own = {"working_dir": shape.working_dir, "seed": seed, "hurried": hurried}
+            # Limits that belong to processes, not to a group, would not reach a preforked program.
+            at_once = ahead and resources.cgroups is not None
+            hurried = self._pool.seconds_until_quiet() > 0
+            own = {
+                "working_dir": shape.working_dir,
+                "preforks_at_once": at_once,
+                "hurried": hurried,
+            }
             self._fork(child, {**self._setup, **own})
         except StepFailed:
             if child.pid:
@@ -250,17 +224,23 @@ class Spawner:
         assert child.status is not None
         with contextlib.suppress(OSError):  # it was killed: its end will be noticed
             child.status.send(GO)
-        self._heat.entering()
         self._watch(child.pidfd, lambda: self._on_exit(child))
         self._watch(child.status.fileno(), lambda: self._on_status(child))
         return child
 
     def _fork(self, child: Child, setup: dict[str, Any]) -> None:
-        """And make its groups: one takes about as long as the other."""
+        """Have it forked, and make its groups: first, if it is born there, else meanwhile."""
+        place = self._resources.place
         with self._steps.step("fork"):
+            if place.is_born_in_group and place.cgroups:
+                place.make_groups(child.slot, child.grant.limits, self._steps)
+                with place.cgroups.open(child.slot) as group:
+                    self._zygote.begin_fork(child, setup, group)
+                self._zygote.end_fork(child)
+                return
             self._zygote.begin_fork(child, setup)
             try:
-                self._resources.place.make_groups(child.slot, child.grant.limits, self._steps)
+                place.make_groups(child.slot, child.grant.limits, self._steps)
             finally:
                 self._zygote.end_fork(child)
 
@@ -288,10 +268,9 @@ class Spawner:
         if packet != b"ok":
             child.failure = json.loads(packet or _DIED)
             if child.request is None and child is not self._first:
-                self._stock_size = 0  # the next request meets the same step and reports it
+                self._pool.give_up()
             self._kill(child)
             return
-        self._heat.entered()
         if child.request is not None:
             self._hand_over(child)
         else:
@@ -299,7 +278,7 @@ class Spawner:
             with contextlib.suppress(OSError):  # it was killed: its end will be noticed
                 child.process = self._resources.process_of(child.pidfd)
             if child is not self._first:
-                self._parked.append(child)
+                self._pool.children.append(child)
 
     def _hand_over(self, child: Child) -> None:
         """Give the channel of a finished child to the owner, and to the child what was asked for.
@@ -340,18 +319,16 @@ class Spawner:
     def _kill(self, child: Child) -> None:
         if child.state != "dying":
             child.state = "dying"
-            self._networks.hold(child.pidfd, child.shape.network)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
             self._resources.place.let_die(child.slot)
 
     def _on_exit(self, child: Child) -> None:
-        """PID 1 is gone, and with it everything in its pid namespace."""
+        """Clean up: PID 1 is gone, and with it everything in its pid namespace."""
         self._selector.unregister(child.pidfd)
         while child.status is not None:  # its last words may not have been read yet
             self._on_status(child)
-        if child in self._parked:
-            self._parked.remove(child)
+        self._pool.discard(child)
         self._remove(child)
 
     def _remove(self, child: Child) -> None:
@@ -381,7 +358,7 @@ class Spawner:
                 self._retry(child)
 
     def _retry(self, child: Child) -> None:
-        """Once more, one that was given up. Whoever waits for it is told what is left."""
+        """Try again to remove one that was given up, and answer what is left."""
         self._stuck.remove(child)
         if self._has_left(child):
             self._clear(child)
@@ -389,7 +366,7 @@ class Spawner:
             self._give_up(child, child.left or _LEFT)
 
     def _clear(self, child: Child) -> None:
-        """Its processes and groups are gone: remove its files and its record."""
+        """Remove its files and its record, now that its processes and groups are gone."""
         try:
             try:
                 self._remove_files(child)
@@ -408,7 +385,7 @@ class Spawner:
         self._resources.records.remove(child.slot)
 
     def _keep_spare(self) -> None:
-        """A descriptor to give up when there is no other: files can be removed all the same."""
+        """Keep a descriptor to give up when there is no other, so that files can be removed."""
         if self._spare < 0:
             with contextlib.suppress(OSError):
                 self._spare = os.dup(self._owner_fd)
@@ -424,7 +401,7 @@ class Spawner:
             self._keep_spare()
 
     def _give_up(self, child: Child, left: str) -> None:
-        """Tell who waits what is left. It is not forgotten: it is tried again, and until then its
+        """Answer what is left. The child is not forgotten: it is tried again, and until then its
         record stays, so that others, and the next sweep, know of it."""
         child.left = left
         self._children[child.slot] = child
@@ -432,7 +409,7 @@ class Spawner:
         self._tell(child)
 
     def _tell(self, child: Child) -> None:
-        """Answer whoever asked for it, or for its end."""
+        """Answer the requests for it, and for its end."""
         request, child.request = child.request, None
         if request is not None:
             failure = child.failure or {"step": "start", "message": "the child died"}
@@ -450,33 +427,22 @@ class Spawner:
         self._resources.give_identity_back(child.identity)
         child.close()
         self._tell(child)
-        self._networks.let_go()
 
     # -- idle time and end ---------------------------------------------------------------
 
     def _use_idle_time(self) -> None:
-        """Nothing waits: fill the stock, one child a turn, so that a request never waits long."""
-        hot = (self._heat.in_burst or self._heat.lasts) and self._zygote_ready()
-        quiet = time.monotonic() >= self._quiet_at
-        self._networks.let_go(quiet)
-        if self._busy or not self._wants_work() or not (hot or quiet):
+        """No request waits: fill the pool, a step a turn, so that a request never waits long."""
+        pool = self._pool
+        if self._busy or self._starting or pool.is_full:
             return
-        if self._idle_modules:
-            self._zygote.preload([self._idle_modules.pop(0)])
-        elif not self._rehearsed:
-            self._rehearsed = True
-            self._rehearse()
-        elif len(self._parked) < (self._stock_size if quiet else _LOW_STOCK):
+        if pool.modules:
+            if not pool.seconds_until_quiet():
+                self._zygote.preload([pool.modules.pop(0)])
+        elif pool.wants_child:
             try:
-                self._start_child(self._stock_shape, self._stock_grant, ahead=True)
+                self._start_child(pool.shape, pool.grant, ahead=True)
             except StepFailed:
-                self._stock_size = 0  # the next request meets the same step and reports it
-
-    def _rehearse(self) -> None:
-        resources, shape = self._resources, self._stock_shape
-        child = Child("rehearsal", shape, resources.take_identity(), self._stock_grant)
-        self._zygote.rehearse(child, {**self._setup, "working_dir": shape.working_dir})
-        resources.give_identity_back(child.identity)
+                pool.give_up()
 
     def _at_failpoint(self, step: str) -> None:
         """Have the owner die here. From this pid namespace it cannot be signalled, so it is asked
@@ -485,7 +451,7 @@ class Spawner:
         select.select([self._owner_fd], [], [], _BUSY_PATIENCE_SECONDS)
 
     def _end(self) -> None:
-        """The owner is gone: remove everything, then ourselves."""
+        """Remove everything, then end: the owner is gone."""
         for child in list(self._children.values()):
             self._kill(child)
         deadline = time.monotonic() + _BUSY_PATIENCE_SECONDS

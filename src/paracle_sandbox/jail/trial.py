@@ -32,7 +32,7 @@ _NAMESPACES = {
 
 
 class Trial:
-    """What failed so far."""
+    """Tries steps, and keeps a list of those that failed."""
 
     def __init__(self) -> None:
         self.failed: list[dict[str, Any]] = []

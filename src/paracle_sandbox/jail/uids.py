@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 
-from ..own_directory import open_own_directory
+from ..host.own_directory import open_own_directory
 from .numbers import claim_number, release_number
 
 BLOCK = 8192

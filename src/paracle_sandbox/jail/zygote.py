@@ -5,11 +5,13 @@
 A fork shares the memory of its parent until one of them writes to it, page by page. The spawner
 writes all the time: each sandbox would be left with its own copy of what the spawner had, and the
 spawner would copy its pages again after each fork. The zygote does nothing but import what programs
-may want, go through what its children will do (`rehearsal`), and fork. Sandboxes die with it, and
-it dies with the spawner, which is PID 1.
+may want, and fork. Sandboxes die with it, and it dies with the spawner, which is PID 1.
 
 Messages are a word and what goes with it, one a packet. What is only for a child is sent over the
 child's own socket: what the zygote hears is in the memory of every later sandbox.
+
+It is forked before the spawner has a root for sandboxes, and imports our own files while they can
+be seen. Then it waits for `Zygote.begin` (`zygote_client`).
 
 What a template brings is imported here, in a process that has to fork root's children and so cannot
 be an ordinary one. Before that it gives up what it can: the host's network, and all capabilities
@@ -26,22 +28,28 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import site
 import socket
 import sys
 from typing import Any, NoReturn
 
+from .. import guest
 from ..guest.kernel import fork
 from ..guest.main import file_operations
 from ..guest.python.interpreter_state import add_packages, forget_guest, imported_names, reset_hooks
 from ..guest.python.program import make_ready
 from . import kernel
-from .child import Child, Order, Start, run_child
-from .warmup.rehearsal import rehearse
+from .clone import fork_into
+from .confine import Filters
+from .filters import landlock, seccomp
+from .first_process import Start, run_child
+from .limits.cgroups import Cgroups
+from .limits.sandbox_resources import Place
+from .limits.volume import Volume
+from .zygote_client import MAX_MESSAGE, READY
 
-_MAX_MESSAGE = 1 << 16
+_MOST_DESCRIPTORS = 16
 # What steps of `confine`, and of entering a place, take.
 _NEEDED_CAPABILITIES = sum(
     1 << number
@@ -49,7 +57,7 @@ _NEEDED_CAPABILITIES = sum(
         0,  # CAP_CHOWN: of the workspace
         1,  # CAP_DAC_OVERRIDE: control groups of another's making
         3,  # CAP_FOWNER
-        5,  # CAP_KILL: a child that nobody can watch
+        5,  # CAP_KILL: a child that cannot be watched
         6,  # CAP_SETGID
         7,  # CAP_SETUID
         8,  # CAP_SETPCAP: the bounding set
@@ -62,84 +70,19 @@ _NEEDED_CAPABILITIES = sum(
 _Answer = tuple[bytes, list[int]]
 
 
-class Zygote:
-    """The spawner's side. ``missing``: modules that could not be imported."""
-
-    def __init__(self, start: Start, modules: list[str], not_theirs: tuple[int, ...]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid == 0:
-            for fd in (*not_theirs, self._socket.fileno()):
-                os.close(fd)
-            self._socket.detach()
-            _serve(theirs, start)
-        theirs.close()
-        self.pidfd = os.pidfd_open(pid)
-        self._news = select.poll()
-        for fd in (self._socket.fileno(), self.pidfd):
-            self._news.register(fd, select.POLLIN)
-        self.missing: list[str] = self.preload(modules)
-
-    def preload(self, modules: list[str]) -> list[str]:
-        """Import them once, so that no sandbox pays for them. Returns those that failed."""
-        missing, _ = self._ask(b"import", json.dumps(modules).encode())
-        return list(json.loads(missing))
-
-    def rehearse(self, child: Child, setup: dict[str, Any]) -> None:
-        """Have it do once what each child like this one will do."""
-        self._ask(b"rehearse", child.order(setup))
-
-    def begin_fork(self, child: Child, setup: dict[str, Any]) -> None:
-        """Have the process forked that becomes PID 1 of a new pid namespace. Raises OSError.
-
-        `end_fork` has to come next."""
-        host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        child.status, child.host_end = ours, host_end
-        with guest_end, theirs:
-            ours.send(child.order(setup))
-            self._send(b"fork", b"", (guest_end.fileno(), theirs.fileno()))
-
-    def end_fork(self, child: Child) -> None:
-        """It is there, and waits for a word. Raises OSError."""
-        answer, fds = self._receive()
-        if not fds:
-            if answer.isdigit():  # it was forked, and its descriptor was not to be had: it ends
-                raise OSError(errno.EMFILE, "the spawner has too many open files")
-            number, _, text = answer.decode().partition(" ")
-            raise OSError(int(number), text)
-        assert child.status is not None
-        child.pid, child.pidfd = int(answer), fds[0]
-        child.status.setblocking(False)
-
-    def _ask(self, word: bytes, details: bytes) -> _Answer:
-        self._send(word, details)
-        return self._receive()
-
-    def _send(self, word: bytes, details: bytes, fds: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._socket, [word, b" ", details], fds)
-
-    def _receive(self) -> _Answer:
-        # A child that was just forked has the zygote's end of the socket, too: that tells no end.
-        if self._socket.fileno() not in (fd for fd, _ in self._news.poll()):
-            raise BrokenPipeError(32, "the zygote has ended")
-        packet, received, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE, 1)
-        if not packet:
-            raise BrokenPipeError(32, "the zygote has ended")
-        return packet, received
-
-
-def _serve(control: socket.socket, start: Start) -> NoReturn:
-    """The zygote itself."""
-    operations = {b"import": _import, b"rehearse": _rehearse, b"fork": _fork}
+def serve(control: socket.socket, package_path: str) -> NoReturn:
+    """Be the zygote."""
     try:
-        _give_up_privileges(start)
-        add_packages(site.getsitepackages([sys.base_prefix, sys.base_exec_prefix]))
-        make_ready(start.env, start.python)
-        file_operations()  # while it can be imported
-        forget_guest()
+        _import_guest(package_path)
+        own_pidns = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        control.send(READY)
+        packet, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, _MOST_DESCRIPTORS)
+        if not packet:
+            os._exit(0)
+        start = _begin(control, own_pidns, json.loads(packet.partition(b" ")[2]), fds)
+        operations = {b"import": _import, b"fork": _fork}
         while True:
-            packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
+            packet, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, 3)
             if not packet:
                 break
             word, _, details = packet.partition(b" ")
@@ -147,13 +90,88 @@ def _serve(control: socket.socket, start: Start) -> NoReturn:
             socket.send_fds(control, [answer], given)
             for fd in given:
                 os.close(fd)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # _exit would keep it to itself
+        raise
     finally:
         os._exit(1)
     raise AssertionError("unreachable")
 
 
+def _import_guest(package_path: str) -> None:
+    """All of it, while our files can be seen."""
+    _import_package(guest.__name__, guest.__path__[0])
+    file_operations()
+    # What is imported stays, in this process and in all that come of it: it is not looked at again.
+    gc.freeze()
+    gc.enable()
+    # What is ours was found here; what a sandbox imports must not be.
+    if package_path in sys.path:
+        sys.path.remove(package_path)
+
+
+def _import_package(package: str, folder: str) -> None:
+    for entry in sorted(os.listdir(folder)):
+        name, dot, ending = entry.partition(".")
+        if dot and ending == "py" and name != "__init__":
+            importlib.import_module(f"{package}.{name}")
+        elif not dot and name != "__pycache__":
+            _import_package(f"{package}.{name}", os.path.join(folder, name))
+
+
+def _begin(
+    control: socket.socket, own_pidns: int, details: dict[str, Any], fds: list[int]
+) -> Start:
+    """The root is the one that sandboxes have: take what children need, and give up the rest."""
+    try:
+        _require_root(details["root"])
+        start, note = _take(own_pidns, details, fds)
+        _give_up_privileges(start)
+        add_packages(site.getsitepackages([sys.base_prefix, sys.base_exec_prefix]))
+        make_ready(start.env, start.python)
+        forget_guest()
+    except OSError as error:
+        control.send(json.dumps({"errno": error.errno or 0, "message": str(error)}).encode())
+        os._exit(1)
+    control.send(json.dumps({"landlock_note": note}).encode())
+    return start
+
+
+def _require_root(expected: list[int]) -> None:
+    """The spawner has changed the root of all processes in this mount namespace: be sure of it."""
+    os.chdir("/")
+    found = os.stat("/")
+    if [found.st_dev, found.st_ino] != expected:
+        raise PermissionError(errno.EPERM, "the zygote is not in the root of sandboxes")
+
+
+def _take(own_pidns: int, details: dict[str, Any], fds: list[int]) -> tuple[Start, str]:
+    """The other end is `Zygote.begin`."""
+    expected = details["cgroups"] + details["volume"] + details["network"]
+    if len(fds) != expected:
+        raise OSError(errno.EMFILE, "the spawner has too many open files")
+    groups, rest = fds[: details["cgroups"]], fds[details["cgroups"] :]
+    place = Place(
+        Cgroups.adopt(details["cgroup_version"], groups) if groups else None,
+        Volume.adopt(rest.pop(0)) if details["volume"] else None,
+        details["is_born_in_group"],
+    )
+    no_landlock = landlock.unavailable()
+    start = Start(
+        own_pidns,
+        place,
+        Filters(seccomp.program(), no_landlock is None),
+        details["failpoints"],
+        details["env"],
+        details["python"],
+        rest.pop(0) if details["network"] else -1,
+        details["capabilities"],
+    )
+    return start, no_landlock or ""
+
+
 def _give_up_privileges(start: Start) -> None:
-    """Where that of an ordinary user is all there is, there is nothing to give up."""
+    """Give up what no child needs. An ordinary user has nothing to give up."""
     if start.own_network < 0:
         return
     kernel.unshare(kernel.CLONE_NEWNET)
@@ -171,21 +189,6 @@ def _import(modules: bytes, _fds: list[int], _start: Start) -> _Answer:
     return json.dumps(missing).encode(), []
 
 
-def _rehearse(order: bytes, _fds: list[int], start: Start) -> _Answer:
-    try:
-        _kept.extend(rehearse(Order.read(order), start))
-    except Exception as error:  # noqa: BLE001 - it is for the sake of memory: all works without
-        os.write(2, f"rehearsal: {error!r}\n".encode())
-    gc.collect()
-    gc.freeze()
-    with contextlib.suppress(AttributeError):  # a C library that has no such thing
-        kernel.trim_heap()
-    return b"done", []
-
-
-_kept: list[object] = []
-
-
 def _try_import(name: str) -> bool:
     try:
         importlib.import_module(name)
@@ -194,23 +197,24 @@ def _try_import(name: str) -> bool:
     return True
 
 
-def _fork(_: bytes, fds: list[int], start: Start) -> _Answer:
+def _fork(count: bytes, fds: list[int], start: Start) -> _Answer:
     pid = 0
     try:
-        if len(fds) != 2:  # the kernel could not give us all that came with the message
+        if len(fds) != int(count):  # the kernel could not give us all that came with the message
             raise OSError(errno.EMFILE, "the spawner has too many open files")
-        channel, status = fds
-        kernel.unshare(kernel.CLONE_NEWPID)
+        channel, status, *group = fds
+        if not group:
+            kernel.unshare(kernel.CLONE_NEWPID)
         try:
-            pid = fork()
+            pid = fork_into(kernel.CLONE_NEWPID, group[0]) if group else fork()
             if pid == 0:
                 run_child(start, channel, status)
         finally:
-            # Where later forks go; without this the next unshare would be refused.
-            kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
+            if not group:  # Where later forks go; without this the next unshare would be refused.
+                kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
         return b"%d" % pid, [os.pidfd_open(pid)]
     except OSError as error:
-        # What nobody can watch must not live. If it does not, the number may be another's.
+        # A child that cannot be watched must not live. If it has ended, its pid may be reused.
         if pid and not isinstance(error, ProcessLookupError):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

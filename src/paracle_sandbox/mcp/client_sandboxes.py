@@ -1,9 +1,10 @@
-"""Whose sandbox is whose: each client has its own, and they end with it.
+"""MCP clients and their sandboxes: a policy over SandboxManager.
 
-A client is one stdio process, or one session over HTTP. Clients of the newer protocol have no
-session: a tool call of theirs has a sandbox for its own length, unless they made one with
-create_sandbox and name it. That name is a secret of 128 bits: no answer to anybody else contains
-it, and it opens the sandbox only together with the key that the sandbox was made with.
+The manager makes, counts and removes the sandboxes. This module knows which client has which, and
+removes them when their client is gone. A client is one stdio process, or one session over HTTP.
+Clients of the newer protocol have no session: each tool call has a sandbox of its own, unless the
+client made one with create_sandbox and names it. That name is a secret of 128 bits: only the answer
+to its maker contains it, and it works only with the key that the sandbox was made with.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ MAX_PER_CLIENT = 10
 
 @dataclass(frozen=True)
 class Client:
-    """Who calls a tool: a session, or without one a key and an address. The transport fills it in
-    from what it has checked, never from what a request says about itself."""
+    """The client of a tool call: a session, or without one a key and an address. The transport
+    fills it in from what it has checked, never from claims of the request."""
 
     session: str | None = None
     key: str = ""
@@ -42,18 +43,18 @@ class Client:
 
 
 class PythonSessionTool(PythonExecute):
-    """PythonExecute that remembers, under a name of its own beside the one that does not."""
+    """PythonExecute that keeps variables, under a name of its own beside the one that does not."""
 
     name = "python_session"
 
 
-class Place:
+class ToolSandbox:
     """One sandbox with its tools; the sandbox is made when a tool needs it."""
 
     def __init__(self, manager: SandboxManager, config: SandboxConfig, address: str = "") -> None:
         self.address = address  # of the client that it was made for
         self.client = LocalSandboxClient(manager, config)
-        self.tools = Toolbox(place_tools(self.client))
+        self.tools = Toolbox(sandbox_toolset(self.client))
 
     async def close(self) -> None:
         with suppress(SandboxError):  # the manager tries again when it closes
@@ -61,58 +62,60 @@ class Place:
             await self.client.cleanup()
 
 
-def place_tools(client: LocalSandboxClient) -> list[Tool]:
+def sandbox_toolset(client: LocalSandboxClient) -> list[Tool]:
     python, *others = sandbox_tools(client)
     return [python, PythonSessionTool(client, stateful=True), *others]
 
 
-class Holder:
+class SandboxGroup:
     """The sandboxes of one session, or of the clients with one key and without a session."""
 
-    def __init__(self, new_place: Callable[[str], Place], *, names_are_secret: bool) -> None:
-        self._new_place = new_place
+    def __init__(
+        self, new_sandbox: Callable[[str], ToolSandbox], *, names_are_secret: bool
+    ) -> None:
+        self._new_sandbox = new_sandbox
         self._names_are_secret = names_are_secret
-        self.places: dict[str, Place] = {}
+        self.sandboxes: dict[str, ToolSandbox] = {}
 
-    def place(self, name: str | None) -> Place:
+    def sandbox(self, name: str | None) -> ToolSandbox:
         """Raises ArgumentFault for a name that was never given out."""
         if not self._names_are_secret and (name is None or name in ("", MAIN)):
-            return self.places.get(MAIN) or self.add(MAIN)
-        if name is None or name not in self.places:
+            return self.sandboxes.get(MAIN) or self.add(MAIN)
+        if name is None or name not in self.sandboxes:
             raise ArgumentFault(f"There is no sandbox {name!r}{self._advice()}")
-        return self.places[name]
+        return self.sandboxes[name]
 
     def _advice(self) -> str:
-        """What to do about a name that is unknown. A secret name is never part of it: whoever
-        reads it may be another client."""
+        """Say what to do about an unknown name, without any secret name: the reader may be another
+        client."""
         if self._names_are_secret:
             return ". create_sandbox makes one, and answers with its name."
-        return f"; there are: {', '.join(self.places) or 'none'}."
+        return f"; there are: {', '.join(self.sandboxes) or 'none'}."
 
-    def add(self, name: str, address: str = "") -> Place:
-        held = sum(place.address == address for place in self.places.values())
+    def add(self, name: str, address: str = "") -> ToolSandbox:
+        held = sum(sandbox.address == address for sandbox in self.sandboxes.values())
         if held >= MAX_PER_CLIENT:
             raise ArgumentFault(f"You have {MAX_PER_CLIENT} sandboxes already; destroy one first.")
-        self.places[name] = self._new_place(address)
-        return self.places[name]
+        self.sandboxes[name] = self._new_sandbox(address)
+        return self.sandboxes[name]
 
     def free_name(self) -> str:
-        """The first that no sandbox has: after one is destroyed, their count is somebody's name."""
-        return next(name for n in count(1) if (name := f"sandbox-{n}") not in self.places)
+        """Return the first number that is free: after a removal, the count may be a name in use."""
+        return next(name for n in count(1) if (name := f"sandbox-{n}") not in self.sandboxes)
 
     async def destroy(self, name: str) -> bool:
-        place = self.places.pop(name, None)
-        if place is not None:
-            await place.close()
-        return place is not None
+        sandbox = self.sandboxes.pop(name, None)
+        if sandbox is not None:
+            await sandbox.close()
+        return sandbox is not None
 
     async def close(self) -> None:
-        places, self.places = list(self.places.values()), {}
-        await asyncio.gather(*(place.close() for place in places))
+        sandboxes, self.sandboxes = list(self.sandboxes.values()), {}
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
 
 
-class Places:
-    """Every client's sandboxes, over one manager."""
+class ClientSandboxes:
+    """The sandboxes of all clients, over one manager."""
 
     def __init__(
         self, manager: SandboxManager, config: SandboxConfig, *, linger_seconds: float = 900.0
@@ -120,54 +123,54 @@ class Places:
         self.manager = manager
         self._config = config
         self._linger_seconds = linger_seconds
-        self._sessions: dict[str, Holder] = {}
-        # Those of clients without a session, by key.
-        self._sessionless: dict[str, Holder] = {}
+        self._sessions: dict[str, SandboxGroup] = {}
+        # The groups of clients without a session, by key.
+        self._sessionless: dict[str, SandboxGroup] = {}
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._ending: set[asyncio.Task[object]] = set()
 
-    def _holder(self, client: Client) -> Holder:
-        holders = self._sessionless if client.session is None else self._sessions
+    def _group(self, client: Client) -> SandboxGroup:
+        groups = self._sessionless if client.session is None else self._sessions
         name = client.key if client.session is None else client.session
-        if name not in holders:
-            holders[name] = Holder(self._new_place, names_are_secret=client.session is None)
-        return holders[name]
+        if name not in groups:
+            groups[name] = SandboxGroup(self._new_sandbox, names_are_secret=client.session is None)
+        return groups[name]
 
-    def _new_place(self, address: str) -> Place:
-        return Place(self.manager, self._config, address)
+    def _new_sandbox(self, address: str) -> ToolSandbox:
+        return ToolSandbox(self.manager, self._config, address)
 
     @asynccontextmanager
-    async def opened(self, client: Client, name: str | None) -> AsyncIterator[Place]:
-        """The place that a tool call is meant for. Raises ArgumentFault."""
+    async def using(self, client: Client, name: str | None) -> AsyncIterator[ToolSandbox]:
+        """The sandbox that a tool call is meant for. Raises ArgumentFault."""
         if client.session is not None:
-            yield self._holder(client).place(name)
+            yield self._group(client).sandbox(name)
         elif name is None or name in ("", MAIN):
-            place = self._new_place(client.address)
+            sandbox = self._new_sandbox(client.address)
             try:
-                yield place
+                yield sandbox
             finally:
-                await place.close()
+                await sandbox.close()
         else:
-            place = self._holder(client).place(name)
+            sandbox = self._group(client).sandbox(name)
             self._stop_timer(client.key, name)
             try:
-                yield place
+                yield sandbox
             finally:
                 self._remove_later(client, name)
 
     async def create(self, client: Client, name: str | None) -> str:
-        """A new sandbox for a client, made now; its name. Raises ArgumentFault, and SandboxError
-        when it cannot be made, with nothing left of it."""
-        holder = self._holder(client)
+        """Make a sandbox for a client now, and return its name. Raises ArgumentFault, and
+        SandboxError when it cannot be made, with nothing left of it."""
+        group = self._group(client)
         has_session = client.session is not None
-        chosen = (name or holder.free_name()) if has_session else secrets.token_hex(16)
-        if chosen in holder.places:
+        chosen = (name or group.free_name()) if has_session else secrets.token_hex(16)
+        if chosen in group.sandboxes:
             raise ArgumentFault(f"There is a sandbox {chosen!r} already.")
-        place = holder.add(chosen, "" if has_session else client.address)
+        sandbox = group.add(chosen, "" if has_session else client.address)
         try:
-            await place.client.sandbox()
+            await sandbox.client.sandbox()
         except BaseException:
-            await holder.destroy(chosen)
+            await group.destroy(chosen)
             raise
         if not has_session:
             self._remove_later(client, chosen)
@@ -176,30 +179,30 @@ class Places:
     async def destroy(self, client: Client, name: str) -> bool:
         if client.session is None:
             self._stop_timer(client.key, name)
-        return await self._holder(client).destroy(name)
+        return await self._group(client).destroy(name)
 
     def names(self, client: Client) -> dict[str, str | None]:
-        """The sandboxes of a session, and the ids of those that exist already. None for a client
-        without a session: it cannot be told from others, and the names are secrets."""
+        """Return the sandboxes of a session, with the ids of those that exist already. A client
+        without a session gets none: it cannot be told from others, and the names are secrets."""
         if client.session not in self._sessions:
             return {}
-        places = self._sessions[client.session].places
-        return {name: place.client.sandbox_id for name, place in places.items()}
+        sandboxes = self._sessions[client.session].sandboxes
+        return {name: sandbox.client.sandbox_id for name, sandbox in sandboxes.items()}
 
     def _remove_later(self, client: Client, name: str) -> None:
         """Remove a sandbox that was made without a session, unless it is used before."""
-        holder = self._holder(client)
-        if name in holder.places:
-            end = functools.partial(holder.destroy, name)
+        group = self._group(client)
+        if name in group.sandboxes:
+            end = functools.partial(group.destroy, name)
             self._start_timer((client.key, name), self._linger_seconds, end)
 
     # The end of a session
 
     async def end(self, session: str) -> None:
         self._stop_timer("", session)
-        holder = self._sessions.pop(session, None)
-        if holder is not None:
-            await holder.close()
+        group = self._sessions.pop(session, None)
+        if group is not None:
+            await group.close()
 
     def end_later(self, session: str, seconds: float | None = None) -> None:
         """End it unless stay() comes before."""
@@ -239,7 +242,7 @@ class Places:
             self._stop_timer(*name)
         for session in list(self._sessions):
             await self.end(session)
-        for holder in self._sessionless.values():
-            await holder.close()
+        for group in self._sessionless.values():
+            await group.close()
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self.manager.close()

@@ -1,4 +1,4 @@
-"""The server: translates between the protocol and the calls. The SDK is imported when it starts."""
+"""The MCP server: translates between the protocol and tool calls. It imports the SDK late."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..tools import ToolResult
-from .client_sandboxes import Client, Places
+from .client_sandboxes import Client, ClientSandboxes
 from .tools import call, descriptions
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ WhoIs = Callable[[Any], Client]
 
 
 class Calls:
-    """Calls that run, each in a task of its own: the SDK cancels again at every await, and a
-    program that is being stopped has to be stopped to the end."""
+    """Runs each call in a task of its own: the SDK cancels again at every await, and a program that
+    is being stopped has to be stopped to the end."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[ToolResult]] = set()
@@ -50,8 +50,8 @@ class Calls:
             await asyncio.wait(self._running)
 
 
-def build_server(places: Places, calls: Calls, who_is: WhoIs) -> Server[Any]:
-    """``who_is`` gives the client of a request, as the transport has found it."""
+def build_server(sandboxes: ClientSandboxes, calls: Calls, who_is: WhoIs) -> Server[Any]:
+    """Make the server. ``who_is`` returns the client of a request, which the transport knows."""
     import mcp_types as types
     from mcp.server.lowlevel import Server
 
@@ -67,7 +67,7 @@ def build_server(places: Places, calls: Calls, who_is: WhoIs) -> Server[Any]:
         async def progress(amount: float, message: str) -> None:
             await ctx.session.report_progress(amount, message=message)
 
-        work = call(places, who_is(ctx), params.name, params.arguments or {}, progress)
+        work = call(sandboxes, who_is(ctx), params.name, params.arguments or {}, progress)
         return _answer(await calls.run(work))
 
     return Server(
@@ -87,7 +87,7 @@ def _answer(result: ToolResult) -> CallToolResult:
         types.ImageContent(type="image", data=image.base64, mime_type=image.media_type)
         for image in result.images
     ]
-    # Pictures and tables are in the content; nobody wants them twice.
+    # Pictures and tables are in the content already.
     data = {key: value for key, value in result.data.items() if key != "shown"}
     return types.CallToolResult(
         content=content, structured_content=data or None, is_error=result.is_error

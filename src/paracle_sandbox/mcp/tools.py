@@ -9,11 +9,11 @@ from typing import Any
 from ..client import LocalSandboxClient
 from ..errors import SandboxError
 from ..tools import ToolResult
-from ..tools.arguments import ArgumentFault, regular
-from ..tools.error_messages import explained
-from ..tools.result import failed
+from ..tools.arguments import ArgumentFault, to_regular_arguments
+from ..tools.error_messages import explain_error
+from ..tools.result import make_failure
 from ..tools.tool import Tool
-from .client_sandboxes import Client, Places, place_tools
+from .client_sandboxes import Client, ClientSandboxes, sandbox_toolset
 
 SANDBOX = {
     "type": "string",
@@ -25,8 +25,8 @@ Progress = Callable[[float, str], Awaitable[None]]
 
 
 def descriptions() -> list[dict[str, Any]]:
-    """Name, description and schema of every tool."""
-    tools = [_with_sandbox(tool) for tool in place_tools(LocalSandboxClient())]
+    """Return name, description and schema of every tool."""
+    tools = [_with_sandbox(tool) for tool in sandbox_toolset(LocalSandboxClient())]
     return [*tools, *_OWN]
 
 
@@ -59,35 +59,37 @@ _OWN_SCHEMAS = {tool["name"]: tool["schema"] for tool in _OWN}
 
 
 async def call(
-    places: Places,
+    sandboxes: ClientSandboxes,
     client: Client,
     name: str,
     arguments: Mapping[str, Any],
     progress: Progress,
 ) -> ToolResult:
-    """Do what a client asked for. Never raises SandboxError."""
+    """Run one tool call. Never raises SandboxError."""
     try:
         _check_names(arguments)
         if name in _OWN_SCHEMAS:
-            return await _own_call(places, client, name, regular(arguments, _OWN_SCHEMAS[name], {}))
+            return await _own_call(
+                sandboxes, client, name, to_regular_arguments(arguments, _OWN_SCHEMAS[name], {})
+            )
         rest = {key: value for key, value in arguments.items() if key != "sandbox"}
-        async with places.opened(client, arguments.get("sandbox")) as place:
-            return await place.tools.call(name, rest, on_output=_Reporter(progress))
+        async with sandboxes.using(client, arguments.get("sandbox")) as sandbox:
+            return await sandbox.tools.call(name, rest, on_output=_Reporter(progress))
     except ArgumentFault as fault:
-        return failed(str(fault), error_type="arguments")
+        return make_failure(str(fault), error_type="arguments")
     except SandboxError as error:
-        return explained(error)
+        return explain_error(error)
 
 
 async def _own_call(
-    places: Places, client: Client, name: str, arguments: Mapping[str, Any]
+    sandboxes: ClientSandboxes, client: Client, name: str, arguments: Mapping[str, Any]
 ) -> ToolResult:
     if name == "list_sandboxes":
-        return _listing(places.names(client))
+        return _listing(sandboxes.names(client))
     if name == "create_sandbox":
-        made = await places.create(client, arguments.get("name"))
+        made = await sandboxes.create(client, arguments.get("name"))
         return ToolResult(f"Made the sandbox {made}.", data={"sandbox": made})
-    return await _destroy(places, client, arguments.get("sandbox") or "main")
+    return await _destroy(sandboxes, client, arguments.get("sandbox") or "main")
 
 
 def _check_names(arguments: Mapping[str, Any]) -> None:
@@ -102,14 +104,14 @@ def _listing(names: Mapping[str, str | None]) -> ToolResult:
     return ToolResult(text, data={"sandboxes": dict(names)})
 
 
-async def _destroy(places: Places, client: Client, name: str) -> ToolResult:
-    if await places.destroy(client, name):
+async def _destroy(sandboxes: ClientSandboxes, client: Client, name: str) -> ToolResult:
+    if await sandboxes.destroy(client, name):
         return ToolResult(f"Removed the sandbox {name} with everything in it.")
-    return failed(f"There is no sandbox {name!r}.", error_type="arguments")
+    return make_failure(f"There is no sandbox {name!r}.", error_type="arguments")
 
 
 class _Reporter:
-    """Tells how far a program is: the last whole line it printed, and not too often."""
+    """Reports the progress of a program: its last whole line of output, and not too often."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

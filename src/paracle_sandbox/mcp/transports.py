@@ -1,4 +1,4 @@
-"""Where clients come from: stdin and stdout of one of them, or HTTP for many."""
+"""Transports of the MCP server: stdin and stdout for one client, or HTTP for many."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 
 from ..config import SandboxConfig
 from ..errors import SandboxError
+from ..host.platforms import is_part_of_python
 from ..manager import SandboxManager
-from ..platforms import is_part_of_python
-from ..service.bodies import JsonScan
 from ..service.errors import TooLarge, TooMany
-from ..service.guessing import Guessing
 from ..service.keys import require_strength
-from .client_sandboxes import Client, Places
+from ..service.middleware.body_limits import JsonScan
+from ..service.middleware.wrong_keys import WrongKeys
+from .client_sandboxes import Client, ClientSandboxes
 from .server import ONE_CLIENT, Calls, build_server
 
 INSTALL = "pip install '.[mcp]', in a checkout of Paracle Sandbox"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-# A client whose stream broke may come back; one that was killed does not.
+# How long a client whose stream broke may take to come back.
 GONE_SECONDS = 10.0
 _SESSION = b"mcp-session-id"
-_CLIENT = "paracle_sandbox.client"  # in the scope of a request, put there by the door
+_CLIENT = "paracle_sandbox.client"  # in the scope of a request, set by the door
 _MAX_SESSIONS = 1000
 _MAX_BODY = 4 << 20
 _BODY_SECONDS = 60.0
@@ -57,14 +57,14 @@ def require_sdk() -> None:
 
 
 @asynccontextmanager
-async def _opened(
+async def _serving(
     backend: str | None,
     config: SandboxConfig,
     max_sandboxes: int,
     listening: socket.socket | None = None,
-) -> AsyncIterator[tuple[Places, Calls]]:
+) -> AsyncIterator[tuple[ClientSandboxes, Calls]]:
     try:
-        async with _places(backend, config, max_sandboxes) as found:
+        async with _sandboxes(backend, config, max_sandboxes) as found:
             yield found
     finally:
         if listening is not None:
@@ -72,18 +72,18 @@ async def _opened(
 
 
 @asynccontextmanager
-async def _places(
+async def _sandboxes(
     backend: str | None, config: SandboxConfig, max_sandboxes: int
-) -> AsyncIterator[tuple[Places, Calls]]:
+) -> AsyncIterator[tuple[ClientSandboxes, Calls]]:
     manager = SandboxManager(max_sandboxes, backend=backend, idle_timeout=None)
-    places, calls = Places(manager, config), Calls()
+    sandboxes, calls = ClientSandboxes(manager, config), Calls()
     with suppress(SandboxError):  # the first call reports it
         manager.backend.begin_preparing(config.base_image)
     try:
-        yield places, calls
+        yield sandboxes, calls
     finally:
         await calls.finish()
-        await places.close()
+        await sandboxes.close()
 
 
 async def serve_stdio(
@@ -92,15 +92,15 @@ async def serve_stdio(
     max_sandboxes: int,
     on_cancel: Callable[[], None] = lambda: None,
 ) -> None:
-    """Until the client closes our stdin. ``on_cancel`` is called after all sandboxes are removed:
-    what follows waits for the client, because a thread is reading its next line."""
+    """Serve until the client closes our stdin. ``on_cancel`` is called after all sandboxes are
+    removed: the rest waits for the client, because a thread is reading its next line."""
     require_sdk()
     from mcp.server.stdio import stdio_server
 
     async with stdio_server() as (incoming, outgoing):
         try:
-            async with _opened(backend, config, max_sandboxes) as (places, calls):
-                server = build_server(places, calls, lambda ctx: ONE_CLIENT)
+            async with _serving(backend, config, max_sandboxes) as (sandboxes, calls):
+                server = build_server(sandboxes, calls, lambda ctx: ONE_CLIENT)
                 await server.run(incoming, outgoing, server.create_initialization_options())
         except asyncio.CancelledError:
             on_cancel()
@@ -118,9 +118,9 @@ async def serve_http(
     trusted_proxies: Sequence[str],
     on_start: Callable[[str], None],
 ) -> None:
-    """Until cancelled. Raises SandboxError when others could reach it and no key protects it, or
-    one that can be guessed. Whether a proxy brings others to this machine's address, nobody here
-    can tell: a key that is set has to be strong wherever we serve."""
+    """Serve until cancelled. Raises SandboxError when others could reach it without a key, or with
+    one that can be guessed. A proxy may bring others to a local address, too: a key that is set
+    has to be strong wherever we serve."""
     if sys.platform == "win32":
         raise SandboxError(
             "Serving MCP over HTTP needs Linux or macOS, and this is Windows. Serve one client "
@@ -138,33 +138,33 @@ async def serve_http(
     listening = _listening(host, port)
     import uvicorn
 
-    from ..service.connections import http_options
+    from ..service.connections.http_protocol import http_options
+    from ..service.connections.slow_clients import Patience, SlowClients
     from ..service.middleware.forwarded_for import ForwardedFor
-    from ..service.outflow import Outflow, Patience
 
     class Quiet(uvicorn.Server):
-        """Leaves the signals to the command line, which cancels us."""
+        """Leaves signals to the command line, which cancels us."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    async with _opened(backend, config, max_sandboxes, listening) as (places, calls):
-        server = build_server(places, calls, client_of)
+    async with _serving(backend, config, max_sandboxes, listening) as (sandboxes, calls):
+        server = build_server(sandboxes, calls, client_of)
         sdk = server.streamable_http_app(
             host=host, max_sessions=_MAX_SESSIONS, session_idle_timeout=_SESSION_SECONDS
         )
-        app = ForwardedFor(Door(sdk, places, keys), trusted_proxies)
+        app = ForwardedFor(Door(sdk, sandboxes, keys), trusted_proxies)
         web = Quiet(
             uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="on",
                            timeout_graceful_shutdown=1, ws="none",
-                           **http_options(Outflow(Patience(max_connections=_MAX_CONNECTIONS))))
+                           **http_options(SlowClients(Patience(max_connections=_MAX_CONNECTIONS))))
         )  # fmt: skip
         await _serve(web, on_start, host, listening)
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Raises SandboxError with what to do when the port is taken."""
+    """Make the listening socket. Raises SandboxError with what to do when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
@@ -195,7 +195,7 @@ async def _serve(
 
 
 def client_of(ctx: Any) -> Client:
-    """The client of a request, as the door has found it."""
+    """Return the client of a request, as the door has found it."""
     found = ctx.request.scope[_CLIENT]
     assert isinstance(found, Client)
     return found
@@ -212,12 +212,12 @@ class Door:
     on; it has some seconds to come back. One that never listened is given the long time.
     """
 
-    def __init__(self, app: App, places: Places, keys: Sequence[str]) -> None:
-        """Several ``keys`` are for clients that are to be told apart; with none, anybody may."""
+    def __init__(self, app: App, sandboxes: ClientSandboxes, keys: Sequence[str]) -> None:
+        """``keys`` has one for each client to be told apart; without any, none is needed."""
         self._app = app
-        self._places = places
+        self._sandboxes = sandboxes
         self._keys = {_name_of(key): b"Bearer " + key.encode() for key in keys}
-        self._guessing = Guessing()
+        self._wrong_keys = WrongKeys()
         self._sessions: dict[str, _Session] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -256,29 +256,31 @@ class Door:
             await self._app(scope, receive, self._watching(send, key) if not name else send)
             return
         scope[_CLIENT] = Client(session=name, key=key)
-        await self._served(scope, receive, send, session)
+        await self._serve_session(scope, receive, send, session)
 
-    async def _served(self, scope: Scope, receive: Receive, send: Send, session: _Session) -> None:
-        """A request of a session."""
+    async def _serve_session(
+        self, scope: Scope, receive: Receive, send: Send, session: _Session
+    ) -> None:
+        """Pass on a request of a session, and note whether the session has ended."""
         session.requests += 1
-        self._places.stay(session.name)
+        self._sandboxes.stay(session.name)
         session.listened |= scope["method"] == "GET"
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
+        async def send_watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 deleted = scope["method"] == "DELETE" and message["status"] < 300
                 session.ended |= deleted or message["status"] == 404
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_watched)
         finally:
             await self._left(session)
 
     def _watching(self, send: Send, key: str) -> Send:
-        """Learn of the session that the answer to this request opens."""
+        """Wrap ``send`` to note the session that the answer to this request opens."""
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
+        async def send_watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and message["status"] < 300:
                 opened = dict(message.get("headers", [])).get(_SESSION, b"").decode("latin-1")
                 if opened:
@@ -286,10 +288,10 @@ class Door:
                     self._sessions[opened] = _Session(opened, key)
             await send(message)
 
-        return watched
+        return send_watched
 
     def _forget_old_sessions(self) -> None:
-        """The SDK ends a session that was quiet for long without telling anybody."""
+        """Forget sessions that the SDK has ended because they were quiet for long."""
         long_ago = time.monotonic() - _SESSION_SECONDS - 60
         for session in list(self._sessions.values()):
             if not session.requests and session.used < long_ago:
@@ -300,24 +302,24 @@ class Door:
         session.used = time.monotonic()
         if session.ended:
             self._sessions.pop(session.name, None)
-            await asyncio.shield(self._places.end(session.name))
+            await asyncio.shield(self._sandboxes.end(session.name))
         elif session.requests == 0:
-            self._places.end_later(session.name, GONE_SECONDS if session.listened else None)
+            self._sandboxes.end_later(session.name, GONE_SECONDS if session.listened else None)
 
     def _key(self, address: str, header: bytes) -> str | None:
-        """The name of the key in a request; None for a wrong one. Raises TooMany where somebody
-        guesses."""
+        """Return the name of the key in a request, or None for a wrong one. Raises TooMany for an
+        address that guesses."""
         if not self._keys:
             return ""
         if not header:
             return None
         sent = header.decode("latin-1")
-        self._guessing.check(address, sent)
+        self._wrong_keys.check(address, sent)
         same = [name for name, key in self._keys.items() if hmac.compare_digest(header, key)]
         if not same:
-            self._guessing.was_wrong(address, sent)
+            self._wrong_keys.was_wrong(address, sent)
             return None
-        self._guessing.was_right(address, sent)
+        self._wrong_keys.was_right(address, sent)
         return same[0]
 
 
@@ -338,8 +340,8 @@ def _name_of(key: str) -> str:
 
 
 async def _whole_body(receive: Receive) -> Receive:
-    """Take the body of a request, and give it again. What it contains is counted before anybody
-    makes objects of it. Raises TooLarge and TimeoutError."""
+    """Read the body of a request, and return a ``receive`` that gives it again. Its content is
+    counted before it is parsed. Raises TooLarge and TimeoutError."""
     scan, size = JsonScan(), 0
     messages: list[MutableMapping[str, Any]] = []
     async with asyncio.timeout(_BODY_SECONDS):

@@ -1,7 +1,7 @@
 """A command that runs in a sandbox: the handle to wait for it, feed it, watch it, stop it.
 
 One task per command reads its stream until the guest's RESULT; timers of the event loop watch
-the deadline and the limits. Whoever wants the command stopped (the deadline, a limit, a
+the deadline and the limits. What wants the command stopped (the deadline, a limit, a
 callback that failed, the user) names a reason and has the guest kill the tree; the end is
 always the stream's end, and there the reason decides which error the command deserves. A guest
 that does not confirm the kill in time, or answers it with an error, loses its sandbox.
@@ -21,15 +21,18 @@ from ..audit.operations import log_end
 from ..backends.base import Usage
 from ..channel.frames import DATA, STDERR
 from ..channel.stream import Stream
-from ..errors import ResourceLimitError, SandboxError, SandboxExecutionError, StoppedError
-from ..invalid import InvalidValueError
-from ..platforms import SIGKILL
+from ..errors import (
+    InvalidValueError,
+    ResourceLimitError,
+    SandboxError,
+    SandboxExecutionError,
+    StoppedError,
+)
+from ..host.platforms import SIGKILL
 from ..results import CommandResult
 from .command_options import checked_size
-from .consumers import Consumers
-from .limits import Counts, complains_of_disk, memory_breach, output_breach
-from .outcome import Ending, Stop
-from .output import Output
+from .outcome import Counts, Ending, Stop, complains_of_disk, memory_breach, output_breach
+from .output import Consumers, Output
 
 if TYPE_CHECKING:
     from ..config import SandboxConfig
@@ -46,18 +49,19 @@ _UNCONFIRMED = "its guest did not confirm that the program was killed"
 _LOOP_ENDED = "The event loop that the command was started in has ended"
 
 
-class Place(Protocol):
-    """What a command needs of its sandbox."""
+class CommandSandbox(Protocol):
+    """Lists what a command needs of its sandbox."""
 
     @property
     def sandbox_id(self) -> str: ...
     @property
     def config(self) -> SandboxConfig: ...
     async def look(self, *, exact: bool = False) -> Usage | None:
-        """What the sandbox uses now, at some cost ``exact``; None when nobody can say."""
+        """Return what the sandbox uses now, at some cost ``exact``; None when that cannot be
+        read."""
 
     def overlook(self) -> None:
-        """A command has ended, and nobody looked at what it used."""
+        """Note that a command has ended without a look at what it used."""
 
     async def kill_leftovers(self) -> None:
         """End what commands that have ended left running."""
@@ -68,7 +72,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Terms:
-    """How a command is to be run, apart from what it is."""
+    """Says how a command is run, apart from what it is."""
 
     timeout_seconds: float
     max_output: int
@@ -81,10 +85,10 @@ class Terms:
 class Command:
     """Started already. ``async with`` kills it on the way out, if it still runs."""
 
-    def __init__(self, place: Place, stream: Stream, terms: Terms) -> None:
+    def __init__(self, sandbox: CommandSandbox, stream: Stream, terms: Terms) -> None:
         self.pid: int | None = None
         self.listing: Stream | None = None
-        self._place = place
+        self._sandbox = sandbox
         self._stream = stream
         self._terms = terms
         self._output = Output(terms.max_output)
@@ -137,7 +141,8 @@ class Command:
         self._stream.signal({"signal": int(number)})
 
     async def write_stdin(self, data: bytes | str) -> None:
-        """As fast as it reads. Raises BrokenPipeError when it has ended, or reads nothing."""
+        """Write to its stdin, as fast as it reads. Raises BrokenPipeError when it has ended, or
+        reads nothing."""
         raw = data.encode() if isinstance(data, str) else data
         if not self._takes_input and not self._stream.ended:
             raise BrokenPipeError("its input is closed: start it with stdin=True, close it last")
@@ -162,7 +167,7 @@ class Command:
         return self._output.printed("stderr").raw()
 
     def only_text(self) -> None:
-        """Its bytes are asked for by nobody: they need not be kept beside their text."""
+        """Keep no bytes beside their text: only the text will be asked for."""
         self._output.only_text()
 
     def output(self) -> AsyncIterator[tuple[str, bytes]]:
@@ -189,7 +194,7 @@ class Command:
             await asyncio.wait((self._task,), timeout=timeout)
 
     def _forget_listing(self) -> None:
-        """Nobody wants it: the guest must not wait for a reader."""
+        """Give up a listing that is not wanted: the guest must not wait for a reader."""
         if self.listing is not None:
             self.listing.abandon()
             self.listing = None
@@ -209,9 +214,9 @@ class Command:
             self._error = (await self._ending(lost)).error()
             if isinstance(self._error, ResourceLimitError) and not self._killed:
                 # It ended by itself, at a limit that what it left running would stay at.
-                await self._place.kill_leftovers()
+                await self._sandbox.kill_leftovers()
         except asyncio.CancelledError:
-            self._error = SandboxExecutionError(_LOOP_ENDED, self._place.sandbox_id)
+            self._error = SandboxExecutionError(_LOOP_ENDED, self._sandbox.sandbox_id)
             raise
         finally:
             self._rest()
@@ -221,7 +226,7 @@ class Command:
                 self._exit_code = _KILLED
             self._output.close()
             seconds = asyncio.get_running_loop().time() - self._started
-            log_end(self._place.sandbox_id, self._exit_code, seconds, self._error)
+            log_end(self._sandbox.sandbox_id, self._exit_code, seconds, self._error)
             self._terms.on_end()
 
     async def _come_to_end(self) -> SandboxError | None:
@@ -252,7 +257,7 @@ class Command:
         async for kind, payload in self._stream:
             name = names.get(kind)
             if name is None:
-                pid = self._stream.news(payload).get("pid")
+                pid = self._stream.short_event(payload).get("pid")
                 self.pid = pid if type(pid) is int else None
                 continue
             self._output.add(name, payload)
@@ -303,7 +308,7 @@ class Command:
     def _condemn(self, reason: str) -> None:
         self._destroyed_because = reason
         message = f"The sandbox was destroyed because {reason}"
-        self._condemnation = asyncio.create_task(self._place.condemn(message))
+        self._condemnation = asyncio.create_task(self._sandbox.condemn(message))
 
     def _begin_watch(self) -> None:
         self._help(self._watch())
@@ -311,8 +316,8 @@ class Command:
     async def _watch(self) -> None:
         """Stop it when the kernel kills for memory: what is left of it may hang for ever."""
         while self._stop_reason is None:
-            usage = await self._place.look()
-            breach = usage and memory_breach(usage, self._terms.before, self._place.config)
+            usage = await self._sandbox.look()
+            breach = usage and memory_breach(usage, self._terms.before, self._sandbox.config)
             if breach:
                 self._stop(Stop(breach=breach))
             await asyncio.sleep(_WATCH_SECONDS)
@@ -336,13 +341,13 @@ class Command:
         if self._condemnation is not None:
             await self._condemnation
         seconds = asyncio.get_running_loop().time() - self._started
-        short = min(_SHORT_SECONDS, self._place.config.memory_mb / _FASTEST_MB)
+        short = min(_SHORT_SECONDS, self._sandbox.config.memory_mb / _FASTEST_MB)
         suspicious = lost is not None or self._exit_code != 0 or seconds > short
         if not suspicious:
-            self._place.overlook()
+            self._sandbox.overlook()
         return Ending(
-            sandbox_id=self._place.sandbox_id,
-            config=self._place.config,
+            sandbox_id=self._sandbox.sandbox_id,
+            config=self._sandbox.config,
             timeout_seconds=self._terms.timeout_seconds,
             exit_code=self._exit_code,
             killed=self._killed,
@@ -355,13 +360,13 @@ class Command:
         )
 
     async def _look(self) -> Usage | None:
-        usage = await self._place.look()
+        usage = await self._sandbox.look()
         if usage is None or not usage.disk_full or self._terms.before.disk_full:
             return usage
         if not self._exit_code or complains_of_disk(self._output):
             return usage
         # It may have filled the disk without a word, or have removed what did.
-        return await self._place.look(exact=True)
+        return await self._sandbox.look(exact=True)
 
     def _result(self) -> CommandResult:
         assert self._exit_code is not None

@@ -1,4 +1,4 @@
-"""What the guest is asked to run: options checked, and turned into requests."""
+"""Check the options of a command, and turn them into requests to the guest."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from ..invalid import InvalidValueError
-from .consumers import BytesCallback, Consumers, TextCallback
-from .paths import AnyPath
+from ..errors import InvalidValueError
+from .output import BytesCallback, Consumers, TextCallback
 
 # The kernel takes no longer argument; a longer script travels as a file.
 MAX_ARGUMENT = 100 << 10
@@ -16,12 +15,13 @@ MAX_ARGUMENT = 100 << 10
 MAX_SOURCE = 128 << 10
 _TERMINAL_SIZE = (24, 80)
 
+AnyPath = str | os.PathLike[str]
 Request = dict[str, Any]
 Stdin = str | bytes | bytearray | memoryview | None
 
 
 class CommandOptions(TypedDict, total=False):
-    """How to run a command. All may be left out.
+    """Say how to run a command. All may be left out.
 
     ``env`` is added to the sandbox's environment, or replaces it with ``clear_env``; ``stdin``
     is what it reads, or True to keep it open for ``write_stdin``; ``pty`` gives it a terminal,
@@ -64,7 +64,8 @@ def check_options(options: CommandOptions) -> None:
 
 
 def refuse_open_stdin(options: CommandOptions) -> None:
-    """Of what is only waited for: nobody could write to it, nor close it."""
+    """Refuse an open stdin for a command that is only waited for: it could not be written to, nor
+    closed."""
     if options.get("stdin") is True:
         raise InvalidValueError(
             "stdin=True keeps the input open for write_stdin(): use start_command() or "
@@ -73,7 +74,8 @@ def refuse_open_stdin(options: CommandOptions) -> None:
 
 
 def check_stdin(stdin: Stdin | bool) -> None:
-    """What is neither text nor bytes would never be written, and the program wait for it."""
+    """Refuse what is neither text nor bytes: it would never be written, and the program wait for
+    it."""
     if not isinstance(stdin, Stdin | bool):
         raise TypeError(f"stdin must be a str, bytes or True, not {type(stdin).__name__}")
 
@@ -117,7 +119,7 @@ def consumers_of(options: CommandOptions) -> Consumers:
 
 
 def stdin_of(options: CommandOptions) -> bytes | None:
-    """What to write to its stdin, if anything."""
+    """Return what to write to its stdin, if anything."""
     stdin = options.get("stdin")
     if isinstance(stdin, str):
         return stdin.encode()
@@ -133,7 +135,7 @@ def checked_seconds(name: str, value: float) -> float:
 
 
 def checked_timeout(timeout: float) -> float:
-    """Infinity is no limit."""
+    """Return the timeout as a float; infinity is no limit. Raises InvalidValueError."""
     if not hasattr(timeout, "__float__"):
         raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
     if not timeout > 0:

@@ -1,4 +1,4 @@
-"""Running programs and Python in a sandbox."""
+"""Run programs and Python in a sandbox."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .command import Command, Terms
 from .command_options import (
     MAX_ARGUMENT,
     MAX_SOURCE,
+    AnyPath,
     CommandOptions,
     Request,
     check_options,
@@ -26,18 +27,24 @@ from .command_options import (
     refuse_open_stdin,
     stdin_of,
 )
-from .files import changes_request
-from .limits import MIB
-from .paths import AnyPath
-from .transfers import SandboxTransfers
+from .files import Files, changes_request
+from .life import Life
+from .outcome import MIB
 
-# Who may have no more than these needs each of them: the guest then has as few as it can.
+# A sandbox that may have no more processes needs each of them: the guest then has few of its own.
 FEW_PROCESSES = 32
 
 
-class SandboxCommands(SandboxTransfers):
-    """A str is a shell command, a list an argv; ``timeout`` is in seconds, by default the
-    configuration's; the other options are those of CommandOptions."""
+class Commands:
+    """The part of a sandbox that runs programs. Its public methods are described at Sandbox.
+
+    A str is a shell command, a list an argv; ``timeout`` is in seconds, by default the
+    configuration's; the other options are those of CommandOptions.
+    """
+
+    def __init__(self, life: Life, files: Files) -> None:
+        self._life = life
+        self._files = files
 
     async def start_command(
         self,
@@ -46,7 +53,6 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> Command:
-        """Start a program in the background: a str through ``sh -c``, a list as its argv."""
         check_options(options)
         if not isinstance(command, str):
             request = exec_request(command, options)
@@ -67,7 +73,6 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> Command:
-        """Start Python code in the background; it imports from the working directory."""
         check_options(options)
         checked_code(code)
         await self.wait_for_packages(code)
@@ -81,13 +86,11 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> Command:
-        """start_code() for code that needs nothing but the standard library: it does not wait while
-        packages are being installed."""
         check_options(options)
         checked_code(code)
         path = self._script_path("code.py")
         request = python_request(path, args, options)
-        request["path0"] = self._config.working_dir
+        request["path0"] = self._life.config.working_dir
         if len(code) > MAX_SOURCE // 4:
             return await self._launch_text(request, timeout, options, path, code)
         request["source"] = code
@@ -101,16 +104,48 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> Command:
-        """Start a Python file of the sandbox in the background."""
         check_options(options)
-        request = python_request(self._checked(path), args, options)
+        request = python_request(self._files.checked(path), args, options)
         return self._launch(request, timeout, options)
 
+    async def start_source(
+        self,
+        name: str,
+        source: bytes,
+        args: Sequence[str] = (),
+        *,
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start Python source as the file ``name`` of the working directory.
+
+        The source travels in the request. The guest writes the file as the program starts, so that
+        tracebacks can show its lines and the program can read itself. Packages are not waited for.
+        """
+        check_options(options)
+        path = posixpath.join(self._life.config.working_dir, name)
+        request = python_request(self._files.checked(path), args, options)
+        if len(source) > MAX_SOURCE // 4:
+            await self._files.write(self._files.request("write", path), source)
+        else:
+            request["source"] = source.decode("utf-8", "surrogateescape")
+        return self._launch(request, timeout, options)
+
+    async def run_source(
+        self,
+        name: str,
+        source: bytes,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run Python source to its end, as start_source() starts it."""
+        refuse_open_stdin(options)
+        command = await self.start_source(name, source, args, timeout=timeout, **options)
+        return await _outcome(command)
+
     async def wait_for_packages(self, source: str | bytes) -> None:
-        """Wait until the packages can be imported that a program names, if the template of this
-        sandbox is still being built. start_code() and start_command() do so themselves; it is for
-        whoever knows the text of a file that is run."""
-        await self._backend.wait_for_packages(self._sandbox_id, source)
+        await self._life.backend.wait_for_packages(self._life.sandbox_id, source)
 
     async def execute(
         self,
@@ -118,7 +153,6 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> CommandResult:
-        """Run a program to its end; cancelled, it takes everything it started with it."""
         refuse_open_stdin(options)
         return await _outcome(await self.start_command(command, timeout=timeout, **options))
 
@@ -129,7 +163,6 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> CommandResult:
-        """Run Python code to its end."""
         refuse_open_stdin(options)
         return await _outcome(await self.start_code(code, args, timeout=timeout, **options))
 
@@ -140,7 +173,6 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> CommandResult:
-        """Run a Python file of the sandbox to its end."""
         refuse_open_stdin(options)
         return await _outcome(await self.start_file(path, args, timeout=timeout, **options))
 
@@ -150,7 +182,6 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> str:
-        """Run a program; what it printed, and its stderr as well when it failed."""
         return text_of(await self.execute(command, timeout, **options))
 
     async def stream(
@@ -159,8 +190,6 @@ class SandboxCommands(SandboxTransfers):
         timeout: float | None = None,
         **options: Unpack[CommandOptions],
     ) -> AsyncIterator[tuple[str, bytes]]:
-        """("stdout" or "stderr", bytes) of a program as it prints; raises at the end when it
-        was stopped. Leaving the loop early kills it."""
         refuse_open_stdin(options)
         async with await self.start_command(command, timeout=timeout, **options) as running:
             async for chunk in running.output():
@@ -175,29 +204,29 @@ class SandboxCommands(SandboxTransfers):
         script: str | None = None,
     ) -> Command:
         if request["op"] == "python":
-            if self._config.fresh_interpreter:
+            if self._life.config.fresh_interpreter:
                 request["fresh"] = True
-            if self._config.max_processes < FEW_PROCESSES:
+            if self._life.config.max_processes < FEW_PROCESSES:
                 request["few_processes"] = True
-        seconds = self._config.timeout_seconds if timeout is None else timeout
+        seconds = self._life.config.timeout_seconds if timeout is None else timeout
         max_output = options.get("max_output")
         stdin = stdin_of(options)
         terms = Terms(
             timeout_seconds=checked_timeout(seconds),
-            max_output=self._config.max_output_mb * MIB if max_output is None else max_output,
-            before=self._seen,
+            max_output=self._life.config.max_output_mb * MIB if max_output is None else max_output,
+            before=self._life.seen,
             takes_input=stdin is None and ("pty" in request or request["stdin"]),
             consumers=consumers_of(options),
-            on_end=lambda: self._touch(-1),
+            on_end=lambda: self._life.touch(-1),
         )
-        if self._config.env_vars and not request.get("clear_env"):
-            request["env"] = {**self._config.env_vars, **request.get("env", {})}
+        if self._life.config.env_vars and not request.get("clear_env"):
+            request["env"] = {**self._life.config.env_vars, **request.get("env", {})}
         if script is not None:
             request["text"] = script  # which the guest removes when it is of no more use
-        connection = self._live()
+        connection = self._life.live()
         stream = connection.open(request)
-        self._touch(+1)
-        command = Command(self, stream, terms)
+        self._life.touch(+1)
+        command = Command(self._life, stream, terms)
         listed = options.get("then_listed", False)
         if listed is not False:
             # Asked for now, so that it comes with the result and not after another question.
@@ -217,18 +246,19 @@ class SandboxCommands(SandboxTransfers):
         path: str,
         text: str,
     ) -> Command:
-        """Of a program whose text is too long for the request, and is written first."""
+        """Start a program whose text is too long for the request, and is written first."""
         try:
-            await self._write(self._asking("write", path), text.encode())
+            await self._files.write(self._files.request("write", path), text.encode())
             return self._launch(request, timeout, options, path)
         except BaseException:
-            # Nobody will run it, and so the guest would not remove it either.
+            # It will not be run, and so the guest would not remove it either.
             with suppress(SandboxError):
-                await asyncio.shield(self.remove(posixpath.dirname(path), recursive=True))
+                await asyncio.shield(self._files.remove(posixpath.dirname(path), recursive=True))
             raise
 
     def _script_path(self, name: str) -> str:
-        """A place of its own for each run, so that concurrent ones do not clash."""
+        """Name a file in a directory of its own for each run, so that concurrent ones do not
+        clash."""
         return f"/tmp/.paracle-{os.urandom(6).hex()}/{name}"
 
 
@@ -242,5 +272,5 @@ async def _outcome(command: Command) -> CommandResult:
 
 
 def text_of(result: CommandResult) -> str:
-    """What a program printed; its stderr as well when it failed."""
+    """Return what a program printed; its stderr as well when it failed."""
     return result["stdout"] + (result["stderr"] if result["exit_code"] else "")

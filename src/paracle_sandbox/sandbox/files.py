@@ -1,4 +1,5 @@
-"""The files of a sandbox: everything is done inside by the guest, the host opens nothing there."""
+"""Read, write, list and copy the files of a sandbox: the guest does it, the host opens nothing
+there."""
 
 from __future__ import annotations
 
@@ -6,16 +7,14 @@ import asyncio
 import errno
 import os
 import posixpath
-import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, overload
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
-from ..channel.frames import CHUNK, DATA, EVENT
+from ..channel.frames import DATA, EVENT
 from ..channel.stream import Stream
-from ..channel.tree import FileSink, Unpacker, pack
 from ..errors import (
     SandboxFileDecodeError,
     SandboxFileError,
@@ -24,23 +23,39 @@ from ..errors import (
 )
 from ..results import FileInfo
 from .command import Command
-from .life import SandboxLife
-from .limits import MIB
-from .paths import AnyPath, path_text
+from .command_options import AnyPath
+from .host_copy import (
+    FileSink,
+    Sink,
+    Unpacker,
+    finish_file,
+    host_path,
+    in_thread,
+    next_pieces,
+    open_file,
+    pack,
+    receive_into,
+    resolve_destination,
+)
+from .life import Life
+from .outcome import MIB
+
+if TYPE_CHECKING:
+    from ..config import SandboxConfig
 
 # What untrusted content may take of the host's memory and disk, unless the caller says more.
 MAX_ENTRIES = 100_000
 MAX_READ = 256 * MIB
 MAX_LISTING = 64 * MIB
-# Disk work is done in threads, in pieces large enough to pay for the way there.
-_PIECE = 1 << 20
 # Sizes and times of files are 64 bits, and a program may set them to anything.
 _HUGE = float(1 << 64)
 _KINDS = {"file": "file", "directory": "directory", "symlink": "link", "link": "link"}
 
 
+# What ``read_only_filesystem=False`` makes writable, on every backend.
+EXTRA_WRITABLE = ("/home", "/opt", "/srv", "/mnt")
+
 Request = dict[str, Any]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,30 +68,23 @@ class Changes:
     is_all: bool
 
 
-class _Sink(Protocol):
-    def feed(self, data: bytes) -> None: ...
-    def abort(self) -> None: ...
+class Files:
+    """The part of a sandbox that moves files. Its public methods are described at Sandbox."""
 
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self.places = own_places(life.config)
 
-class SandboxFiles(SandboxLife):
-    """Paths are relative to the working directory, or absolute below what is the sandbox's own:
-    the working directory, /tmp, its volumes, and with ``read_only_filesystem=False`` /home, /opt,
-    /srv and /mnt. Others raise SandboxPathError. A missing file raises SandboxFileNotFoundError,
-    a full disk ResourceLimitError, anything else that goes wrong SandboxFileError."""
+    def checked(self, path: AnyPath) -> str:
+        """Return the path as text. Raises SandboxPathError, and puts that on record, when it leads
+        out of the sandbox's own directories."""
+        text = path_text(path, self._life.sandbox_id)
+        try:
+            return checked_path(text, self.places, self._life.sandbox_id)
+        except SandboxPathError:
+            self._life.record_escape(text)
+            raise
 
-    @overload
-    async def read_file(
-        self,
-        path: AnyPath,
-        *,
-        encoding: str = "utf-8",
-        errors: str = "strict",
-        max_bytes: int = MAX_READ,
-    ) -> str: ...
-    @overload
-    async def read_file(
-        self, path: AnyPath, *, encoding: None, max_bytes: int = MAX_READ
-    ) -> bytes: ...
     async def read_file(
         self,
         path: AnyPath,
@@ -85,9 +93,6 @@ class SandboxFiles(SandboxLife):
         errors: str = "strict",
         max_bytes: int = MAX_READ,
     ) -> str | bytes:
-        """The content as text; the exact bytes without encoding. Raises SandboxFileDecodeError
-        when it is no text in that encoding, unless ``errors`` says what to do with the rest, as
-        for bytes.decode."""
         content = await self.read_bytes(path, max_bytes=max_bytes)
         if encoding is None:
             return content
@@ -97,64 +102,99 @@ class SandboxFiles(SandboxLife):
             raise SandboxFileDecodeError(
                 f"{path} is not {encoding} text (byte {error.start}: {error.reason}): use "
                 'read_bytes, or read_file(path, errors="replace")',
-                self.sandbox_id, filename=os.fspath(path), encoding=error.encoding,
+                self._life.sandbox_id, filename=os.fspath(path), encoding=error.encoding,
                 start=error.start, end=error.end, reason=error.reason,
             ) from None  # fmt: skip
 
     async def read_bytes(self, path: AnyPath, *, max_bytes: int = MAX_READ) -> bytes:
-        """The content, which must fit into memory: use copy_from for what is larger."""
         content = bytearray()
         # The guest refuses what is too large before it reads any of it; we count all the same.
-        request = self._asking("read", path, max_bytes=max_bytes)
-        async with self._operation() as connection:
+        request = self.request("read", path, max_bytes=max_bytes)
+        async with self._life.operation() as connection:
             with connection.open(request) as stream:
                 async for kind, payload in stream:
                     if kind != DATA:
                         raise stream.refuse("file content that cannot be")
                     content += payload
                     if len(content) > max_bytes:
-                        raise _too_large(path, max_bytes, self.sandbox_id)
+                        raise _too_large(path, max_bytes, self._life.sandbox_id)
         return bytes(content)
 
     async def write_file(self, path: AnyPath, content: str | bytes) -> None:
-        """Replace the content of the file, or make it with its parents: whole, or not at all.
+        await self.write(self.request("write", path), _raw(content))
 
-        A link is followed, as a program would. Raises SandboxPermissionError for a file that the
-        sandbox's user may not write."""
-        await self._write(self._asking("write", path), _raw(content))
-
-    async def _write(self, request: Request, content: bytes) -> None:
-        async with self._operation() as connection:
+    async def write(self, request: Request, content: bytes) -> None:
+        async with self._life.operation() as connection:
             with connection.open(request) as stream:
                 if await stream.write(content):
                     stream.end()
                 await stream.finish()
 
+    async def read_stream(
+        self, path: AnyPath, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        request = self.request("read", path, offset=offset)
+        if length is not None:
+            request["length"] = length
+        connection = self._life.live()
+        self._life.touch(+1)
+        try:
+            with connection.open(request) as stream:
+                while piece := await self._next_piece(stream):
+                    yield piece
+        finally:
+            self._life.touch(-1)
+
+    async def _next_piece(self, stream: Stream) -> bytes:
+        """Return the next piece, b"" at the end. Each has its own deadline: one around them all
+        would count the time that the reader takes, and end what the reader is doing then."""
+        async with self._life.operation():
+            async for kind, payload in stream:
+                if kind != DATA:
+                    raise stream.refuse("file content that cannot be")
+                return payload
+        return b""
+
+    async def write_stream(
+        self, path: AnyPath, pieces: AsyncIterable[bytes], *, max_bytes: int | None = None
+    ) -> int:
+        size = 0
+        request = self.request("write", path)
+        async with self._life.operation() as connection:
+            with connection.open(request) as stream:
+                async for piece in pieces:
+                    size += len(piece)
+                    if max_bytes is not None and size > max_bytes:
+                        raise SandboxFileError(
+                            f"{path} is larger than {max_bytes} bytes", self._life.sandbox_id
+                        )
+                    if not await stream.write(piece):
+                        break
+                stream.end()
+                await stream.finish()
+        return size
+
     async def list_files(self, path: AnyPath = ".", recursive: bool = False) -> list[FileInfo]:
-        """What is in a directory, and below it with ``recursive``, in no particular order."""
-        request = self._asking("list", path, recursive=recursive)
-        async with self._operation() as connection:
+        request = self.request("list", path, recursive=recursive)
+        async with self._life.operation() as connection:
             return await self._entries(connection.open(request), path)
 
     async def listed_after(self, command: Command) -> list[FileInfo]:
-        """What was in the working directory, and below it, when a command that was started with
-        ``then_listed`` had ended. Can be asked for once."""
         stream, command.listing = command.listing, None
         if stream is None:
-            raise SandboxFileError("No listing was asked for, or it was read", self.sandbox_id)
-        async with self._operation():
+            raise SandboxFileError(
+                "No listing was asked for, or it was read", self._life.sandbox_id
+            )
+        async with self._life.operation():
             return await self._entries(stream, ".")
 
     async def list_changes(self, since: str = "", after: Command | None = None) -> Changes:
-        """What is new, changed or gone below the working directory since the listing that gave
-        the token ``since``, or all of it: links and special files left out. ``after`` is a
-        command that was started with that token as ``then_listed``: as it was when it ended."""
-        async with self._operation() as connection:
+        async with self._life.operation() as connection:
             if after is not None and after.listing is not None:
                 stream, after.listing = after.listing, None
             else:
                 stream = connection.open(changes_request(since))
-            return await _changes(stream, self.sandbox_id)
+            return await _changes(stream, self._life.sandbox_id)
 
     async def _entries(self, listing: Stream, path: AnyPath) -> list[FileInfo]:
         entries: list[FileInfo] = []
@@ -169,21 +209,19 @@ class SandboxFiles(SandboxLife):
                 room -= len(payload)
                 if len(entries) > MAX_ENTRIES or room < 0:
                     raise SandboxFileError(
-                        f"{path} holds too many files to list at once", self.sandbox_id
+                        f"{path} holds too many files to list at once", self._life.sandbox_id
                     )
         return entries
 
     async def stat(self, path: AnyPath) -> FileInfo:
-        """Follows links."""
-        request = self._asking("stat", path)
-        async with self._operation() as connection:
+        request = self.request("stat", path)
+        async with self._life.operation() as connection:
             with connection.open(request) as stream:
                 return _file_info(stream, await stream.finish())
 
     async def realpath(self, path: AnyPath) -> str:
-        """The absolute path without links and dots; its last name need not be there."""
-        async with self._operation() as connection:
-            with connection.open(self._asking("realpath", path)) as stream:
+        async with self._life.operation() as connection:
+            with connection.open(self.request("realpath", path)) as stream:
                 found = (await stream.finish()).get("path")
                 if not isinstance(found, str) or not found.startswith("/"):
                     raise stream.refuse("a path that is none")
@@ -197,36 +235,32 @@ class SandboxFiles(SandboxLife):
         return True
 
     async def mkdir(self, path: AnyPath, parents: bool = True) -> None:
-        """Make a directory; with ``parents`` the missing ones above it, and it may exist."""
-        await self._call(self._asking("mkdir", path, parents=parents))
+        await self._call(self.request("mkdir", path, parents=parents))
 
     async def move(self, source: AnyPath, target: AnyPath) -> None:
-        request = {"op": "move", "source": self._checked(source), "target": self._checked(target)}
-        await self._call({**request, "places": list(self._places)})
+        request = {"op": "move", "source": self.checked(source), "target": self.checked(target)}
+        await self._call({**request, "places": list(self.places)})
 
     async def remove(self, path: AnyPath, recursive: bool = False) -> None:
-        """Remove a file or an empty directory; any directory with ``recursive``."""
-        await self._call(self._asking("remove", path, recursive=recursive))
+        await self._call(self.request("remove", path, recursive=recursive))
 
-    def _asking(self, op: str, path: AnyPath, **more: Any) -> Request:
-        """A request of the guest about one path, which it may not leave the places with."""
-        return {"op": op, "path": self._checked(path), "places": list(self._places), **more}
+    def request(self, op: str, path: AnyPath, **more: Any) -> Request:
+        """Build a request to the guest about one path, which must not lead out of the places."""
+        return {"op": op, "path": self.checked(path), "places": list(self.places), **more}
 
     async def _call(self, request: Request) -> None:
-        async with self._operation() as connection:
+        async with self._life.operation() as connection:
             await connection.call(request)
 
     # Copies
 
     async def copy_to(self, source: AnyPath, path: AnyPath) -> None:
-        """Copy a file or directory of the host into the sandbox, as ``path``; into ``path``
-        under its own name when that ends in a slash, and a file also when it is a directory."""
-        local, target = _host_path(source), path_text(path, self.sandbox_id)
+        local, target = host_path(source), path_text(path, self._life.sandbox_id)
         if target.endswith("/"):
             target = posixpath.join(target, local.name)
-        target = self._checked(target)
+        target = self.checked(target)
         if await asyncio.to_thread(local.is_dir):
-            await self._send(self._asking("put_tree", target), pack(local))
+            await self._send(self.request("put_tree", target), pack(local))
             return
         try:
             await self._send_file(local, target)
@@ -236,14 +270,14 @@ class SandboxFiles(SandboxLife):
             await self._send_file(local, posixpath.join(target, local.name))
 
     async def _send_file(self, local: Path, target: str) -> None:
-        mode, pieces = await asyncio.to_thread(_open_file, local)
-        await self._send(self._asking("write", target, mode=mode), pieces)
+        mode, pieces = await asyncio.to_thread(open_file, local)
+        await self._send(self.request("write", target, mode=mode), pieces)
 
     async def _send(self, request: Request, pieces: Generator[bytes, None, None]) -> None:
         with closing(pieces):
-            async with self._operation() as connection:
+            async with self._life.operation() as connection:
                 with connection.open(request) as stream:
-                    while piece := await in_thread(_joined, pieces):
+                    while piece := await in_thread(next_pieces, pieces):
                         if not await stream.write(piece):
                             break
                     stream.end()
@@ -263,63 +297,34 @@ class SandboxFiles(SandboxLife):
         max_bytes: int | None = None,
         max_entries: int = MAX_ENTRIES,
     ) -> None:
-        """Copy a file or directory of the sandbox to the host: whole, or not at all.
-
-        Links and special files are left out. Raises SandboxFileError when it is larger than
-        ``max_bytes`` (twice the disk limit if not given) or has more than ``max_entries``.
-        """
-        path = self._checked(path)
-        limit = self.config.disk_mb * 2 * MIB if max_bytes is None else max_bytes
-        target = _resolved(_host_path(destination))
+        path = self.checked(path)
+        limit = self._life.config.disk_mb * 2 * MIB if max_bytes is None else max_bytes
+        target = resolve_destination(host_path(destination))
         found = await self.stat(path)
         if found["kind"] == "directory":
-            with self._backend.drafts.noted(target, target.parent) as draft:
+            with self._life.backend.drafts.noting(target, target.parent) as draft:
                 tree = Unpacker(target, max_bytes=limit, max_entries=max_entries, draft=draft)
-                request = self._asking("get_tree", path, max_bytes=limit, max_entries=max_entries)
+                request = self.request("get_tree", path, max_bytes=limit, max_entries=max_entries)
                 await self._fetch(request, tree, lambda _: tree.finish())
         elif found["size"] > limit:  # a hole costs the program nothing, and us all of it
-            raise _too_large(path, limit, self.sandbox_id)
+            raise _too_large(path, limit, self._life.sandbox_id)
         else:
             if await asyncio.to_thread(target.is_dir):
                 target /= posixpath.basename(path)
-            with self._backend.drafts.noted(target.parent) as draft:
+            with self._life.backend.drafts.noting(target.parent) as draft:
                 sink = FileSink(target, limit, draft)
-                await self._fetch(self._asking("read", path), sink, lambda r: _finish(sink, r))
+                await self._fetch(self.request("read", path), sink, lambda r: finish_file(sink, r))
 
     async def _fetch(
-        self, request: Request, sink: _Sink, finish: Callable[[dict[str, Any]], object]
+        self, request: Request, sink: Sink, finish: Callable[[dict[str, Any]], object]
     ) -> None:
-        async with self._operation() as connection:
+        async with self._life.operation() as connection:
             try:
                 with connection.open(request) as stream:
-                    await _drain(stream, sink)
+                    await receive_into(stream, sink)
                     await in_thread(finish, stream.result)
             finally:
                 await in_thread(sink.abort)
-
-
-async def in_thread(work: Callable[..., T], *args: object) -> T:
-    """As asyncio.to_thread, but when cancelled it ends only after the thread has."""
-    thread = asyncio.ensure_future(asyncio.to_thread(work, *args))
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        await asyncio.gather(thread, return_exceptions=True)
-        raise
-
-
-async def _drain(stream: Stream, sink: _Sink) -> None:
-    held: list[bytes] = []
-    size = 0
-    async for kind, payload in stream:
-        if kind != DATA:
-            raise stream.refuse("file content that cannot be")
-        held.append(payload)
-        size += len(payload)
-        if size >= _PIECE:
-            await in_thread(_feed, sink, held)
-            held, size = [], 0
-    await in_thread(_feed, sink, held or [b""])
 
 
 def changes_request(since: str) -> Request:
@@ -350,16 +355,6 @@ async def _changes(listing: Stream, sandbox_id: str) -> Changes:
         return Changes(entries, gone, token, stream.result.get("all") is not False)
 
 
-def _feed(sink: _Sink, pieces: list[bytes]) -> None:
-    for piece in pieces:
-        sink.feed(piece)
-
-
-def _finish(sink: FileSink, result: dict[str, Any]) -> None:
-    mode = result.get("mode")
-    sink.finish(mode if isinstance(mode, int) else 0o644)
-
-
 def _too_large(path: AnyPath, max_bytes: int, sandbox_id: str) -> SandboxFileError:
     return SandboxFileError(
         f"{path} is larger than {max_bytes} bytes: ask for more with max_bytes, or use copy_from",
@@ -375,62 +370,8 @@ def _raw(content: str | bytes) -> bytes:
     return bytes(content)
 
 
-def _host_path(path: AnyPath) -> Path:
-    """An empty one would be the current directory, with everything in it."""
-    if not os.fspath(path):
-        raise SandboxPathError("The path on this machine is empty")
-    return Path(path)
-
-
-def _resolved(path: Path) -> Path:
-    """Absolute, whatever becomes of the current directory; a link at its end stays one."""
-    try:
-        if path.name in ("", ".."):
-            return Path(os.path.realpath(path))
-        return Path(os.path.realpath(path.parent), path.name)
-    except OSError as error:
-        raise SandboxFileError(f"Cannot copy to {path}: {error.strerror}") from error
-
-
-def _open_file(path: Path) -> tuple[int, Generator[bytes, None, None]]:
-    """The mode of a local file and its content, piece by piece."""
-    try:
-        # A fifo would keep the thread that opens it until somebody writes, and so this process.
-        file = open(path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115
-    except FileNotFoundError:
-        raise SandboxFileNotFoundError(f"File not found: {path}") from None
-    except OSError as error:
-        raise SandboxFileError(f"Cannot copy {path}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise SandboxFileError(f"Cannot copy {path}: not a regular file")
-
-    def pieces() -> Generator[bytes, None, None]:
-        with file:
-            while piece := file.read(_PIECE):
-                yield piece
-
-    return os.fstat(file.fileno()).st_mode & 0o777, pieces()
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _joined(pieces: Iterator[bytes]) -> bytes:
-    """The next megabyte or so; b"" at the end."""
-    held: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        held.append(piece)
-        size += len(piece)
-        if size >= _PIECE - CHUNK:
-            break
-    return held[0] if len(held) == 1 else b"".join(held)
-
-
 def _file_info(stream: Stream, entry: object) -> FileInfo:
-    """An entry as the guest describes it, which may be anything."""
+    """Check an entry as the guest describes it, which may be anything."""
     if not isinstance(entry, dict):
         raise stream.refuse("a file entry that is none")
     texts = [entry.get("name"), entry.get("path"), entry.get("kind")]
@@ -448,3 +389,42 @@ def _file_info(stream: Stream, entry: object) -> FileInfo:
         "mode": int(entry["mode"]),
         "modified": float(entry["modified"]),
     }
+
+
+# Paths, as far as their text can be judged on the host. The guest judges again, with the links that
+# only it can see.
+
+
+def path_text(path: AnyPath, sandbox_id: str) -> str:
+    """Return the path as text. Raises TypeError for what is none, SandboxPathError for an empty
+    one."""
+    # A path of Windows has the steps that are meant, but not the slashes.
+    text = path.as_posix() if isinstance(path, PurePath) else os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"a path must be a str or a Path, not {type(path).__name__}")
+    if not text:
+        raise SandboxPathError("The path is empty", sandbox_id)
+    return text
+
+
+def own_places(config: SandboxConfig) -> tuple[str, ...]:
+    """Return the directories that file operations may touch: those that are the sandbox's own, or
+    were given to it. The working directory is the first."""
+    volumes = (target.removesuffix(":rw").removesuffix(":ro") for target in config.volumes.values())
+    writable = () if config.read_only_filesystem else EXTRA_WRITABLE
+    return tuple(dict.fromkeys((config.working_dir, "/tmp", *volumes, *writable)))
+
+
+def checked_path(path: str, places: Sequence[str], sandbox_id: str) -> str:
+    """Return the path, unchanged. Raises SandboxPathError when it is none, or leaves the places: a
+    relative one the first of them, the working directory."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise SandboxPathError(f"Not a path: {path!r}", sandbox_id, path=path)
+    full = posixpath.normpath(posixpath.join(places[0], path))
+    roots = places if path.startswith("/") else places[:1]
+    if not any(full == root or full.startswith(root + "/") for root in roots):
+        raise SandboxPathError(
+            f"The path leaves the sandbox's own directories ({', '.join(places)}): {path!r}",
+            sandbox_id, path=path,
+        )  # fmt: skip
+    return path

@@ -1,4 +1,4 @@
-"""SandboxMonitor: what a sandbox uses, sampled while it works.
+"""Sample what a sandbox uses while it works: SandboxMonitor.
 
 One task takes samples at a fixed pace. The first is taken by start() itself and the last by
 stop(), so that a run of a few milliseconds has data too. CPU is measured between two samples of
@@ -22,7 +22,7 @@ from ..backends.base import Usage
 from ..errors import SandboxError, SandboxNotFoundError
 from ..results import Averages, Monitoring, Stats
 from .command_options import checked_seconds
-from .limits import MIB
+from .outcome import MIB
 from .sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class SandboxMonitor:
         }
 
     def get_summary(self) -> Monitoring:
-        """What an execution reports as ``stats["monitoring"]``."""
+        """Return what an execution reports as ``stats["monitoring"]``."""
         return {
             "averages": self.get_averages(),
             "peaks": self.get_peaks(),
@@ -148,7 +148,7 @@ class SandboxMonitor:
             gone = not await self._sample()
 
     async def _sample(self) -> bool:
-        """Whether there was still something to look at."""
+        """Take a sample; return whether there was still something to look at."""
         try:
             stats = await self.sandbox.get_stats()
         except SandboxNotFoundError:

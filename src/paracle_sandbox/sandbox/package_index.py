@@ -219,7 +219,7 @@ class _Https(urllib.request.HTTPSHandler):
 def _connecting(
     kind: type[http.client.HTTPConnection], request: urllib.request.Request, own: _Own
 ) -> Any:
-    """What makes the connection for a request. Raises _Inner."""
+    """Return what makes the connection for a request. Raises _Inner."""
     wanted = urlsplit(request.full_url)
     if wanted.netloc in own:
         return kind
@@ -239,7 +239,8 @@ def _connecting(
 
 
 def _goes_through_proxy(request: urllib.request.Request) -> bool:
-    """By what was done to the request, not by its names: these can be written in several ways."""
+    """Judge by what was done to the request, not by its names: these can be written in several
+    ways."""
     return request.has_proxy() or bool(getattr(request, "_tunnel_host", None))
 
 
@@ -345,7 +346,7 @@ def _file_name(name: str) -> str:
 
 @cache
 def index_of_this_machine() -> str:
-    """Where pip of this Python installs from. Raises SandboxError when nobody can say."""
+    """Return where pip of this Python installs from. Raises SandboxError when it does not say."""
     program = (
         "from pip._internal.configuration import Configuration as C\n"
         "from pip._internal.models.index import PyPI\n"

@@ -82,7 +82,7 @@ class Fetches:
         failure: BaseException | None = None
         try:
             result = work(*args)
-        except Exception as error:  # noqa: BLE001  whoever waits gets it, as with any thread pool
+        except Exception as error:  # noqa: BLE001  the waiter gets it, as with any thread pool
             failure = error
         finally:
             self._threads.release()
@@ -92,7 +92,7 @@ class Fetches:
 
 def _tell(done: asyncio.Future[Any], result: object, failure: BaseException | None) -> None:
     if done.cancelled():
-        # Nobody waits any more: what was opened is closed here.
+        # No one waits any more: what was opened is closed here.
         if isinstance(result, tuple) and hasattr(result[1], "close"):
             result[1].close()
     elif failure is not None:
@@ -120,7 +120,7 @@ async def serving(connection: Connection, index: PackageIndex) -> AsyncIterator[
 
 async def _port(listener: Stream) -> int:
     async for kind, payload in listener:
-        port = listener.news(payload).get("port") if kind == EVENT else None
+        port = listener.short_event(payload).get("port") if kind == EVENT else None
         if not isinstance(port, int) or not 0 < port < 1 << 16:
             raise listener.refuse("a port that is none")
         return port
@@ -135,7 +135,7 @@ async def _take(
     fetches: Fetches,
 ) -> None:
     async for kind, payload in listener:
-        number = listener.news(payload).get("connection") if kind == EVENT else None
+        number = listener.short_event(payload).get("connection") if kind == EVENT else None
         if not isinstance(number, int):
             raise listener.refuse("a connection that is none")
         # A guest that lies could name connections without end; what it says is not read meanwhile.
@@ -212,8 +212,8 @@ async def _pass_on(stream: Stream, kind: str, file: IO[bytes], fetches: Fetches)
 
 
 def _read_some(file: IO[bytes]) -> bytes:
-    """What comes within a moment; b"" at the end. A slow index must not keep the thread for a
-    whole piece, nor have one started for each byte."""
+    """Return what comes within a moment; b"" at the end. A slow index must not keep the thread for
+    a whole piece, nor have one started for each byte."""
     held = b""
     until = time.monotonic() + _MOMENT_SECONDS
     while len(held) < _PIECE and time.monotonic() < until:

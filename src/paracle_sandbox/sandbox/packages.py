@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ..errors import SandboxError, SandboxExecutionError
-from ..invalid import InvalidValueError
+from ..errors import InvalidValueError, SandboxError, SandboxExecutionError
 from ..results import CommandResult
-from .commands import SandboxCommands
+from .commands import Commands
+from .life import Life
 
 if TYPE_CHECKING:
     from .package_index import PackageIndex
@@ -56,8 +56,13 @@ MAX_PACKAGES = 10_000
 _MAX_LIST_BYTES = 1 << 20
 
 
-class SandboxPackages(SandboxCommands):
-    """Packages come from the index of the settings and from nowhere else."""
+class Packages:
+    """The part of a sandbox that installs packages. They come from the index of the settings and
+    from nowhere else. Its public methods are described at Sandbox."""
+
+    def __init__(self, life: Life, commands: Commands) -> None:
+        self._life = life
+        self._commands = commands
 
     async def install(
         self,
@@ -65,33 +70,26 @@ class SandboxPackages(SandboxCommands):
         timeout: float = INSTALL_SECONDS,
         index_url: str | None = None,
     ) -> CommandResult:
-        """Install packages for this sandbox alone; programs that start afterwards import them.
-
-        Requirements are names with extras, versions and markers, as in PEP 508; files,
-        addresses and options raise ValueError before anything runs. Works without a network:
-        pip runs inside, and only the package index is passed on to it. Raises SandboxError when
-        the operator has switched packages off.
-        """
         wanted = [checked_requirement(one) for one in requirements]
         if not wanted:
             raise InvalidValueError("name at least one package")
         from .package_proxy import serving
 
         index = await asyncio.to_thread(_index, index_url)
-        async with serving(self._live(), index) as port:
+        async with serving(self._life.live(), index) as port:
             address = f"http://127.0.0.1:{port}/simple/"
             argv = ["python3", "-c", _PIP, *_OPTIONS, "--index-url", address, "--", *wanted]
-            return await self.execute(argv, timeout)
+            return await self._commands.execute(argv, timeout)
 
     async def installed_packages(self) -> list[dict[str, str]]:
-        """Name and version of what programs inside can import. Raises SandboxExecutionError when
-        the sandbox has no Python that can say so."""
-        found = await self.execute(["python3", "-I", "-c", _LIST], max_output=_MAX_LIST_BYTES)
+        found = await self._commands.execute(
+            ["python3", "-I", "-c", _LIST], max_output=_MAX_LIST_BYTES
+        )
         lines = found["stdout"].split("\n", MAX_PACKAGES)
         rows = [line.split("\t") for line in lines if line]
         if found["exit_code"] or any(len(row) != 2 for row in rows):
             raise SandboxExecutionError(
-                f"The packages cannot be listed: {found['stderr'][:200]}", self.sandbox_id
+                f"The packages cannot be listed: {found['stderr'][:200]}", self._life.sandbox_id
             )
         return [{"name": name, "version": version} for name, version in rows]
 

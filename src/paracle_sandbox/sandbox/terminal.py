@@ -21,7 +21,7 @@ from ..errors import SandboxError, SandboxExecutionError
 from ..results import CommandResult
 from .command_options import MAX_ARGUMENT, CommandOptions
 from .commands import text_of
-from .consumers import TextCallback
+from .output import TextCallback
 from .sandbox import Sandbox
 
 # What the shell is started with: $1 is the directory of the state, $2 the command (or empty

@@ -1,4 +1,4 @@
-"""The application: routes, failures and the gate, put together."""
+"""The application: assembles the routes, the error handlers and the middlewares."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
+from starlette.types import ASGIApp
 
 from .. import __version__
-from ..errors import SandboxError
-from ..invalid import InvalidValueError
-from ..sandbox.limits import MIB
+from ..errors import InvalidValueError, SandboxError
+from ..sandbox.outcome import MIB
 from .errors import (
     INTERNAL,
     RETRY_SECONDS,
     ServiceFault,
     Unavailable,
-    in_one_line,
-    plainly,
+    first_fault,
     status_of,
+    strip_prefix,
 )
-from .middleware.auth import App, Gate
+from .middleware.auth import Gate
 from .middleware.forwarded_for import ForwardedFor
 from .middleware.idempotency import Idempotency
-from .middleware.request_context import Telling
+from .middleware.request_context import RequestContext
 from .routes import commands, files, leases, operations, packages, sandboxes, streams
-from .routes.dependencies import Json, note_bad_input, note_fault, told_body
+from .routes.dependencies import Json, error_body, note_bad_input, note_fault
 from .routes.openapi import describe
 from .schemas import ErrorAnswer
 from .service import Service
-from .straight import Straight
 
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_PER_KEY = 1000
-# What there is none of for a moment: another request may have it.
+# Resources that other requests have at the moment.
 _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN)
 _FIELD = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
 _PARTS = (sandboxes, files, packages, commands, streams, operations, leases)
@@ -70,8 +69,8 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(service: Service) -> App:
-    """The whole application. The service is started and closed with it."""
+def make_app(service: Service) -> ASGIApp:
+    """Make the whole application. It starts and closes the service."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -99,10 +98,10 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _internal)
     describe(app)
-    for route in app.routes:  # made with the first request else, which waits for it
+    for route in app.routes:  # or the first request would wait until they are compiled
         route.matches({"type": "http", "method": "GET", "path": "/", "headers": []})
     gate = Gate(
-        Idempotency(Telling(Straight(app), service.losses), service.answers),
+        Idempotency(RequestContext(app, service.losses), service.answers),
         doorman=service.doorman,
         journal=service.journal,
         metrics=service.metrics,
@@ -120,13 +119,13 @@ async def _fault(request: Request, error: Exception) -> Json:
     if error.status in (408, 413):
         headers["connection"] = "close"  # or it would go on sending
     note_fault(request, error)
-    return Json(told_body(request, error), error.status, headers)
+    return Json(error_body(request, error), error.status, headers)
 
 
 async def _sandbox_error(request: Request, error: Exception) -> Json:
     assert isinstance(error, SandboxError)
     status = status_of(error)
-    body = told_body(request, error)
+    body = error_body(request, error)
     level = logging.WARNING if status >= 500 else logging.INFO
     logger.log(
         level, "%s %r failed (%s): %s", request.method, request.url.path, body["kind"], error
@@ -137,7 +136,7 @@ async def _sandbox_error(request: Request, error: Exception) -> Json:
 
 
 async def _os_error(request: Request, error: Exception) -> Json:
-    """The service has no descriptors, memory or threads left for this request, at present."""
+    """Answer 503 where the service has no descriptors, memory or threads left at present."""
     assert isinstance(error, OSError)
     if error.errno not in _USED_UP:
         return await _internal(request, error)
@@ -149,11 +148,11 @@ async def _os_error(request: Request, error: Exception) -> Json:
 async def _invalid(request: Request, error: Exception) -> Json:
     assert isinstance(error, RequestValidationError)
     faults = [
-        {"where": ".".join(map(str, one["loc"])), "what": plainly(one["msg"])}
+        {"where": ".".join(map(str, one["loc"])), "what": strip_prefix(one["msg"])}
         for one in error.errors()[:20]
     ]
     first = faults[0] if faults else {"where": "body", "what": "invalid"}
-    # Names of fields are the client's: what is none may be anything, also code.
+    # The client chose the name of the field: what does not look like one may be code.
     note_bad_input(request, first["where"] if _FIELD.match(first["where"]) else "body")
     return _plain(422, f"{first['where']}: {first['what']}", "ValidationError", details=faults)
 
@@ -173,7 +172,7 @@ async def _http_error(request: Request, error: Exception) -> Json:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """All that its address takes: each route knows only of its own."""
+    """Return the methods of all routes with this address: each route knows only its own."""
     routes = (route for part in _PARTS for route in part.router.routes)
     return {
         method
@@ -184,14 +183,14 @@ def _methods_of(request: Request) -> set[str]:
 
 
 async def _invalid_value(request: Request, error: Exception) -> Json:
-    """Only what a check of ours refused. Any other ValueError is our own fault, and a 500."""
+    """Answer 400 for a value that a check of ours refused. Any other ValueError is a 500."""
     note_bad_input(request, "a value that makes no sense")
-    text = in_one_line(error) if isinstance(error, ValidationError) else str(error)
+    text = first_fault(error) if isinstance(error, ValidationError) else str(error)
     return _plain(400, text[:500], "ValueError")
 
 
 async def _gone(request: Request, error: Exception) -> Json:
-    """Nobody is there to read it."""
+    """End a request whose client is gone: the answer goes nowhere."""
     return _plain(400, "The client went away", "ClientDisconnect")
 
 

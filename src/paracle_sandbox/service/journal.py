@@ -1,8 +1,8 @@
-"""The service's view of the audit log: requests, refusals, security events, and suspicion.
+"""The service's audit log: what requests did, refusals, security events, and suspicious users.
 
-Every line of what a request did carries its key and its address. Security events of the library
-(path escapes, broken protocols) come in over its logger and get the user they belong to. A user
-who fails again and again, or tries what is not allowed, is flagged once a minute.
+Every line about a request has its key and its address. Security events of the library (path
+escapes, broken protocols) arrive over its logger, and are written with the user they belong to. A
+user with many failures or security events is flagged once a minute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ..audit import security_events
 from ..audit.log import AuditLog, AuditQueue
-from .middleware.caller import who
+from .middleware.request_context import describe_sender
 
 SUSPICIOUS_FAILURES = 20
 SUSPICIOUS_EVENTS = 3
@@ -22,8 +22,8 @@ _WINDOW_SECONDS = 60.0
 
 
 class Journal:
-    """Writes the log, from a thread of its own. ``with_content`` keeps commands and code as well,
-    never secrets."""
+    """Writes the log in a thread of its own. ``with_content`` adds commands and code, never
+    secrets."""
 
     def __init__(self, log: AuditLog, *, with_content: bool = False) -> None:
         self.log = log
@@ -35,14 +35,14 @@ class Journal:
         security_events.LOGGER.addHandler(self._handler)
 
     def close(self) -> None:
-        """Waits for the disk, though not for ever."""
+        """Wait for the disk, for a limited time, and close the log."""
         security_events.LOGGER.removeHandler(self._handler)
         if self._queue.end():
             self.log.close()  # else the thread still uses it
 
     @property
     def failures(self) -> int:
-        """Lines that are not in the log, and will not be."""
+        """How many lines are lost."""
         return self._queue.failures
 
     @property
@@ -50,41 +50,43 @@ class Journal:
         return self._queue.is_written
 
     async def written(self) -> None:
-        """Wait for the lines of what is answered now, up to ten seconds."""
-        await self._queue.written()
+        """Wait until the lines so far are written, up to ten seconds."""
+        await self._queue.wait_until_written()
 
     def know_users(self, user_of: Callable[[str], str | None]) -> None:
-        """How to find the user of a sandbox."""
+        """Set the function that finds the user of a sandbox."""
         self._user_of = user_of
 
     def record(self, event: str, **fields: object) -> None:
-        self._queue.record(event, **{**who(), **fields})
+        self._queue.record(event, **{**describe_sender(), **fields})
 
-    def execution(self, *, user: str, ok: bool, content: str | None = None, **f: object) -> None:
-        """One program that ended, however it did."""
+    def record_execution(
+        self, *, user: str, ok: bool, content: str | None = None, **f: object
+    ) -> None:
+        """Record a program that ended, however it did."""
         fields = {"user": user, "outcome": "ok" if ok else "failed", **f}
         if self.with_content and content is not None:
             fields["content"] = content
         self.record("execution", **fields)
         if not ok:
-            self._suspicion.failed(user)
+            self._suspicion.count_failure(user)
 
-    def refused(self, reason: str, *, user: str | None = None, **fields: object) -> None:
+    def record_refusal(self, reason: str, *, user: str | None = None, **fields: object) -> None:
         self.record("refused", reason=reason, user=user, **fields)
         if user is not None:
-            self._suspicion.failed(user)
+            self._suspicion.count_failure(user)
 
     def security_event(self, event: str, sandbox_id: str | None, details: object) -> None:
         user = self._user_of(sandbox_id) if sandbox_id else None
-        # What is wrong with a channel shows where all of its requests are read: it is nobody's.
+        # A broken protocol shows in the channel's reader, whose context is an unrelated request.
         write = self._queue.record if event == "protocol" else self.record
         write("security", kind=event, user=user, sandbox_id=sandbox_id, details=details)
         if user is not None:
-            self._suspicion.tried(user)
+            self._suspicion.count_event(user)
 
 
 class _Handler(logging.Handler):
-    """Takes the library's security events over."""
+    """Passes the library's security events to the journal."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class _Handler(logging.Handler):
 
 
 class _Suspicion:
-    """Counts what went wrong for each user in the current minute."""
+    """Counts failures and security events of each user in the current minute."""
 
     def __init__(self, record: Callable[..., None]) -> None:
         self._record = record
@@ -106,10 +108,10 @@ class _Suspicion:
         self._failures: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
 
-    def failed(self, user: str) -> None:
+    def count_failure(self, user: str) -> None:
         self._count(self._failures, user, SUSPICIOUS_FAILURES, "repeated_failures")
 
-    def tried(self, user: str) -> None:
+    def count_event(self, user: str) -> None:
         self._count(self._events, user, SUSPICIOUS_EVENTS, "repeated_security_events")
 
     def _count(self, counts: Counter[str], user: str, threshold: int, reason: str) -> None:

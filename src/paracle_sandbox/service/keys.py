@@ -1,10 +1,10 @@
 """API keys: made once, shown once, stored as hashes, checked in constant time.
 
-A key is ``prc_<id>_<secret>``. The id finds the row, the secret has 256 random bits and is
-compared as a hash: neither a prefix nor the time an answer takes tells anything about it. The
-keys are in an SQLite file, so that ``paracle keys`` of another process takes effect at once. The
-file may be locked by that process, or its disk be slow: an event loop reads and writes it with
-``in_thread``, and asks before whether there is anything new to read.
+A key is ``prc_<id>_<secret>``. The id finds the row; the secret has 256 random bits and is
+compared by its hash, so that the time of an answer tells nothing about it. The keys are in an
+SQLite file, so that ``paracle keys`` in another process takes effect at once. That process may
+lock the file, and its disk may be slow: an event loop uses the file only through ``in_thread``,
+and checks first whether there is anything new to read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from ..errors import SandboxError
-from ..own_directory import make_trusted_directory
+from ..host.own_directory import make_trusted_directory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS bindings (
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sends a request: a key, and the users it may act for."""
+    """The key that a request was sent with, and the users it may act for."""
 
     key_id: str
     users: frozenset[str] = frozenset()
@@ -62,7 +62,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Key:
-    """One key, without what would let anybody use it."""
+    """One key, without its secret."""
 
     key_id: str
     users: tuple[str, ...]
@@ -105,7 +105,7 @@ class KeyStore:
         os.close(self._file)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What one of the other methods returns, when it had to wait for the file."""
+        """Call another method, which may wait for the file, in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: work(*args, **kwargs))
 
@@ -117,7 +117,7 @@ class KeyStore:
         expires: float | None = None,
         note: str = "",
     ) -> str:
-        """A new key, in the only moment in which it can be read."""
+        """Make a key and return it. Only its hash is stored, so it cannot be read again."""
         bound = sorted(set(users))
         if not bound and not admin:
             raise SandboxError("A key acts for users or is an admin key: name users, or --admin")
@@ -135,7 +135,7 @@ class KeyStore:
         return f"prc_{key_id}_{secret}"
 
     def revoke(self, key_id: str) -> bool:
-        """Whether there was such a key that still worked."""
+        """Revoke a key. Returns whether there was one that still worked."""
         with self._using, self._db:
             done = self._db.execute(
                 "UPDATE keys SET revoked = ? WHERE id = ? AND revoked IS NULL",
@@ -149,12 +149,12 @@ class KeyStore:
         return sorted((key for key, _ in self._known.values()), key=lambda key: key.created)
 
     def find(self, text: str) -> Caller | None:
-        """Who has this key; None when nobody may."""
+        """Return the caller with this key, or None if it opens nothing."""
         self.refresh()
         return self.find_known(text)
 
     def find_known(self, text: str) -> Caller | None:
-        """find() as of the last refresh()."""
+        """Like find(), as of the last refresh()."""
         form = _FORM.match(text)
         key_id, secret = (form[1], form[2]) if form else ("", text)
         key, digest = self._known.get(key_id, (None, _NO_HASH))
@@ -164,23 +164,22 @@ class KeyStore:
         return Caller(key.key_id, frozenset(key.users), key.admin)
 
     def is_good(self, key_id: str) -> bool:
-        """Whether a key that was found before still opened anything at the last refresh()."""
+        """Whether a key that was found before was still good at the last refresh()."""
         key, _ = self._known.get(key_id, (None, ""))
         return key is not None and key.is_good(time.time())
 
     @property
     def is_current(self) -> bool:
-        """Whether nothing was changed since the last refresh(). Every request asks: so it is not
-        put to the database, which would lock the file for it, but to the number that it counts
-        its changes with."""
+        """Whether nothing was changed since the last refresh(). Every request asks this, so it
+        reads the file's change counter and not the database, which would lock the file."""
         return self._version() == self._seen
 
     def _version(self) -> bytes:
         return os.pread(self._file, _COUNTER_BYTES, _COUNTER_AT)
 
     def refresh(self) -> None:
-        """Read again what another process may have changed. Who sees a new number early waits here
-        until the change is made."""
+        """Read what another process may have changed. The database waits until a change that has
+        begun is complete."""
         with self._using:
             version = self._version()
             if version != self._seen:
@@ -200,8 +199,8 @@ class KeyStore:
 
 
 class Doorman:
-    """All keys that open a service: the stored ones, as of the last refresh(), and the operator's
-    own from its settings."""
+    """All keys of a service: the stored ones as of the last refresh(), and the operator's own from
+    the settings."""
 
     def __init__(self, store: KeyStore, operator_key: str | None = None) -> None:
         self._store = store
@@ -216,19 +215,19 @@ class Doorman:
 
     @property
     def is_current(self) -> bool:
-        """Whether the other methods know of every change."""
+        """Whether there was no change since the last refresh()."""
         return self._store.is_current
 
     async def refresh(self) -> None:
         await self._store.in_thread(self._store.refresh)
 
     def is_good(self, key_id: str) -> bool:
-        """Whether a key that was found before still opens anything."""
+        """Whether a key that was found before is still good."""
         return key_id == _OPERATOR or self._store.is_good(key_id)
 
 
 def require_strength(name: str, key: str) -> None:
-    """Raises SandboxError for a key that can be guessed."""
+    """Raise SandboxError for a key that can be guessed."""
     if len(key) < MIN_KEY or len(set(key)) < _MIN_LETTERS:
         raise SandboxError(
             f"{name} is too weak: it needs at least {MIN_KEY} characters, {_MIN_LETTERS} of them "

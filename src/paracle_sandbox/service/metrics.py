@@ -9,7 +9,7 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 
 
 class Metrics:
-    """What the service counts. Labels are ours alone: no text of a user becomes one."""
+    """The service's counters. No text of a user becomes a label."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,8 +1,8 @@
 """Whether sandboxes can be made now.
 
-The backend is examined when the service starts, when it was found wanting, and when a sandbox
-could not be made. An examination makes a sandbox, so while nothing is amiss it is only asked for
-one that does not exist: an engine that is there says so, for next to nothing.
+The backend is examined when the service starts, while it is not ready, and when a sandbox could
+not be made. An examination makes a sandbox. While all is well the backend is only asked for a
+sandbox that does not exist, which shows for next to nothing that the engine answers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ _ANSWER_SECONDS = 10.0
 
 
 class Readiness:
-    """``take_over`` is called until it succeeds for the first time, before anything is ready, and
-    after it ``prove``, which makes a sandbox as users get them. That may take long, and the
-    service answers meanwhile."""
+    """Watches the backend. Before it is ready for the first time, ``take_over`` and then ``prove``,
+    which makes a sandbox as users get them, have to succeed. The service answers meanwhile."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Readiness:
         self._watcher = asyncio.create_task(self._watch(fault))
 
     def doubt(self) -> None:
-        """A sandbox could not be made: it is examined soon."""
+        """Have the backend examined soon, because a sandbox could not be made."""
         self._doubt.set()
 
     async def close(self) -> None:
@@ -77,7 +76,7 @@ class Readiness:
     async def _safely(self, look: Awaitable[None]) -> None:
         try:
             await look
-        except Exception:  # whatever a backend breaks with, the next look may find it well
+        except Exception:  # whatever it is, the next look may find the backend well
             logger.exception("Looking after the %s backend failed", self._backend.name)
 
     async def _look(self) -> None:
@@ -90,7 +89,7 @@ class Readiness:
             await self._conclude(await self._examine())
 
     async def _silence(self) -> str:
-        """Why the backend does not answer; empty if it does."""
+        """Return why the backend does not answer; empty if it does."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._backend.usage(f"none-{secrets.token_hex(8)}")
@@ -103,7 +102,7 @@ class Readiness:
         return ""
 
     async def _examine(self) -> str:
-        """Why there is no point in making sandboxes; empty if there is."""
+        """Return why sandboxes cannot be made; empty if they can."""
         self.health = await self._backend.health()
         fault = "" if self.health.available else self.health.detail or "it is not available"
         try:

@@ -1,4 +1,4 @@
-"""Shapes of requests and answers. A field that is not named here is refused, not ignored."""
+"""Schemas of requests and answers. An unknown field of a request is refused, not ignored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ User = Annotated[str, Field(min_length=1, max_length=MAX_USER_ID), AfterValidato
 
 
 def example(**fields: Any) -> ConfigDict:
-    """One for the description; a test sees to it that it is one."""
+    """Return a model configuration with an example, which a test validates."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
@@ -102,7 +102,7 @@ class UnzipRequest(Strict):
 
 
 def _only(given: str, absent: str) -> dict[str, JsonValue]:
-    """What the validator of RunRequest asks for, in the words of a schema."""
+    """Return the JSON schema of what RunRequest's validator checks."""
     return {
         "required": [given],
         "properties": {given: {"type": "string"}, absent: {"type": "null"}},

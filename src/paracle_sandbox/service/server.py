@@ -1,4 +1,4 @@
-"""The process around the application: uvicorn, told to be patient with nobody."""
+"""The uvicorn server around the application: its socket, its limits, and how it shuts down."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import uvicorn
 
 from ..errors import SandboxError
 from .app import make_app
-from .bounded_websocket import websocket_options
-from .connections import http_options
-from .outflow import Outflow, Patience
+from .connections.http_protocol import http_options
+from .connections.slow_clients import Patience, SlowClients
+from .connections.websocket_protocol import websocket_options
 from .service import Service
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _SEND_BYTES = 512 << 10
 
 
 def allow_many_descriptors() -> None:
-    """A connection is one, a sandbox a few; many systems begin with a thousand."""
+    """Raise the limit of open files, which often is 1024: each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4 * MAX_CONNECTIONS
     ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -35,7 +35,7 @@ def allow_many_descriptors() -> None:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Raises SandboxError with what to do when the port is taken."""
+    """Make the listening socket. Raises SandboxError with what to do when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=1024)
@@ -52,12 +52,12 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class GracefulServer(uvicorn.Server):
-    """Ends what runs before it waits for the answers, so that every client gets one."""
+    """Ends programs before it waits for their answers, so that every client gets one."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, outflow: Outflow) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, slow_clients: SlowClients) -> None:
         super().__init__(config)
         self._service = service
-        self.outflow = outflow
+        self.slow_clients = slow_clients
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._service.wind_down()
@@ -69,7 +69,7 @@ class GracefulServer(uvicorn.Server):
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Of the event loop to run it in: uvloop's where that is installed, else Python's own."""
+    """Return uvloop's event loop where that is installed, or None for Python's own."""
     try:
         import uvloop
     except ImportError:
@@ -82,7 +82,7 @@ def make_server(
 ) -> GracefulServer:
     allow_many_descriptors()
     unread = service.metrics.refusals.labels("unread")
-    outflow = Outflow(patience or Patience(), on_cut=unread.inc)
+    slow_clients = SlowClients(patience or Patience(), on_cut=unread.inc)
     config = uvicorn.Config(
         make_app(service),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
@@ -91,8 +91,8 @@ def make_server(
         proxy_headers=False,  # only those of SANDBOX_TRUSTED_PROXIES, by ForwardedFor
         access_log=False,
         lifespan="on",
-        **http_options(outflow),
-        **websocket_options(outflow),
+        **http_options(slow_clients),
+        **websocket_options(slow_clients),
         **options,
     )
-    return GracefulServer(config, service, outflow)
+    return GracefulServer(config, service, slow_clients)

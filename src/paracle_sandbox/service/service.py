@@ -1,4 +1,4 @@
-"""Everything a service consists of, assembled in one place."""
+"""The parts of a service, assembled in one place, and their beginning and end."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from typing import IO
 from ..audit.log import AuditLog
 from ..backends.base import Backend, Health
 from ..errors import SandboxError
-from ..own_directory import make_trusted_directory
-from ..sandbox.limits import MIB
+from ..host.own_directory import make_trusted_directory
+from ..sandbox.outcome import MIB
 from ..settings import Settings
-from .bodies import Parser
-from .hiding import Hiding
+from .errors import PathHider
 from .journal import Journal
 from .keys import Caller, Doorman, KeyStore
 from .metrics import Metrics
 from .middleware.idempotency_store import Answers
 from .readiness import Readiness
 from .remote.leases import Leases
+from .routes.strict_json import JsonParser
+from .users.background import BackgroundCommands
 from .users.executions import Runner
 from .users.kept_files import Workspaces
 from .users.lost_sandboxes import Losses
 from .users.names import Names
 from .users.quotas import Executions
-from .users.user_sandboxes import Hosting
+from .users.user_sandboxes import UserSandboxes
 
 AUDIT_FILE = "audit.jsonl"
 
 
-def _claimed(directory: Path) -> IO[bytes]:
-    """The directory is this process's until the file is closed, however that happens."""
+def _claim(directory: Path) -> IO[bytes]:
+    """Lock the directory for this process until the returned file is closed, at its end."""
     make_trusted_directory(str(directory), "SANDBOX_DATA_DIR")
     lock = (directory / "lock").open("ab")
     try:
@@ -49,8 +50,8 @@ def _claimed(directory: Path) -> IO[bytes]:
 
 
 @contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    """What is wrong with the files of a service, as an error that says what to do."""
+def _explaining_errors(directory: Path) -> Iterator[None]:
+    """Turn errors of the service's files into a SandboxError that says what to do."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -68,13 +69,13 @@ def _told(directory: Path) -> Iterator[None]:
 
 
 class Service:
-    """The parts, and their beginning and end. The backend stays the caller's."""
+    """All parts of a service. The backend stays the caller's."""
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         settings = settings.for_service(backend.name)
         directory = Path(settings.service_dir)
-        with _told(directory), ExitStack() as undo:
-            self._lock = undo.enter_context(_claimed(directory))
+        with _explaining_errors(directory), ExitStack() as undo:
+            self._lock = undo.enter_context(_claim(directory))
             self.keys = KeyStore(directory)
             undo.callback(self.keys.close)
             self.answers = Answers(directory)
@@ -88,40 +89,44 @@ class Service:
         self.settings = settings
         self.backend = backend
         self.metrics = Metrics()
-        self.parser = Parser()
-        self.hide = Hiding(settings)
+        self.parser = JsonParser()
+        self.hide = PathHider(settings)
         self.journal = Journal(log, with_content=settings.audit_content)
         self.executions = Executions(settings)
         self.workspaces = Workspaces(directory / "users")
-        self.hosting = Hosting(
+        self.sandboxes = UserSandboxes(
             backend, settings, self.names, self.workspaces, self.losses, self.journal, self.metrics
         )
         self.runner = Runner(
-            self.hosting,
+            self.sandboxes,
             self.executions,
             self.journal,
             self.metrics,
             spools=directory,
             hide=self.hide,
         )
-        self.leases = Leases(self.hosting, self.executions, self.names, self.journal, self.metrics)
+        self.background = BackgroundCommands(self.runner, self.sandboxes)
+        self.leases = Leases(
+            self.sandboxes, self.executions, self.names, self.journal, self.metrics
+        )
         self.journal.know_users(self._user_of)
-        self.readiness = Readiness(backend, self.hosting.take_over, prove=self.hosting.make_one)
+        self.readiness = Readiness(backend, self.sandboxes.take_over, prove=self.sandboxes.make_one)
 
     async def start(self) -> None:
-        """Take over from a predecessor, and be ready when a sandbox can be made: now or later."""
+        """Take over from a predecessor. The service is ready once a sandbox can be made."""
         self.journal.record("service_start", backend=self.backend.name)
         self.backend.begin_preparing(self.settings.service_image)
-        self.hosting.start(self.readiness.doubt)
+        self.sandboxes.start(self.readiness.doubt)
         await self.readiness.start()
         self.leases.start()
 
     async def wind_down(self) -> None:
-        """Keep every user's files, remove every sandbox; what runs ends with an error. From now
-        on nothing new is made. May be called again."""
+        """Save every user's files and remove every sandbox; programs end with an error. Nothing is
+        made from now on. May be called again."""
         await self.readiness.close()
         await self.leases.close()
-        await self.hosting.close()
+        await self.sandboxes.close()
+        await self.background.close()
         await self.runner.close()
 
     async def close(self) -> None:
@@ -143,14 +148,14 @@ class Service:
 
     @property
     def live(self) -> int:
-        return self.hosting.slots.taken
+        return self.sandboxes.slots_taken
 
     def live_of(self, caller: Caller) -> int:
-        """How many sandboxes there are of the users that a key acts for."""
+        """Return how many sandboxes the users have that a key acts for."""
         if caller.admin:
             return self.live
-        homes = sum(self.hosting.has(user) for user in caller.users)
-        return homes + sum(self.leases.count(user) for user in caller.users)
+        owned = sum(self.sandboxes.has(user) for user in caller.users)
+        return owned + sum(self.leases.count(user) for user in caller.users)
 
     def _user_of(self, sandbox_id: str) -> str | None:
-        return self.hosting.user_of(sandbox_id) or self.leases.user_of(sandbox_id)
+        return self.sandboxes.user_of(sandbox_id) or self.leases.user_of(sandbox_id)

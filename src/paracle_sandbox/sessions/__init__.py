@@ -1,4 +1,4 @@
-"""Python that remembers: an interpreter kept in a sandbox, cell after cell."""
+"""Python sessions: an interpreter in a sandbox that keeps variables from cell to cell."""
 
 from .cells import CellError, CellResult
 from .session import PythonSession

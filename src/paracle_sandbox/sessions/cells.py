@@ -1,4 +1,4 @@
-"""What a cell did: its output, what it showed, and how it ended."""
+"""Collects what a cell prints and shows, and how it ends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, TypedDict
 
 from ..channel.frames import has_more_items
 
-# The media types that a session passes on, and no other.
+# The media types that a session passes on. All others are dropped.
 MEDIA_TYPES = (
     "text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png",
     "image/jpeg", "application/json",
 )  # fmt: skip
-# How pictures begin.
-PICTURES = {"image/png": b"\x89PNG\r\n", "image/jpeg": b"\xff\xd8\xff"}
+# The first bytes of images.
+IMAGE_HEADERS = {"image/png": b"\x89PNG\r\n", "image/jpeg": b"\xff\xd8\xff"}
 MAX_SHOWN = 100
-# A document of more values is not shown: to look whether it is one would take too long.
+# A JSON document of more values is not shown: checking it would take too long.
 MAX_JSON_ITEMS = 50_000
 
 
@@ -31,8 +31,10 @@ class CellError(TypedDict):
 
 
 class CellResult(TypedDict):
-    """``shown`` is what display() and open figures gave, and the last expression, in order: each
-    a dict by media type, pictures in base64. ``text`` is the last expression as text."""
+    """The result of a cell.
+
+    ``shown`` has the values of display(), open figures and the last expression, in order. Each is
+    a dict by media type, with images in base64. ``text`` is the last expression as text."""
 
     success: bool
     number: int
@@ -45,7 +47,7 @@ class CellResult(TypedDict):
 
 @dataclass
 class Cell:
-    """One cell that runs: collects up to ``max_output`` bytes."""
+    """A running cell. It collects up to ``max_output`` bytes."""
 
     max_output: int
     size: int = 0
@@ -65,34 +67,36 @@ class Cell:
     def is_full(self) -> bool:
         return self.size > self.max_output
 
-    def add(self, name: str, data: bytes) -> None:
-        room = self.max_output - self.size
+    def add_output(self, name: str, data: bytes) -> None:
+        """Add printed bytes. Those above the limit are counted and dropped."""
+        left = self.max_output - self.size
         self.size += len(data)
-        if room > 0:
-            self.printed[name] += data[:room]
+        if left > 0:
+            self.printed[name] += data[:left]
 
-    def take(self, name: str, frame: dict[str, Any]) -> None:
-        """One answer. What is no answer of a session is passed over."""
+    def handle_answer(self, name: str, frame: dict[str, Any]) -> None:
+        """Take in one answer of the session. Anything else is ignored."""
         kind = frame.get("type")
         if name == "stderr":
             self.stderr_ended = self.stderr_ended or kind == "end"
         elif kind == "end":
             self.ended = frame
         elif kind in ("display", "result") and len(self.shown) < MAX_SHOWN:
-            self._show(kind, frame.get("data"))
+            self._add_shown(kind, frame.get("data"))
 
-    def _show(self, kind: str, bundle: object) -> None:
-        if (size := _length(bundle)) > self.max_output - self.size:
-            self.size += size  # too much, whatever it is: reading it would take many times as much
+    def _add_shown(self, kind: str, bundle: object) -> None:
+        if (size := _count_characters(bundle)) > self.max_output - self.size:
+            self.size += size  # over the limit; parsing it would take many times its size of memory
             return
-        data = checked_bundle(bundle)
+        data = filter_bundle(bundle)
         self.size += sum(map(len, data.values()))
         if data:
             self.shown.append(data)
         if kind == "result":
             self.text = data.get("text/plain")
 
-    def result(self) -> CellResult:
+    def to_result(self) -> CellResult:
+        """Return the result of the cell, or of its part that has run."""
         ended = self.ended or {}
         error = ended.get("error")
         number = ended.get("number")
@@ -103,19 +107,19 @@ class Cell:
             "stderr": self.printed["stderr"].decode("utf-8", "replace"),
             "text": self.text,
             "shown": self.shown,
-            "error": None if error is None else _error(error),
+            "error": None if error is None else _to_error(error),
         }
 
 
-def _length(bundle: object) -> int:
-    """Of what in it could be shown."""
+def _count_characters(bundle: object) -> int:
+    """Count the characters of the values that could be shown."""
     if not isinstance(bundle, dict):
         return 0
     return sum(len(bundle[kind]) for kind in MEDIA_TYPES if isinstance(bundle.get(kind), str))
 
 
-def checked_bundle(data: object) -> dict[str, str]:
-    """Of what the sandbox says it shows, that which is well formed."""
+def filter_bundle(data: object) -> dict[str, str]:
+    """Return the values of a bundle that are well formed. The sandbox may send anything."""
     if not isinstance(data, dict):
         return {}
     return {
@@ -127,22 +131,22 @@ def checked_bundle(data: object) -> dict[str, str]:
 
 def _is_sound(kind: str, text: str) -> bool:
     try:
-        if kind in PICTURES:
-            return base64.b64decode(text, validate=True).startswith(PICTURES[kind])
+        if kind in IMAGE_HEADERS:
+            return base64.b64decode(text, validate=True).startswith(IMAGE_HEADERS[kind])
         if kind == "application/json":
             if has_more_items(text.encode("utf-8", "surrogatepass"), MAX_JSON_ITEMS):
                 return False
-            json.loads(text, parse_constant=_refuse)
+            json.loads(text, parse_constant=_refuse_constant)
     except (binascii.Error, ValueError, RecursionError):
         return False
     return True
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON, though Python reads it")
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON, though Python reads it")
 
 
-def _error(error: object) -> CellError:
+def _to_error(error: object) -> CellError:
     parts = error if isinstance(error, dict) else {}
     texts = {key: part for key, part in parts.items() if isinstance(part, str)}
     return {

@@ -1,12 +1,12 @@
-"""The interpreter of a session: it runs inside the sandbox, one cell after the other.
+"""The interpreter of a session. It runs inside the sandbox, and runs one cell after the other.
 
-The host starts this text, behind those of notebook.py and values.py, as a program and never imports
-it. Requests come over stdin as a length in a line of its own and that many bytes of JSON. What
-cells print goes straight to stdout and stderr, as from any program; answers travel on the same
-streams, each behind a mark that the host chose, so that text and answers keep their order and no
-thread is needed. A cell that forges an answer deceives only the one who sent it.
+The host joins notebook.py, values.py and this file into one program, and never imports them. A
+request comes over stdin, as a line with its length and that many bytes of JSON. Cells print to
+stdout and stderr, as any program does. Answers use the same streams, each behind a mark that the
+host chose: text and answers keep their order, and no thread is needed. A cell that forges an answer
+deceives only the caller that sent it.
 
-While no cell runs, SIGINT is ignored; while one runs, it raises KeyboardInterrupt in it.
+SIGINT is ignored while no cell runs, and raises KeyboardInterrupt in a cell that runs.
 """
 
 import __future__
@@ -24,9 +24,9 @@ import types
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 if TYPE_CHECKING:
-    # Their texts are put before this one: together they are the program.
-    from .notebook import TOOL, Notebook, is_quiet, translated
-    from .values import described, encoded, failure
+    # Their texts come before this one in the program.
+    from .notebook import TOOL, Notebook, is_quiet, translate_cell
+    from .values import describe, describe_error, encode_bundle
 
 AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # inspect.CO_COROUTINE
@@ -36,7 +36,7 @@ for feature in __future__.all_feature_names:
 
 
 class Wire:
-    """Our ends of stdin, stdout and stderr, out of reach of what a cell does to its own."""
+    """Copies of stdin, stdout and stderr that stay when a cell closes or replaces its own."""
 
     def __init__(self, mark: str) -> None:
         self.mark = b"\x1e" + mark.encode()
@@ -55,12 +55,12 @@ class Wire:
 
     def send(self, answer: Dict[str, Any]) -> None:
         flush()
-        # As it is, without escapes: the host takes about as many bytes as may be shown.
+        # No escapes: the host limits an answer to little more than may be shown.
         payload = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
         self.write(self.out, self.mark + b"%d\n" % len(payload) + payload)
 
-    def end(self) -> None:
-        """So much for stderr, which has a stream of its own."""
+    def end_stderr(self) -> None:
+        """Mark the end of a cell on stderr, which is a stream of its own."""
         flush()
         self.write(self.err, self.mark + b"0\n")
 
@@ -70,15 +70,16 @@ class Wire:
 
 
 def flush() -> None:
+    """Flush what the cell has printed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (AttributeError, ValueError, OSError):
-            pass  # a cell may put anything in their place
+            pass  # a cell may have replaced them by anything
 
 
 class Displayed:
-    """The answer of display(display_id=...). What was shown stays; an update is shown below it."""
+    """The handle that display(display_id=...) returns. An update is shown below the old value."""
 
     def __init__(self, display: Any, display_id: Any) -> None:
         self.display = self.update = display
@@ -86,6 +87,8 @@ class Displayed:
 
 
 class Session:
+    """The state of the interpreter: its variables, and the values and sources of earlier cells."""
+
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.number = 0
@@ -103,19 +106,19 @@ class Session:
         sys.modules["__main__"] = self.module
         self.loop: Any = None
         self.features = 0
-        vars(builtins).update(input=refuse_input, exit=leave, quit=leave)
+        vars(builtins).update(input=refuse_input, exit=raise_exit, quit=raise_exit)
         sys.breakpointhook = refuse_breakpoint
 
     def display(
         self, *values: Any, raw: bool = False, display_id: Any = None, **_: Any
     ) -> Optional["Displayed"]:
-        """What notebooks can do with more keywords, they do not do here: it is shown."""
+        """Show values. Other keywords of IPython's display() are ignored."""
         for value in values:
-            data = encoded(value) if raw and isinstance(value, dict) else described(value)
+            data = encode_bundle(value) if raw and isinstance(value, dict) else describe(value)
             self.wire.send({"type": "display", "data": data})
         return None if display_id is None else Displayed(self.display, display_id)
 
-    def cell(self, source: str) -> None:
+    def run_cell(self, source: str) -> None:
         if not source.strip():
             return
         self.number += 1
@@ -124,7 +127,7 @@ class Session:
             self.run_text(source)
         finally:
             self.notebook.end_clock()
-            self.figures()
+            self.show_figures()
 
     def remember_source(self, source: str) -> None:
         self.sources.append(source)
@@ -133,31 +136,31 @@ class Session:
         self.scope["_i%d" % self.number] = source
 
     def run_text(self, source: str) -> None:
-        """The text of a cell, and the value of its last expression."""
+        """Run the text of a cell, and show the value of its last expression."""
         name = "<cell %d>" % self.number
-        text = translated(source)
+        text = translate_cell(source)
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
         tree = ast.parse(text, name)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
-        codes = [self.compiled(tree, name, "exec")] if tree.body else []
+        codes = [self.compile(tree, name, "exec")] if tree.body else []
         if isinstance(last, ast.Expr):
-            codes.append(self.compiled(ast.Expression(last.value), name, "eval"))
+            codes.append(self.compile(ast.Expression(last.value), name, "eval"))
         value = self.execute(codes)
         if isinstance(last, ast.Expr) and value is not None and not is_quiet(text):
             self.remember_value(value)
-            self.wire.send({"type": "result", "data": described(value)})
+            self.wire.send({"type": "result", "data": describe(value)})
 
-    def compiled(self, tree: Any, name: str, mode: str) -> types.CodeType:
-        """``from __future__`` holds for the cells that follow, too."""
+    def compile(self, tree: Any, name: str, mode: str) -> types.CodeType:
+        """Compile a part of a cell. ``from __future__`` is valid in later cells too."""
         flags = AWAIT | self.features
         code: types.CodeType = compile(tree, name, mode, flags=flags, dont_inherit=True)
         self.features |= code.co_flags & FEATURES
         return code
 
     def remember_value(self, value: Any) -> None:
-        """As _, _1 and Out[1]; a _ that cells use for something else is theirs."""
+        """Keep a value as _, _1 and Out[1]. A _ that a cell has assigned is not overwritten."""
         names = ("_", "__", "___")
         if all(self.scope.get(name) is kept for name, kept in zip(names, self.last)):
             self.last = [value, *self.last[:2]]
@@ -166,11 +169,12 @@ class Session:
             self.values[self.number] = self.scope["_%d" % self.number] = value
 
     def execute(self, codes: List[types.CodeType]) -> Any:
-        """One after the other; the value of the last. If one awaits, all run in the loop."""
+        """Run the parts in order and return the value of the last. If one awaits, all run in the
+        event loop."""
         value = None
         if not any(code.co_flags & COROUTINE for code in codes):
             for code in codes:
-                value = eval(code, self.scope)  # noqa: S307 - that is what it is for
+                value = eval(code, self.scope)  # noqa: S307 - the cell's own code
             return value
         import asyncio
 
@@ -194,8 +198,8 @@ class Session:
                 value = await value
         return value
 
-    def figures(self) -> None:
-        """Open figures are part of what a cell shows, and then closed."""
+    def show_figures(self) -> None:
+        """Show the open figures of matplotlib, and close them."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None:
             return
@@ -214,27 +218,27 @@ def refuse_breakpoint(*_: Any, **__: Any) -> None:
     raise EOFError("breakpoint() is not available here: nobody can answer. Print what you want.")
 
 
-def leave(code: Any = None) -> None:
-    """exit(), without closing stdin as the one of the interpreter does: the session goes on."""
+def raise_exit(code: Any = None) -> None:
+    """Replace exit(), which closes stdin: the session has to go on."""
     raise SystemExit(code)
 
 
-def run(session: Session, source: str) -> Optional[Dict[str, str]]:
-    """One cell to its end, whatever that is. The interrupt is armed for as long as it runs."""
+def run_cell(session: Session, source: str) -> Optional[Dict[str, str]]:
+    """Run a cell and return its error, if any. SIGINT interrupts it while it runs."""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            session.cell(source)
+            session.run_cell(source)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except BaseException as error:  # noqa: BLE001 - the cell's, not ours
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return failure(error)
+        return describe_error(error)
     return None
 
 
-def see_new_packages() -> None:
-    """What was installed since the last cell."""
+def add_new_packages() -> None:
+    """Make packages importable that were installed since the last cell."""
     folder = site.getusersitepackages()
     if os.path.isdir(folder):
         if folder not in sys.path:
@@ -255,10 +259,10 @@ def main() -> None:
         request = wire.receive()
         if request is None:
             break
-        see_new_packages()
-        error = run(session, request["code"])
+        add_new_packages()
+        error = run_cell(session, request["code"])
         wire.send({"type": "end", "error": error, "number": session.number})
-        wire.end()
+        wire.end_stderr()
 
 
 main()

@@ -1,8 +1,8 @@
-"""Lines that break as those of IPython do. Part of the program of a session, as driver.py.
+"""Breaks lines as IPython does. This file is a part of the program that driver.py belongs to.
 
-Text goes out until a place where a line may break; from there on it waits. When what waits does not
-fit into the line, the outermost group that can is broken: at all its places, and at those that are
-still to come. What a value says is bounded: in items of a container, and in characters.
+Text is written up to a point where the line may break; the text behind it waits. When the waiting
+text does not fit into the line, the outermost group with such points is broken at all of them, and
+at those that it gets later. The output is bounded, in items of a container and in characters.
 """
 
 import collections
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Deque, Iterable, Iterator, List, Optional
 
 if TYPE_CHECKING:
-    from .printers import printer_of
+    from .printers import find_printer
 
 WIDTH = 79
 MAX_IN_ONE = 1000
@@ -18,18 +18,20 @@ MAX_IN_ALL = 20000
 
 
 class Enough(Exception):
-    """There is more text than anybody reads."""
+    """The text has reached its limit."""
 
 
 class Group:
+    """Values that break together, such as the items of a list."""
+
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.places: Deque["Waiting"] = collections.deque()
+        self.break_points: Deque["Waiting"] = collections.deque()
         self.broken = False
 
 
 class Waiting:
-    """Text that waits, or a place to break: that has a group."""
+    """Text that waits, or a point where the line may break, which has a group."""
 
     def __init__(self, text: str, group: Optional[Group] = None, indentation: int = 0) -> None:
         self.text = text
@@ -38,7 +40,7 @@ class Waiting:
 
 
 class Layout:
-    """The methods without an underscore are what ``_repr_pretty_`` of a value may use."""
+    """Writes a value. ``_repr_pretty_`` of a value may use the methods without underscore."""
 
     def __init__(self, limit: int) -> None:
         self.indentation = 0
@@ -53,11 +55,11 @@ class Layout:
         self._inside: List[int] = []
         self._items = 0
 
-    def whole(self) -> str:
+    def finish(self) -> str:
         self._flush()
         return "".join(self._written)
 
-    # Text and places
+    # Text and break points
 
     def text(self, text: str) -> None:
         if not self._waiting:
@@ -76,14 +78,14 @@ class Layout:
             self._flush()
             self._new_line(self.indentation)
             return
-        place = Waiting(separator, group, self.indentation)
-        group.places.append(place)
-        self._waiting.append(place)
+        point = Waiting(separator, group, self.indentation)
+        group.break_points.append(point)
+        self._waiting.append(point)
         self._waiting_width += len(separator)
         self._make_fit()
 
     def break_(self) -> None:
-        group = self._outermost()
+        group = self._take_outermost()
         if group is not None:
             self._break(group)
         self._flush()
@@ -102,7 +104,7 @@ class Layout:
     def end_group(self, dedent: int = 0, text: str = "") -> None:
         self.indentation -= dedent
         group = self._stack.pop()
-        if not group.places and group in self._unbroken[group.depth]:
+        if not group.break_points and group in self._unbroken[group.depth]:
             self._unbroken[group.depth].remove(group)
         if text:
             self.text(text)
@@ -119,16 +121,16 @@ class Layout:
 
     def _make_fit(self) -> None:
         while self._column + self._waiting_width > WIDTH:
-            group = self._outermost()
+            group = self._take_outermost()
             if group is None:
                 return
             self._break(group)
 
-    def _outermost(self) -> Optional[Group]:
-        """The next group to break. Those beside it that have no place yet break from now on."""
+    def _take_outermost(self) -> Optional[Group]:
+        """Take the outermost group that has break points. Groups above it break at later ones."""
         for groups in self._unbroken:
             for number, group in enumerate(reversed(groups)):
-                if group.places:
+                if group.break_points:
                     del groups[number]
                     group.broken = True
                     return group
@@ -138,27 +140,27 @@ class Layout:
         return None
 
     def _break(self, group: Group) -> None:
-        while group.places:
-            self._let_go(self._waiting.popleft())
+        while group.break_points:
+            self._release(self._waiting.popleft())
         while self._waiting and self._waiting[0].group is None:
-            self._let_go(self._waiting.popleft())
+            self._release(self._waiting.popleft())
 
-    def _let_go(self, waiting: Waiting) -> None:
+    def _release(self, waiting: Waiting) -> None:
         self._waiting_width -= len(waiting.text)
         group = waiting.group
         if group is not None:
-            group.places.popleft()
+            group.break_points.popleft()
             if group.broken:
                 self._flush_column(waiting.indentation)
                 return
-            if not group.places and group in self._unbroken[group.depth]:
+            if not group.break_points and group in self._unbroken[group.depth]:
                 self._unbroken[group.depth].remove(group)
         self._write(waiting.text)
         self._column += len(waiting.text)
 
     def _flush(self) -> None:
         while self._waiting:
-            self._let_go(self._waiting.popleft())
+            self._release(self._waiting.popleft())
 
     def _new_line(self, indentation: int) -> None:
         self._flush_column(indentation)
@@ -181,13 +183,13 @@ class Layout:
         self._inside.append(id(value))
         self.begin_group()
         try:
-            printer_of(value)(value, self, cycle)
+            find_printer(value)(value, self, cycle)
         finally:
             self.end_group()
             self._inside.pop()
 
     def items(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The items of a container with commas between them, and dots for those that are left."""
+        """Yield the items of a container, with commas between them, and dots after the limit."""
         for number, value in enumerate(values):
             if number:
                 self.text(",")
@@ -199,7 +201,7 @@ class Layout:
             yield value
 
     def call(self, name: str, *values: Any, **named: Any) -> None:
-        """``name(value, name=value)``"""
+        """Print ``name(value, name=value)``."""
         with self.group(len(name) + 1, name + "(", ")"):
             for number, (key, value) in enumerate([*((None, v) for v in values), *named.items()]):
                 if number:

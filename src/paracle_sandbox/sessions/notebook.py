@@ -1,7 +1,7 @@
-"""The text of a cell, made Python: indentation, prompts, !commands, %magic and help? as notebooks
-know them. Part of the program of a session, as driver.py.
+"""Translates the text of a cell to Python: indentation, prompts, !commands, %magic and help?.
 
-Text that is Python already is not touched.
+Text that is Python already is not changed. This file is a part of the program that driver.py
+belongs to.
 """
 
 import ast
@@ -13,19 +13,19 @@ from typing import Callable, Dict, List, Optional
 PROMPT = r"(?m)^\s*(?:>>>|\.\.\.|In ?\[\d*\]:|\.\.\.:) ?"
 LINE = r"([ \t]*)(?:(\w[\w, ]*?) *= *)?(!|%)((?:\\\n|[^\n])*)"
 HELP = r"([ \t]*)(\?{0,2})([^\W\d]\w*(?:\.\w+|\[[^][\n]+\])*)(\?{0,2})[ \t]*(?=\n|\Z)"
-# What has to be told apart to know where a statement ends. A string may be left open.
+# The tokens that decide where a statement ends. A string may be left open.
 PART = (
     r"(?s)(\"\"\"|\'\'\')(?:\\.|.)*?(?:\1|\Z)"
     r"|\"(?:\\.|[^\"\\\n])*\"?|'(?:\\.|[^'\\\n])*'?|#[^\n]*|\\\n|[][(){}\n]"
 )
 FIELD = r"\{\{([^{}\n]*)\}\}|\{([^{}\n]*)\}|\$(\$\w+)|\$(\w+)(?=(?:[^']*'[^']*')*[^']*\Z)"
 CELL = r"(?s)\A\s*%%(\w+)([^\n]*)\n?(.*)\Z"
-# What the rewritten text calls; the session puts them there.
+# The name under which translated text finds the Notebook; the session defines it.
 TOOL = "__notebook__"
 
 
 class UsageError(Exception):
-    """A %magic that is not to be had here."""
+    """A %magic that does not exist here."""
 
 
 def is_python(text: str) -> bool:
@@ -36,64 +36,66 @@ def is_python(text: str) -> bool:
         return False
 
 
-def translated(text: str) -> str:
-    """The text as Python, if it can be made so; else the text itself."""
-    if text.lstrip().startswith("In ["):  # with its colon it would be Python: an annotation
-        text = without_prompts(text)
+def translate_cell(text: str) -> str:
+    """Return the text as Python, or unchanged if that is not possible."""
+    if text.lstrip().startswith("In ["):  # with a colon it is valid Python: an annotation
+        text = strip_prompts(text)
     if is_python(text):
         return text
-    for change in (without_indent, without_prompts, with_magic):
+    for change in (strip_indent, strip_prompts, translate_magic):
         made = change(text)
         if is_python(made):
             return made
-    together = with_magic(without_prompts(without_indent(text)))
+    together = translate_magic(strip_prompts(strip_indent(text)))
     return together if is_python(together) else text
 
 
-def without_indent(text: str) -> str:
-    """As much as the first line has, from every line that has it."""
+def strip_indent(text: str) -> str:
+    """Remove the indentation of the first line from every line that has it."""
     lines = text.split("\n")
     first = next((line for line in lines if line.strip()), "")
     indent = first[: len(first) - len(first.lstrip())]
     return "\n".join(line[len(indent) :] if line.startswith(indent) else line for line in lines)
 
 
-def without_prompts(text: str) -> str:
+def strip_prompts(text: str) -> str:
     return re.sub(PROMPT, "", text) if re.match(PROMPT, text.lstrip("\n")) else text
 
 
-def with_magic(text: str) -> str:
+def translate_magic(text: str) -> str:
     cell = re.match(CELL, text)
     if cell is not None:
         name, words, body = cell.groups()
         if name == "time":
-            return "%s.start_clock()\n%s" % (TOOL, with_magic(body))
-        return "%s.cell(%r, %r, %r)" % (TOOL, name, words.strip(), body)
-    return with_lines(text)
+            return "%s.start_clock()\n%s" % (TOOL, translate_magic(body))
+        return "%s.run_cell_magic(%r, %r, %r)" % (TOOL, name, words.strip(), body)
+    return translate_lines(text)
 
 
-def with_lines(text: str) -> str:
-    """Only where a statement begins: what looks like it within a string is the string's."""
+def translate_lines(text: str) -> str:
+    """Translate lines that begin a statement. A string may contain lines that look like them."""
     made: List[str] = []
     position = 0
     while position < len(text):
         line = re.compile(LINE).match(text, position)
-        asked = re.compile(HELP).match(text, position)
+        help_line = re.compile(HELP).match(text, position)
         if line is not None:
-            made.append(_line(line))
+            made.append(_translate_line(line))
             position = line.end()
-        elif asked is not None and (asked[2] or asked[4]):
-            made.append("%s%s.explain(%r, %r)" % (asked[1], TOOL, asked[3], "??" in asked[0]))
-            position = asked.end()
+        elif help_line is not None and (help_line[2] or help_line[4]):
+            made.append(
+                "%s%s.show_help(%r, %r)" % (help_line[1], TOOL, help_line[3], "??" in help_line[0])
+            )
+            position = help_line.end()
         else:
-            end = statement_end(text, position)
+            end = find_statement_end(text, position)
             made.append(text[position:end])
             position = end
     return "".join(made)
 
 
-def statement_end(text: str, position: int) -> int:
-    """Behind the line feed that ends the statement which begins there."""
+def find_statement_end(text: str, position: int) -> int:
+    """Return the position behind the line feed that ends the statement at ``position``."""
     depth = 0
     for part in re.compile(PART).finditer(text, position):
         if part[0] == "\n" and not depth:
@@ -105,18 +107,18 @@ def statement_end(text: str, position: int) -> int:
     return len(text)
 
 
-def _line(found: "re.Match[str]") -> str:
+def _translate_line(found: "re.Match[str]") -> str:
     indent, name, sign, rest = found.groups()
-    command = "shell" if name is None else "lines"
+    command = "run_shell" if name is None else "read_lines"
     whole = rest.replace("\\\n", " ").strip()
-    call = "%s.%s(%r)" % (TOOL, command if sign == "!" else "line", whole)
-    # What follows keeps the number of its line.
+    call = "%s.%s(%r)" % (TOOL, command if sign == "!" else "run_line_magic", whole)
+    # Line feeds keep the line numbers of the text below.
     call += "\n" * rest.count("\\\n")
     return indent + call if name is None else "%s%s = %s" % (indent, name, call)
 
 
 def is_quiet(text: str) -> bool:
-    """Whether it ends with a semicolon, comments aside."""
+    """Whether the text ends with a semicolon, apart from comments."""
     if ";" not in text:
         return False
     import io
@@ -131,14 +133,14 @@ def is_quiet(text: str) -> bool:
     return last is not None and last.string == ";"
 
 
-def evaluated(field: str, names: Dict[str, object]) -> str:
-    """What stands in braces, as a text. Raises for what awk, JSON and the shell mean by them: a
-    name that no cell has made, a literal, a list with commas."""
+def evaluate_field(field: str, names: Dict[str, object]) -> str:
+    """Return the value of an expression in braces as text. Raises if the braces rather belong to
+    awk, JSON or the shell: around an unknown name, a literal, or a list with commas."""
     import string
 
     formatter = string.Formatter()
     [(_, expression, rest, conversion)] = formatter.parse("{%s}" % field)
-    if rest:  # no format: it is the second half of a slice
+    if rest:  # it is not a format, but the second half of a slice
         expression = "%s:%s" % (expression, rest)
     tree = ast.parse((expression or "").strip(), mode="eval")
     kind = type(tree.body)
@@ -149,22 +151,23 @@ def evaluated(field: str, names: Dict[str, object]) -> str:
 
 
 class Notebook:
-    """What !commands and %magic do. ``run`` runs Python of the session."""
+    """Runs !commands and %magic. ``run`` runs Python in the session."""
 
     def __init__(self, run: Callable[[str], None], scope: Dict[str, object]) -> None:
         self._run = run
         self._scope = scope
         self._started = 0.0
 
-    def shell(self, command: str) -> None:
-        self._start(self._filled(command, sys._getframe(1)), None)
+    def run_shell(self, command: str) -> None:
+        """Run a command. Its output is the cell's."""
+        self._run_command(self._fill_in(command, sys._getframe(1)), None)
 
-    def lines(self, command: str) -> List[str]:
-        """What a command prints."""
-        printed = self._start(self._filled(command, sys._getframe(1)), -1)
+    def read_lines(self, command: str) -> List[str]:
+        """Run a command and return the lines that it prints."""
+        printed = self._run_command(self._fill_in(command, sys._getframe(1)), -1)
         return printed.decode("utf-8", "replace").splitlines()
 
-    def _start(self, command: str, stdout: Optional[int]) -> bytes:
+    def _run_command(self, command: str, stdout: Optional[int]) -> bytes:
         import subprocess
 
         sys.stdout.flush()
@@ -172,8 +175,8 @@ class Notebook:
         self._scope["_exit_code"] = done.returncode
         return done.stdout or b""
 
-    def _filled(self, command: str, caller: types.FrameType) -> str:
-        """With the values of {expressions} and $names; {{ }} and $$ stand for { } and $."""
+    def _fill_in(self, command: str, caller: types.FrameType) -> str:
+        """Fill in the values of {expressions} and $names. {{ }} and $$ stand for { } and $."""
         names = dict(self._scope)
         if caller.f_globals is self._scope:  # a function of a cell
             names.update(caller.f_locals)
@@ -187,18 +190,19 @@ class Notebook:
             if name is not None:
                 return str(names[name]) if name in names else found[0]
             try:
-                return evaluated(expression, names)
-            except Exception:  # noqa: BLE001 - then it is the shell's, whatever it is
+                return evaluate_field(expression, names)
+            except Exception:  # noqa: BLE001 - then the braces are the shell's
                 return found[0]
 
         return re.sub(FIELD, value, command)
 
-    def line(self, text: str) -> object:
+    def run_line_magic(self, text: str) -> object:
+        """Run one %magic and return its value."""
         import os
 
         name, _, rest = text.partition(" ")
         if name == "pip":
-            self.shell("%s -m pip %s" % (sys.executable, rest))
+            self.run_shell("%s -m pip %s" % (sys.executable, rest))
         elif name == "cd":
             os.chdir(os.path.expanduser(rest.strip() or "~"))
             print(os.getcwd())
@@ -208,13 +212,14 @@ class Notebook:
             self.start_clock()
             self._run(rest)
         elif name not in ("matplotlib", "config", "load_ext", "autoreload", "autosave"):
-            # Those have nothing to do here.
+            # The commands in this list have no effect here.
             raise UsageError("%%%s is not available here: write it in Python, or use !" % name)
         return None
 
-    def cell(self, name: str, words: str, body: str) -> None:
+    def run_cell_magic(self, name: str, words: str, body: str) -> None:
+        """Run one %%magic with the rest of the cell."""
         if name in ("bash", "sh", "shell"):
-            self._start(body, None)  # a script has its own names and braces
+            self._run_command(body, None)  # a script has its own names and braces
         elif name == "writefile":
             with open(words, "w", encoding="utf-8") as file:
                 file.write(body)
@@ -222,8 +227,8 @@ class Notebook:
         else:
             raise UsageError("%%%%%s is not available here: write it in Python" % name)
 
-    def explain(self, name: str, with_source: bool) -> None:
-        """``name?``, and with its source ``name??``."""
+    def show_help(self, name: str, with_source: bool) -> None:
+        """Print the help of ``name?``, or with its source that of ``name??``."""
         import inspect
 
         try:
@@ -235,14 +240,14 @@ class Notebook:
             try:
                 print("Signature: %s%s" % (name, inspect.signature(value)))
             except (TypeError, ValueError):
-                pass  # some that are built in have none
+                pass  # some built-in functions have none
         print("Type:      %s" % type(value).__name__)
         print("Docstring: %s" % (inspect.getdoc(value) or "<no docstring>"))
         if with_source:
             try:
                 print("Source:\n" + inspect.getsource(value))
             except (TypeError, OSError):
-                print("Source:    not to be had")
+                print("Source:    not available")
 
     def start_clock(self) -> None:
         import time

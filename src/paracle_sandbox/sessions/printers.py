@@ -1,5 +1,7 @@
-"""How each kind of value is shown, as IPython shows it. Part of the program of a session, as
-driver.py."""
+"""Prints each kind of value as IPython does.
+
+This file is a part of the program that driver.py belongs to.
+"""
 
 import collections
 import inspect
@@ -15,16 +17,18 @@ BUILTIN_MODULES = (None, "builtins", "exceptions")
 Printer = Callable[[Any, "Layout", bool], None]
 
 
-def laid_out(value: Any, limit: int) -> str:
+def lay_out(value: Any, limit: int) -> str:
+    """Return the text of a value, cut off after ``limit`` characters."""
     layout = Layout(limit)
     try:
         layout.pretty(value)
-        return layout.whole()
+        return layout.finish()
     except Enough:
         return "".join(layout._written)[:limit] + "... (cut off)"
 
 
-def printer_of(value: Any) -> Printer:
+def find_printer(value: Any) -> Printer:
+    """Return the function that prints a value, by the first of its classes that has one."""
     kind = getattr(value, "__class__", None) or type(value)
     for base in type.__dict__["__mro__"].__get__(kind):
         if base in PRINTERS:
@@ -32,11 +36,11 @@ def printer_of(value: Any) -> Printer:
         if callable(vars(base).get("_repr_pretty_")):
             return lambda value, layout, cycle: base._repr_pretty_(value, layout, cycle)
         if base is not object and "__repr__" in vars(base):
-            return as_repr
-    return as_object
+            return print_repr
+    return print_object
 
 
-def as_repr(value: Any, layout: Layout, cycle: bool) -> None:
+def print_repr(value: Any, layout: Layout, cycle: bool) -> None:
     with layout.group():
         for number, line in enumerate(repr(value).splitlines()):
             if number:
@@ -44,13 +48,13 @@ def as_repr(value: Any, layout: Layout, cycle: bool) -> None:
             layout.text(line)
 
 
-def as_object(value: Any, layout: Layout, cycle: bool) -> None:
+def print_object(value: Any, layout: Layout, cycle: bool) -> None:
     with layout.group(1, "<", ">"):
         layout.pretty(type(value))
         layout.text(" at 0x%x%s" % (id(value), " ..." if cycle else ""))
 
 
-def in_brackets(begin: str, end: str) -> Printer:
+def make_sequence_printer(begin: str, end: str) -> Printer:
     def show(value: Any, layout: Layout, cycle: bool) -> None:
         if cycle:
             layout.text(begin + "..." + end)
@@ -65,29 +69,29 @@ def in_brackets(begin: str, end: str) -> Printer:
     return show
 
 
-def as_set(begin: str, end: str) -> Printer:
+def make_set_printer(begin: str, end: str) -> Printer:
     def show(value: Any, layout: Layout, cycle: bool) -> None:
         if not value and not cycle:
             layout.text(type(value).__name__ + "()")
         else:
-            in_brackets(begin, end)(in_order(value), layout, cycle)
+            make_sequence_printer(begin, end)(sort_items(value), layout, cycle)
 
     return show
 
 
-def in_order(values: Any) -> List[Any]:
+def sort_items(values: Any) -> List[Any]:
     found = list(values)
     if len(found) >= MAX_IN_ONE:
         return found
     for key in (None, str):
         try:
             return sorted(found, key=key)
-        except Exception:  # noqa: BLE001, S112 - what compares them is the cell's own
+        except Exception:  # noqa: BLE001, S112 - the cell's own classes compare them
             continue
     return found
 
 
-def as_dict(begin: str, end: str) -> Printer:
+def make_dict_printer(begin: str, end: str) -> Printer:
     def show(value: Any, layout: Layout, cycle: bool) -> None:
         if cycle:
             layout.text("{...}")
@@ -102,19 +106,19 @@ def as_dict(begin: str, end: str) -> Printer:
     return show
 
 
-def as_mappingproxy(value: Any, layout: Layout, cycle: bool) -> None:
-    as_dict("mappingproxy({", "})")(value, layout, cycle)
+def print_mappingproxy(value: Any, layout: Layout, cycle: bool) -> None:
+    make_dict_printer("mappingproxy({", "})")(value, layout, cycle)
 
 
-def as_class(value: Any, layout: Layout, cycle: bool) -> None:
+def print_class(value: Any, layout: Layout, cycle: bool) -> None:
     if next(base for base in type(value).__mro__ if "__repr__" in vars(base)) is not type:
-        as_repr(value, layout, cycle)
+        print_repr(value, layout, cycle)
     else:
-        layout.text(full_name(value, getattr(value, "__module__", None)))
+        layout.text(make_full_name(value, getattr(value, "__module__", None)))
 
 
-def as_function(value: Any, layout: Layout, cycle: bool) -> None:
-    name = full_name(value, value.__module__)
+def print_function(value: Any, layout: Layout, cycle: bool) -> None:
+    name = make_full_name(value, value.__module__)
     try:
         name += str(inspect.signature(value))
     except ValueError:
@@ -122,19 +126,19 @@ def as_function(value: Any, layout: Layout, cycle: bool) -> None:
     layout.text("<function %s>" % name)
 
 
-def full_name(value: Any, module: Optional[str]) -> str:
+def make_full_name(value: Any, module: Optional[str]) -> str:
     name = getattr(value, "__qualname__", value.__name__)
     return name if module in BUILTIN_MODULES else "%s.%s" % (module, name)
 
 
-def as_exception(value: Any, layout: Layout, cycle: bool) -> None:
-    layout.call(full_name(type(value), type(value).__module__), *value.args)
+def print_exception(value: Any, layout: Layout, cycle: bool) -> None:
+    layout.call(make_full_name(type(value), type(value).__module__), *value.args)
 
 
 FLAGS = ("IGNORECASE", "LOCALE", "MULTILINE", "DOTALL", "UNICODE", "VERBOSE", "DEBUG")
 
 
-def as_pattern(value: Any, layout: Layout, cycle: bool) -> None:
+def print_pattern(value: Any, layout: Layout, cycle: bool) -> None:
     layout.text("re.compile(r" + repr(value.pattern).replace("\\\\", "\\"))
     flags = ["re." + name for name in FLAGS if value.flags & getattr(re, name)]
     if flags:
@@ -144,7 +148,7 @@ def as_pattern(value: Any, layout: Layout, cycle: bool) -> None:
     layout.text(")")
 
 
-def as_super(value: Any, layout: Layout, cycle: bool) -> None:
+def print_super(value: Any, layout: Layout, cycle: bool) -> None:
     with layout.group(8, "<super: ", ">"):
         layout.pretty(value.__thisclass__)
         layout.text(",")
@@ -152,8 +156,8 @@ def as_super(value: Any, layout: Layout, cycle: bool) -> None:
         layout.pretty(value.__self__)
 
 
-def as_call(arguments: Callable[[Any], List[Any]]) -> Printer:
-    """``Name(argument, argument)``"""
+def make_call_printer(arguments: Callable[[Any], List[Any]]) -> Printer:
+    """Make a printer that prints ``Name(argument, argument)``."""
 
     def show(value: Any, layout: Layout, cycle: bool) -> None:
         name = type(value).__name__
@@ -165,7 +169,7 @@ def as_call(arguments: Callable[[Any], List[Any]]) -> Printer:
     return show
 
 
-def as_deque(value: Any, layout: Layout, cycle: bool) -> None:
+def print_deque(value: Any, layout: Layout, cycle: bool) -> None:
     name = type(value).__name__
     more: Dict[str, Any] = {} if value.maxlen is None else {"maxlen": value.maxlen}
     if cycle:
@@ -174,7 +178,7 @@ def as_deque(value: Any, layout: Layout, cycle: bool) -> None:
         layout.call(name, list(value), **more)
 
 
-def as_namespace(value: Any, layout: Layout, cycle: bool) -> None:
+def print_namespace(value: Any, layout: Layout, cycle: bool) -> None:
     kind = type(value)
     name = "namespace" if kind is types.SimpleNamespace else kind.__name__
     if cycle:
@@ -184,24 +188,28 @@ def as_namespace(value: Any, layout: Layout, cycle: bool) -> None:
 
 
 PRINTERS: Dict[type, Printer] = {
-    tuple: in_brackets("(", ")"),
-    list: in_brackets("[", "]"),
-    dict: as_dict("{", "}"),
-    set: as_set("{", "}"),
-    frozenset: as_set("frozenset({", "})"),
-    type: as_class,
-    os._Environ: as_dict("environ{", "}"),
-    types.MappingProxyType: as_mappingproxy,
-    types.FunctionType: as_function,
-    types.BuiltinFunctionType: as_function,
-    types.SimpleNamespace: as_namespace,
-    BaseException: as_exception,
-    re.Pattern: as_pattern,
-    super: as_super,
-    collections.OrderedDict: as_call(lambda value: [list(value.items())] if value else []),
-    collections.defaultdict: as_call(lambda value: [value.default_factory, dict(value)]),
-    collections.deque: as_deque,
-    collections.Counter: as_call(lambda value: [dict(value.most_common())] if value else []),
-    collections.UserList: as_call(lambda value: [value.data]),
+    tuple: make_sequence_printer("(", ")"),
+    list: make_sequence_printer("[", "]"),
+    dict: make_dict_printer("{", "}"),
+    set: make_set_printer("{", "}"),
+    frozenset: make_set_printer("frozenset({", "})"),
+    type: print_class,
+    os._Environ: make_dict_printer("environ{", "}"),
+    types.MappingProxyType: print_mappingproxy,
+    types.FunctionType: print_function,
+    types.BuiltinFunctionType: print_function,
+    types.SimpleNamespace: print_namespace,
+    BaseException: print_exception,
+    re.Pattern: print_pattern,
+    super: print_super,
+    collections.OrderedDict: make_call_printer(
+        lambda value: [list(value.items())] if value else []
+    ),
+    collections.defaultdict: make_call_printer(lambda value: [value.default_factory, dict(value)]),
+    collections.deque: print_deque,
+    collections.Counter: make_call_printer(
+        lambda value: [dict(value.most_common())] if value else []
+    ),
+    collections.UserList: make_call_printer(lambda value: [value.data]),
 }
-PRINTERS.update(dict.fromkeys((int, float, str, bytes, range, slice), as_repr))
+PRINTERS.update(dict.fromkeys((int, float, str, bytes, range, slice), print_repr))

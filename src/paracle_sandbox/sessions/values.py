@@ -1,5 +1,6 @@
-"""Values as a reader wants them, and errors: what a cell shows, made text. Part of the program of a
-session, as driver.py.
+"""Converts the values and errors of a cell to text and images.
+
+This file is a part of the program that driver.py belongs to.
 """
 
 import base64
@@ -10,7 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
 if TYPE_CHECKING:
-    # The texts of layout.py and printers.py, which only some values need.
+    # The text of layout.py and printers.py, which is compiled only when a value needs it.
     LAYOUT = ""
 
 MAX_TEXT = 20000
@@ -18,89 +19,90 @@ MAX_ITEMS = 1000
 MAX_PNG = 8 << 20
 MAX_ENCODED = MAX_PNG * 4 // 3 + 4
 MAX_JSON = 1 << 20
-OFFERS = (
+METHODS = (
     ("text/html", "_repr_html_"), ("text/markdown", "_repr_markdown_"),
     ("text/latex", "_repr_latex_"), ("image/svg+xml", "_repr_svg_"),
     ("image/png", "_repr_png_"), ("image/jpeg", "_repr_jpeg_"),
     ("application/json", "_repr_json_"),
 )  # fmt: skip
 
-SHOWING: Dict[str, Any] = {}
+LAYOUT_NAMES: Dict[str, Any] = {}
 
 
-def count(value: Any, room: int) -> int:
-    """How many items a container holds, itself included; more than ``room`` is not counted."""
+def count_items(value: Any, room: int) -> int:
+    """Count the items of a container and the container itself, but stop above ``room``."""
     found = 1
     if type(value) in (list, tuple, dict, set, frozenset):
         found += len(value)
         for item in value.values() if type(value) is dict else value:
             if found > room:
                 break
-            found += count(item, room - found) - 1
+            found += count_items(item, room - found) - 1
     return found
 
 
-def plain(value: Any) -> str:
+def to_plain_text(value: Any) -> str:
+    """Return the text of a value, as IPython shows it, cut to MAX_TEXT."""
     if type(value) in (str, bytes, bytearray) and len(value) > MAX_TEXT:
         return repr(value[:MAX_TEXT]) + "... (%d in all)" % len(value)
     if value is None or type(value) in (bool, int, float, str, bytes):
         return repr(value)
-    if not SHOWING:
-        exec(compile(LAYOUT, "<layout>", "exec"), SHOWING)  # noqa: S102 - our own text
-    return str(SHOWING["laid_out"](value, MAX_TEXT))
+    if not LAYOUT_NAMES:
+        exec(compile(LAYOUT, "<layout>", "exec"), LAYOUT_NAMES)  # noqa: S102 - our own text
+    return str(LAYOUT_NAMES["lay_out"](value, MAX_TEXT))
 
 
-def described(value: Any) -> Dict[str, str]:
-    """A value by media type: text, and what the value or its kind offers. What cannot be made is
-    told on stderr; the rest is shown, and the cell goes on."""
-    bundle = attempt(offered, value, "_repr_mimebundle_", include=None, exclude=None)
+def describe(value: Any) -> Dict[str, str]:
+    """Return a value by media type: as text, and in the forms that its class offers. A form that
+    fails is reported on stderr; the others are shown, and the cell goes on."""
+    bundle = try_call(call_method, value, "_repr_mimebundle_", include=None, exclude=None)
     found: Dict[str, Any] = dict(bundle) if isinstance(bundle, dict) else {}
     if "text/plain" not in found:
-        found["text/plain"] = attempt(plain, value)
-    for kind, method in OFFERS:
+        found["text/plain"] = try_call(to_plain_text, value)
+    for kind, method in METHODS:
         if kind not in found:
-            found[kind] = attempt(offered, value, method)
+            found[kind] = try_call(call_method, value, method)
     if is_figure(value):
-        found["image/png"] = attempt(png, value)
+        found["image/png"] = try_call(to_png, value)
     if type(value) in (dict, list):
         found["application/json"] = value
-    return encoded(found)
+    return encode_bundle(found)
 
 
-def attempt(make: Any, *given: Any, **named: Any) -> Any:
-    """What ``make`` makes of it; None if it fails, which is told."""
+def try_call(make: Any, *given: Any, **named: Any) -> Any:
+    """Call ``make`` and return its result, or report its failure on stderr and return None."""
     try:
         return make(*given, **named)
     except NotImplementedError:
-        return None  # how a value says that it is not shown so
+        return None  # the value does not have this form
     except Exception as error:  # noqa: BLE001 - a cell's own class may do anything
         try:
-            sys.stderr.write(failure(error)["traceback"])
+            sys.stderr.write(describe_error(error)["traceback"])
         except (AttributeError, ValueError, OSError):
-            pass  # a cell may put anything in its place
+            pass  # a cell may have replaced sys.stderr by anything
         return None
 
 
-def offered(value: Any, name: str, **given: Any) -> Any:
-    """What a method of the value says, without what it says about that."""
+def call_method(value: Any, name: str, **given: Any) -> Any:
+    """Call a method of the value and return its data, without the metadata it may add."""
     try:
-        # A class offers it for its instances; some values have every name one asks for.
+        # A class has the method for its instances, and some values have every attribute.
         if isinstance(value, type) or hasattr(value, "_no_value_has_this_"):
             return None
         method = getattr(value, name, None)
     except Exception:  # noqa: BLE001 - a lookup that fails finds nothing
         return None
-    said = method(**given) if callable(method) else None
-    return said[0] if isinstance(said, tuple) and len(said) == 2 else said
+    data = method(**given) if callable(method) else None
+    return data[0] if isinstance(data, tuple) and len(data) == 2 else data
 
 
-def encoded(found: Dict[str, Any]) -> Dict[str, str]:
-    """The part of it that can be sent: texts, and bytes in base64."""
+def encode_bundle(found: Dict[str, Any]) -> Dict[str, str]:
+    """Return the part of a bundle that can be sent: texts, and bytes in base64."""
     texts = {}
-    for kind in ("text/plain", *dict(OFFERS)):
+    for kind in ("text/plain", *dict(METHODS)):
         data = found.get(kind)
         if kind == "application/json" and not isinstance(data, (str, type(None))):
-            data = as_json(data)
+            data = to_json(data)
         if isinstance(data, bytes) and len(data) <= MAX_PNG:
             data = base64.b64encode(data).decode()
         if isinstance(data, str) and len(data) <= MAX_ENCODED:
@@ -108,10 +110,12 @@ def encoded(found: Dict[str, Any]) -> Dict[str, str]:
     return texts
 
 
-def as_json(value: Any) -> Optional[str]:
-    """None for what JSON has no word for, NaN among it."""
+def to_json(value: Any) -> Optional[str]:
+    """Return a value as JSON, or None if JSON cannot express it, such as NaN."""
     try:
-        text = json.dumps(value, allow_nan=False) if count(value, MAX_ITEMS) <= MAX_ITEMS else ""
+        if count_items(value, MAX_ITEMS) > MAX_ITEMS:
+            return None
+        text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return None
     return text if 0 < len(text) <= MAX_JSON else None
@@ -121,15 +125,16 @@ def is_figure(value: Any) -> bool:
     return str(type(value).__module__).startswith("matplotlib.") and hasattr(value, "savefig")
 
 
-def png(figure: Any) -> str:
+def to_png(figure: Any) -> str:
     target = io.BytesIO()
     figure.savefig(target, format="png", bbox_inches="tight")
     return base64.b64encode(target.getvalue()[:MAX_PNG]).decode()
 
 
-def failure(error: BaseException) -> Dict[str, str]:
+def describe_error(error: BaseException) -> Dict[str, str]:
+    """Return name, message and traceback of an error, with the frames of the cell only."""
     frames = traceback.TracebackException(type(error), error, error.__traceback__)
-    # From the cell on; an error that the cell's own text makes has no frame of it.
+    # Keep the frames from the cell on. A SyntaxError of the cell has no frame of it.
     while frames.stack and not frames.stack[0].filename.startswith("<cell "):
         del frames.stack[0]
     try:

@@ -1,7 +1,7 @@
-"""FakeBackend: the real guest without any isolation, for tests of what lies above the seam.
+"""FakeBackend runs the real guest without isolation, for tests of the layers above a backend.
 
 Each sandbox is a temporary directory and a plain process on this machine. It confines nothing:
-run only code of your own in it. It can be told to fail where a real backend might.
+run only your own code in it. It can be set to fail where a real backend might.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PATHS = ("path", "source", "target", "cwd", "path0")
 
 
 @dataclass
-class _Place:
+class _FakeSandbox:
     config: SandboxConfig
     labels: Mapping[str, str]
     directory: str
@@ -44,8 +44,9 @@ class _Place:
 
 
 class FakeBackend(Backend):
-    """``create_error`` is raised by create(); ``usage_of[id]`` is what usage() answers;
-    ``created`` and ``destroyed`` list ids in order; ``peak`` is the most alive at once."""
+    """A backend for tests. create() raises ``create_error`` if it is set, and usage() returns
+    ``usage_of[id]``. ``created`` and ``destroyed`` list ids in order; ``peak`` is the largest
+    number of sandboxes alive at once."""
 
     name = "fake"
 
@@ -56,7 +57,7 @@ class FakeBackend(Backend):
         self.created: list[str] = []
         self.destroyed: list[str] = []
         self.peak = 0
-        self._places: dict[str, _Place] = {}
+        self._sandboxes: dict[str, _FakeSandbox] = {}
 
     async def health(self) -> Health:
         return Health(self.name, available=True, detail="no isolation: for tests only")
@@ -67,18 +68,18 @@ class FakeBackend(Backend):
         if self.create_error is not None:
             raise self.create_error
         refuse_volumes(config.volumes, self.name)
-        if sandbox_id in self._places:
+        if sandbox_id in self._sandboxes:
             raise SandboxConflictError(f"Sandbox {sandbox_id} exists already", sandbox_id)
-        self._places[sandbox_id] = _make_place(config, labels)
+        self._sandboxes[sandbox_id] = _make_sandbox(config, labels)
         self.created.append(sandbox_id)
-        self.peak = max(self.peak, len(self._places))
+        self.peak = max(self.peak, len(self._sandboxes))
 
     async def connect(self, sandbox_id: str) -> Channel:
-        place = self._place(sandbox_id)
-        channel = _MappedChannel(place.host_end, place.config.working_dir, place.directory)
+        sandbox = self._get_sandbox(sandbox_id)
+        channel = _MappedChannel(sandbox.host_end, sandbox.config.working_dir, sandbox.directory)
         setup = {
-            "working_dir": place.directory,
-            "env": {**_base_env(place.directory), **place.config.env_vars},
+            "working_dir": sandbox.directory,
+            "env": {**_make_env(sandbox.directory), **sandbox.config.env_vars},
             "python": sys.executable,
         }
         await SocketChannel.send(channel, boot_message(setup))
@@ -87,66 +88,66 @@ class FakeBackend(Backend):
     async def usage(self, sandbox_id: str) -> Usage:
         if sandbox_id in self.usage_of:
             return self.usage_of[sandbox_id]
-        self._place(sandbox_id)
+        self._get_sandbox(sandbox_id)
         return Usage(memory_bytes=16 << 20, memory_peak_bytes=16 << 20, processes=1)
 
     async def destroy(self, sandbox_id: str) -> None:
         if self.destroy_error is not None:
             raise self.destroy_error
-        place = self._places.pop(sandbox_id, None)
-        if place is not None:
+        sandbox = self._sandboxes.pop(sandbox_id, None)
+        if sandbox is not None:
             self.destroyed.append(sandbox_id)
-            await asyncio.to_thread(_remove_place, place)
+            await asyncio.to_thread(_remove_sandbox, sandbox)
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         return [
             SandboxInfo(
                 sandbox_id=sandbox_id,
                 backend=self.name,
-                state="running" if place.process.poll() is None else "dead",
+                state="running" if sandbox.process.poll() is None else "dead",
                 owner_pid=os.getpid(),
                 owner_alive=True,
-                created_at=place.created_at,
-                config=place.config.model_dump(),
-                labels=place.labels,
+                created_at=sandbox.created_at,
+                config=sandbox.config.model_dump(),
+                labels=sandbox.labels,
             )
-            for sandbox_id, place in self._places.items()
+            for sandbox_id, sandbox in self._sandboxes.items()
         ]
 
     async def close(self) -> None:
-        for sandbox_id in list(self._places):
+        for sandbox_id in list(self._sandboxes):
             await self.destroy(sandbox_id)
 
-    # What a test may do to it.
+    # Methods for tests
 
     def kill_guest(self, sandbox_id: str) -> None:
-        """As if the sandbox's first process had been killed; with it goes all it has started,
-        which in a real sandbox the kernel sees to."""
-        process = self._place(sandbox_id).process
-        started = _descendants(process.pid)
+        """Kill the first process of a sandbox and everything it has started. In a real sandbox
+        the kernel ends the rest."""
+        process = self._get_sandbox(sandbox_id).process
+        started = _find_descendants(process.pid)
         process.kill()
         for pid in started:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def freeze_guest(self, sandbox_id: str) -> None:
-        """The guest hears nothing and answers nothing any more."""
-        self._place(sandbox_id).process.send_signal(signal.SIGSTOP)
+        """Stop the guest, so that it neither reads nor answers."""
+        self._get_sandbox(sandbox_id).process.send_signal(signal.SIGSTOP)
 
     def directory_of(self, sandbox_id: str) -> str:
-        """Where its working directory is on this machine."""
-        return self._place(sandbox_id).directory
+        """Return the path of a sandbox's working directory on this machine."""
+        return self._get_sandbox(sandbox_id).directory
 
-    def _place(self, sandbox_id: str) -> _Place:
+    def _get_sandbox(self, sandbox_id: str) -> _FakeSandbox:
         try:
-            return self._places[sandbox_id]
+            return self._sandboxes[sandbox_id]
         except KeyError:
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id) from None
 
 
 class _MappedChannel(SocketChannel):
-    """Makes the configured working directory mean the temporary one, which real isolation does
-    with a mount."""
+    """Replaces the configured working directory by the temporary one in requests. Real isolation
+    does that with a mount."""
 
     def __init__(self, sock: socket.socket, outside: str, inside: str) -> None:
         super().__init__(sock)
@@ -158,15 +159,15 @@ class _MappedChannel(SocketChannel):
         mapped = bytearray()
         for kind, stream, payload in self._frames.feed(data):
             if kind == OPEN:
-                mapped += b"".join(encode_request(stream, self._mapped(decode_json(payload))))
+                mapped += b"".join(encode_request(stream, self._map_paths(decode_json(payload))))
             else:
                 mapped += encode(kind, stream, payload)
         await super().send(bytes(mapped))
 
     def send_now(self, data: bytes) -> int:
-        return 0  # what send() writes is of another length
+        return 0  # send() has to rewrite the data
 
-    def _mapped(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _map_paths(self, request: dict[str, Any]) -> dict[str, Any]:
         names = _PATHS if request.get("op") != "python" else ("path", "cwd", "path0")
         for name in names:
             path = request.get(name)
@@ -175,7 +176,7 @@ class _MappedChannel(SocketChannel):
         return request
 
 
-def _make_place(config: SandboxConfig, labels: Mapping[str, str]) -> _Place:
+def _make_sandbox(config: SandboxConfig, labels: Mapping[str, str]) -> _FakeSandbox:
     host_end, guest_end = socket.socketpair()
     with guest_end:
         process = subprocess.Popen(
@@ -187,29 +188,29 @@ def _make_place(config: SandboxConfig, labels: Mapping[str, str]) -> _Place:
             env={"PATH": os.defpath},
         )
     directory = os.path.realpath(tempfile.mkdtemp(prefix="paracle-fake-"))
-    return _Place(config, dict(labels), directory, process, host_end)
+    return _FakeSandbox(config, dict(labels), directory, process, host_end)
 
 
-def _descendants(pid: int) -> list[int]:
+def _find_descendants(pid: int) -> list[int]:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [found for child in map(int, children) for found in (child, *_descendants(child))]
+    return [found for child in map(int, children) for found in (child, *_find_descendants(child))]
 
 
-def _base_env(directory: str) -> dict[str, str]:
+def _make_env(directory: str) -> dict[str, str]:
     path = f"{os.environ.get('PATH', os.defpath)}:{directory}/.local/bin"
     return {"PATH": path, "HOME": directory, "LANG": "C.UTF-8"}
 
 
-def _remove_place(place: _Place) -> None:
-    """The end of its channel is the guest's end, and that of all it has started."""
-    place.host_end.close()
+def _remove_sandbox(sandbox: _FakeSandbox) -> None:
+    """Close the channel, at which the guest ends itself and everything it has started."""
+    sandbox.host_end.close()
     try:
-        place.process.send_signal(signal.SIGCONT)
-        place.process.wait(_EXIT_SECONDS)
+        sandbox.process.send_signal(signal.SIGCONT)
+        sandbox.process.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(place.process.pid, signal.SIGKILL)
-        place.process.wait()
-    shutil.rmtree(place.directory, ignore_errors=True)
+        os.killpg(sandbox.process.pid, signal.SIGKILL)
+        sandbox.process.wait()
+    shutil.rmtree(sandbox.directory, ignore_errors=True)

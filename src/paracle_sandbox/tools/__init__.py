@@ -1,4 +1,4 @@
-"""Tools for agents: Python, shell, files, packages and pictures of a sandbox, for a model to call.
+"""The tools that a model may call: Python, shell, files, packages, images and a browser.
 
 from paracle_sandbox.tools import PythonExecute
 tool = PythonExecute()

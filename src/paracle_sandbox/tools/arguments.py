@@ -1,4 +1,7 @@
-"""Arguments as models write them: other names, other types, fences around code; made regular."""
+"""Makes the arguments that models write regular.
+
+Models use other names and types than the schema, wrap arguments in objects, and put fences around
+code. All of that is accepted where its meaning is clear."""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
-# What models add to say what they are about, whether there is such an argument or not.
+# Arguments that models add as remarks. They are ignored if a tool has no such argument.
 _REMARKS = frozenset(
     [
         "description",
@@ -23,7 +26,7 @@ _REMARKS = frozenset(
         "language",
     ]
 )
-# One of these around all arguments is a wrapper.
+# Names of an object that some models put around all arguments.
 _WRAPPERS = frozenset(["arguments", "parameters", "params", "args", "kwargs", "input"])
 
 _FENCE = re.compile(r"\A\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
@@ -33,18 +36,18 @@ _SECONDS = re.compile(r"(?<=\d)\s*s(?:ec(?:ond)?s?)?\s*\Z", re.IGNORECASE)
 
 
 class ArgumentFault(ValueError):
-    """The arguments cannot be used; the message tells a model what to send instead."""
+    """Arguments that cannot be used. The message tells a model what to send instead."""
 
 
 def parse_arguments(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a call. Raises ArgumentFault when they are no JSON object."""
+    """Parse the arguments of a call. Raises ArgumentFault when they are not a JSON object."""
     if raw is None or raw == "":
         return {}
     if isinstance(raw, Mapping):
-        return _unwrapped(dict(raw))
+        return _unwrap(dict(raw))
     try:
-        value = json.loads(_without_fence(raw), strict=False)
-        if isinstance(value, str):  # encoded twice
+        value = json.loads(_strip_fence(raw), strict=False)
+        if isinstance(value, str):  # it was encoded twice
             value = json.loads(value, strict=False)
     except (ValueError, RecursionError) as error:
         raise ArgumentFault(
@@ -55,37 +58,37 @@ def parse_arguments(raw: str | Mapping[str, Any] | None) -> dict[str, Any]:
             f"The arguments must be one JSON object, not {type(value).__name__}. Call the tool "
             "again with an object."
         )
-    return _unwrapped(value)
+    return _unwrap(value)
 
 
-def _unwrapped(value: dict[str, Any]) -> dict[str, Any]:
+def _unwrap(value: dict[str, Any]) -> dict[str, Any]:
     if len(value) == 1 and (key := next(iter(value))) in _WRAPPERS and isinstance(value[key], dict):
         return dict(value[key])
     return value
 
 
-def _without_fence(text: str) -> str:
+def _strip_fence(text: str) -> str:
     fenced = _FENCE.match(text)
     return fenced[1] if fenced else text
 
 
-def plain(name: str) -> str:
-    """A name without what models write differently each time: filePath, file-path, file_path."""
+def normalize_name(name: str) -> str:
+    """Return a name in one spelling, so that filePath, file-path and file_path are equal."""
     return name.lower().replace("_", "").replace("-", "")
 
 
-def renamed(
+def rename_arguments(
     arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The arguments under the schema's names; a proper name counts more than another one. Raises
-    ArgumentFault."""
+    """Return the arguments under the schema's names. If an argument comes under its own name and
+    an alias, its own name wins. Raises ArgumentFault."""
     properties: Mapping[str, Schema] = schema["properties"]
-    names = {**{plain(alias): known for alias, known in aliases.items()},
-             **{plain(known): known for known in properties}}  # fmt: skip
+    names = {**{normalize_name(alias): known for alias, known in aliases.items()},
+             **{normalize_name(known): known for known in properties}}  # fmt: skip
     found: dict[str, Any] = {}
     for name, value in arguments.items():
-        known = name if name in properties else names.get(plain(name))
-        if known is None and plain(name) in _REMARKS:
+        known = name if name in properties else names.get(normalize_name(name))
+        if known is None and normalize_name(name) in _REMARKS:
             continue
         if known is None:
             raise ArgumentFault(
@@ -96,41 +99,44 @@ def renamed(
     return found
 
 
-def regular(
+def to_regular_arguments(
     arguments: Mapping[str, Any], schema: Schema, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The arguments under the schema's names and types. Raises ArgumentFault."""
-    return fitted(renamed(arguments, schema, aliases), schema)
+    """Return the arguments under the names and types of the schema. Raises ArgumentFault."""
+    return fit_to_schema(rename_arguments(arguments, schema, aliases), schema)
 
 
-def fitted(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Arguments under their proper names, of the schema's types. Raises ArgumentFault."""
+def fit_to_schema(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Convert arguments that have the schema's names to its types, and demand the required ones.
+    Raises ArgumentFault."""
     properties: Mapping[str, Schema] = schema["properties"]
-    found = {name: converted(name, value, properties[name]) for name, value in arguments.items()}
+    found = {
+        name: convert_value(name, value, properties[name]) for name, value in arguments.items()
+    }
     missing = [name for name in schema.get("required", ()) if name not in found]
     if missing:
         raise ArgumentFault(f"The argument {missing[0]!r} is missing.")
     return found
 
 
-def converted(name: str, value: Any, schema: Schema) -> Any:
-    """A value of the kind that the schema asks for, if it can be read as one."""
+def convert_value(name: str, value: Any, schema: Schema) -> Any:
+    """Convert a value to the type in the schema. Raises ArgumentFault if that is not clear."""
     kind = schema["type"]
     if kind == "string":
-        value = _as_text(name, value)
+        value = _to_text(name, value)
     elif kind == "boolean":
-        value = as_boolean(name, value)
+        value = to_boolean(name, value)
     elif kind == "number":
-        value = _as_number(name, value, schema)
+        value = _to_number(name, value, schema)
     elif kind == "array":
-        value = _as_list(name, value)
+        value = _to_list(name, value)
     allowed = schema.get("enum")
     if allowed and value not in allowed:
         raise ArgumentFault(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
     return value
 
 
-def _as_text(name: str, value: Any) -> str:
+def _to_text(name: str, value: Any) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if isinstance(value, dict | list):
@@ -140,7 +146,8 @@ def _as_text(name: str, value: Any) -> str:
     return value
 
 
-def as_boolean(name: str, value: Any) -> bool:
+def to_boolean(name: str, value: Any) -> bool:
+    """Convert a value such as "yes" or 0. Raises ArgumentFault for any other."""
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     answer = words.get(str(value).strip().lower())
     if answer is None:
@@ -148,7 +155,7 @@ def as_boolean(name: str, value: Any) -> bool:
     return answer
 
 
-def _as_number(name: str, value: Any, schema: Schema) -> float:
+def _to_number(name: str, value: Any, schema: Schema) -> float:
     try:
         number = float(_SECONDS.sub("", value) if isinstance(value, str) else value)
     except (TypeError, ValueError):
@@ -159,8 +166,8 @@ def _as_number(name: str, value: Any, schema: Schema) -> float:
     return number
 
 
-def _as_list(name: str, value: Any) -> list[str]:
-    """Several names in one text stand for a list: "numpy, pandas" and "numpy and pandas"."""
+def _to_list(name: str, value: Any) -> list[str]:
+    """Convert to a list. One text may name several: "numpy, pandas" or "numpy and pandas"."""
     if isinstance(value, str):
         words = re.split(r"[\s,]+", value.replace(" and ", " ").strip())
         value = [word for word in words if word]
@@ -169,8 +176,9 @@ def _as_list(name: str, value: Any) -> list[str]:
     return value
 
 
-def code_of(text: str) -> str:
-    """The code in a fence, when that is what came: whole, or as the blocks of a message."""
+def extract_code(text: str) -> str:
+    """Return the code without Markdown fences: one around all of it, or the Python blocks of a
+    message. Text without fences is returned as it is."""
     whole = _FENCE.match(text)
     if whole and "```" not in whole[1]:
         return whole[1] + "\n"

@@ -1,4 +1,4 @@
-"""SandboxBrowserTool: a browser in the sandbox, if the sandbox has one, for a model to use."""
+"""SandboxBrowserTool lets a model use a browser in the sandbox, if the sandbox has one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..channel.frames import ProtocolError, decode_json
 from ..client import LocalSandboxClient
 from ..sessions import CellResult, PythonSession
 from .arguments import ArgumentFault
-from .result import Image, ToolResult, failed, shortened
+from .result import Image, ToolResult, make_failure, shorten
 from .tool import SandboxTool, boolean, number, schema, text
 
 ACTION_SECONDS = 90.0
-# What each action wants beside its name; those in brackets may be left out.
+# The arguments of each action. Those in brackets may be left out.
 _ACTIONS: dict[str, tuple[str, ...]] = {
     "navigate_to": ("url",), "go_back": (), "wait": ("[seconds]",), "screenshot": (),
     "read_page": (), "click_element": ("index",), "input_text": ("index", "text"),
@@ -41,8 +41,11 @@ _number = partial(number, least=0, most=100_000)
 
 
 class SandboxBrowserTool(SandboxTool):
-    """Every answer says where the browser is, what can be clicked, and shows a screenshot. The
-    browser starts with the first action, and has the network of its sandbox: mostly none."""
+    """Controls a browser. Each result has the address, the elements that can be used, and a
+    screenshot.
+
+    The browser starts with the first action. It has the network of its sandbox, which by default
+    is none."""
 
     name = "sandbox_browser"
     description = (
@@ -87,18 +90,18 @@ class SandboxBrowserTool(SandboxTool):
 
     async def run(self, action: str, screenshot: bool = True, **arguments: Any) -> ToolResult:
         given = {k: int(v) if k == "index" else v for k, v in arguments.items()}
-        session = await self._ready()
+        session = await self._open_session()
         request = {"action": action, "screenshot": screenshot, **given}
         call = f"_browser.act(show=display, **{request!r})"
-        return _outcome(await session.run(call, ACTION_SECONDS))
+        return _from_cell(await session.run(call, ACTION_SECONDS))
 
-    async def _ready(self) -> PythonSession:
-        """A session with the program in it; a new one if its sandbox, or itself, is gone."""
+    async def _open_session(self) -> PythonSession:
+        """Return a session that runs browser_program.py. If it is gone, start another."""
         sandbox = await self.sandbox()
         if self._session is None or self._session.sandbox is not sandbox:
             self._session = PythonSession(sandbox)
         if not self._session.is_running:
-            await self._session.run(_program() + "\n_browser = Browser()\n")
+            await self._session.run(_read_program() + "\n_browser = Browser()\n")
         return self._session
 
     async def close(self) -> None:
@@ -108,51 +111,51 @@ class SandboxBrowserTool(SandboxTool):
 
 
 @cache
-def _program() -> str:
+def _read_program() -> str:
     return files(__package__).joinpath("browser_program.py").read_text(encoding="utf-8")
 
 
-def _outcome(cell: CellResult) -> ToolResult:
+def _from_cell(cell: CellResult) -> ToolResult:
     if cell["error"] is not None:
         if cell["error"]["name"] == "NoBrowser":
-            return failed(MISSING, error_type="browser", kind="unavailable")
-        return failed(cell["error"]["message"], error_type="browser")
+            return make_failure(MISSING, error_type="browser", kind="unavailable")
+        return make_failure(cell["error"]["message"], error_type="browser")
     images = tuple(
         Image(base64.b64decode(shown["image/png"]))
         for shown in cell["shown"]
         if "image/png" in shown
     )
-    state = _state(cell["shown"][-1].get("application/json", "{}")) if cell["shown"] else {}
-    return ToolResult(_told(state), images=images, data=state)
+    state = _parse_state(cell["shown"][-1].get("application/json", "{}")) if cell["shown"] else {}
+    return ToolResult(_describe_state(state), images=images, data=state)
 
 
-def _state(text: str) -> dict[str, Any]:
-    """Texts, numbers, and lists of them: a page may have had a hand in it."""
+def _parse_state(text: str) -> dict[str, Any]:
+    """Parse the state. A page may have forged it: only texts, numbers and lists are kept."""
     try:
-        told = decode_json(text.encode("utf-8", "surrogatepass"))
+        state = decode_json(text.encode("utf-8", "surrogatepass"))
     except ProtocolError:
         return {}
-    lists = {key: list(filter(_is_plain, v)) for key, v in told.items() if isinstance(v, list)}
-    return {**{key: value for key, value in told.items() if _is_plain(value)}, **lists}
+    lists = {key: list(filter(_is_plain, v)) for key, v in state.items() if isinstance(v, list)}
+    return {**{key: value for key, value in state.items() if _is_plain(value)}, **lists}
 
 
 def _is_plain(value: object) -> bool:
     return isinstance(value, (str, int, float))
 
 
-def _items(state: dict[str, Any], name: str) -> list[Any]:
+def _get_items(state: dict[str, Any], name: str) -> list[Any]:
     items = state.get(name)
     return items if isinstance(items, list) else []
 
 
-def _told(state: dict[str, Any]) -> str:
+def _describe_state(state: dict[str, Any]) -> str:
     lines = [f"{state.get('title') or '(no title)'} - {state.get('url')}"]
     tabs = state.get("tabs")
     if isinstance(tabs, int) and tabs > 1:
         lines.append(f"Tab {state.get('tab')} of {tabs}.")
-    lines += [str(line) for line in _items(state, "elements")]
+    lines += [str(line) for line in _get_items(state, "elements")]
     if "options" in state:
-        lines.append("Options: " + ", ".join(map(str, _items(state, "options"))))
+        lines.append("Options: " + ", ".join(map(str, _get_items(state, "options"))))
     if "text" in state:
         lines.append(f"Text of the page:\n{state['text']}")
-    return shortened("\n".join(lines))
+    return shorten("\n".join(lines))

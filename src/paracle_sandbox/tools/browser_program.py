@@ -1,7 +1,7 @@
-"""A browser inside the sandbox, driven over two pipes of Chromium's own protocol.
+"""Controls Chromium inside the sandbox, over two pipes that speak its DevTools protocol.
 
-The host sends this text as the first cell of a session and never imports it: it has to do with any
-Python that the guest has, and needs nothing but a Chromium.
+The host sends this text as the first cell of a session and never imports it. It runs on any Python
+that a guest has, from 3.8, and needs nothing but Chromium.
 """
 
 import base64
@@ -36,7 +36,7 @@ KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, "Backspace": 8, "Delete": 46, "Arro
         "PageDown": 34}  # fmt: skip
 MODIFIERS = {"Alt": 1, "Control": 2, "Ctrl": 2, "Meta": 4, "Shift": 8}
 
-# The elements that one can do something with; their numbers hold until the page is looked at again.
+# Lists the elements that can be used. Their numbers are valid until the page is listed again.
 ELEMENTS = (
     """(() => {
   const kinds = 'a[href],button,input,select,textarea,summary,[role=button],[role=link],' +
@@ -62,14 +62,15 @@ ELEMENTS = (
 
 
 class Problem(Exception):
-    """Something that whoever asked can do something about."""
+    """A failure that the caller can correct."""
 
 
 class NoBrowser(Exception):
-    """This sandbox has none."""
+    """The sandbox has no browser."""
 
 
 def find_browser() -> str:
+    """Return the path of a browser. Raises NoBrowser."""
     for name in NAMES:
         path = shutil.which(name)
         if path is not None:
@@ -83,7 +84,7 @@ def find_browser() -> str:
 
 
 class Wire:
-    """Requests and answers: JSON and a zero byte, over descriptors 3 and 4 of Chromium."""
+    """The DevTools connection: JSON and a zero byte, over descriptors 3 and 4 of Chromium."""
 
     def __init__(self, path: str) -> None:
         theirs_in, self.out = os.pipe()
@@ -101,7 +102,7 @@ class Wire:
         self.number = 0
         self.held = b""
 
-    def ask(self, method: str, session: Optional[str] = None, **parameters: Any) -> Any:
+    def call(self, method: str, session: Optional[str] = None, **parameters: Any) -> Any:
         self.number += 1
         request: Dict[str, Any] = {"id": self.number, "method": method, "params": parameters}
         if session is not None:
@@ -111,10 +112,10 @@ class Wire:
             while data:
                 data = data[os.write(self.out, data) :]
         except OSError:
-            raise self.ended() from None
-        return self.answer(method, time.monotonic() + ANSWER_SECONDS)
+            raise self.make_end_error() from None
+        return self.read_answer(method, time.monotonic() + ANSWER_SECONDS)
 
-    def answer(self, method: str, deadline: float) -> Any:
+    def read_answer(self, method: str, deadline: float) -> Any:
         while True:
             while b"\0" in self.held:
                 message, _, self.held = self.held.partition(b"\0")
@@ -128,23 +129,23 @@ class Wire:
                 raise Problem("The browser did not answer (%s)." % method)
             data = os.read(self.into, 1 << 20)
             if not data:
-                raise self.ended()
+                raise self.make_end_error()
             self.held += data
 
-    def lives(self) -> bool:
-        """One that was killed may not be gone yet: it is asked."""
+    def is_alive(self) -> bool:
+        """Whether the browser runs and responds. One that was killed may not have ended yet."""
         if self.process.poll() is not None:
             return False
         try:
-            self.ask("Browser.getVersion")
+            self.call("Browser.getVersion")
         except Problem:
             return False
         return True
 
-    def ended(self) -> Problem:
+    def make_end_error(self) -> Problem:
         self.log.seek(0)
-        said = self.log.read()[-500:].decode("utf-8", "replace")
-        return Problem("The browser has ended: %s" % (said.strip() or "it said nothing"))
+        output = self.log.read()[-500:].decode("utf-8", "replace")
+        return Problem("The browser has ended: %s" % (output.strip() or "it printed nothing"))
 
     def close(self) -> None:
         self.process.kill()
@@ -156,6 +157,8 @@ class Wire:
 
 
 class Screenshot:
+    """A value that a session shows as an image."""
+
     def __init__(self, data: bytes) -> None:
         self.data = data
 
@@ -167,7 +170,7 @@ class Screenshot:
 
 
 class Browser:
-    """Tabs by number; actions work on the current one."""
+    """The browser and its tabs. Actions work on the current tab."""
 
     def __init__(self) -> None:
         self.wire: Optional[Wire] = None
@@ -177,20 +180,20 @@ class Browser:
     def act(
         self, action: str, show: Callable[[Any], None], screenshot: bool, **arguments: Any
     ) -> Dict[str, Any]:
-        """Do it, and say how things are then; ``show`` gets the picture."""
-        if self.wire is None or not self.wire.lives():
+        """Do an action and return the state of the page after it. ``show`` gets a screenshot."""
+        if self.wire is None or not self.wire.is_alive():
             self.start()
         more = getattr(self, "do_" + action)(**arguments) or {}
-        self.settle()
+        self.wait_until_loaded()
         state = {
-            "url": self.script("location.href"),
-            "title": self.script("document.title"),
+            "url": self.evaluate("location.href"),
+            "title": self.evaluate("document.title"),
             "tab": self.current,
             "tabs": len(self.tabs),
-            "elements": self.script(ELEMENTS),
+            "elements": self.evaluate(ELEMENTS),
         }
         if screenshot:
-            taken = self.ask("Page.captureScreenshot", format="png")
+            taken = self.call("Page.captureScreenshot", format="png")
             show(Screenshot(base64.b64decode(taken["data"])))
         return dict(state, **more)
 
@@ -202,34 +205,34 @@ class Browser:
 
     # The page
 
-    def ask(self, method: str, **parameters: Any) -> Any:
+    def call(self, method: str, **parameters: Any) -> Any:
         assert self.wire is not None
-        return self.wire.ask(method, self.tabs[self.current]["session"], **parameters)
+        return self.wire.call(method, self.tabs[self.current]["session"], **parameters)
 
-    def script(self, text: str) -> Any:
-        answer = self.ask("Runtime.evaluate", expression=text, returnByValue=True,
+    def evaluate(self, text: str) -> Any:
+        answer = self.call("Runtime.evaluate", expression=text, returnByValue=True,
                           awaitPromise=True)  # fmt: skip
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
-            said = details.get("exception", {}).get("description") or details.get("text", "")
-            raise Problem(said.partition("\n")[0].replace("Error: ", ""))
+            text = details.get("exception", {}).get("description") or details.get("text", "")
+            raise Problem(text.partition("\n")[0].replace("Error: ", ""))
         return answer["result"].get("value")
 
-    def settle(self) -> None:
-        """Wait until the page is there, or has had time enough."""
+    def wait_until_loaded(self) -> None:
+        """Wait until the page is loaded, but no longer than LOAD_SECONDS."""
         deadline = time.monotonic() + LOAD_SECONDS
         time.sleep(0.1)
         while time.monotonic() < deadline:
             try:
-                if self.script("document.readyState") == "complete":
+                if self.evaluate("document.readyState") == "complete":
                     return
-            except Problem:  # between two pages
+            except Problem:  # the page is being replaced
                 pass
             time.sleep(0.1)
 
-    def element(self, index: int, script: str) -> Any:
-        """Something done with an element, which the script calls e."""
-        return self.script(
+    def run_on_element(self, index: int, script: str) -> Any:
+        """Run a script with an element, which the script calls ``e``."""
+        return self.evaluate(
             "(() => { const e = (window.__paracle || [])[%d];"
             " if (!e || !e.isConnected) throw new Error('There is no element %d any more; look at"
             " the list again.'); %s })()" % (index, index, script)
@@ -237,14 +240,14 @@ class Browser:
 
     def click_at(self, x: float, y: float) -> None:
         for kind in ("mousePressed", "mouseReleased"):
-            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     # Actions
 
     def do_navigate_to(self, url: str) -> None:
         if "://" not in url and not url.startswith(("about:", "data:")):
             url = ("file://" if url.startswith("/") else "http://") + url
-        failure = self.ask("Page.navigate", url=url).get("errorText")
+        failure = self.call("Page.navigate", url=url).get("errorText")
         if failure:
             hint = ""
             if "DISCONNECTED" in failure or "NAME_NOT_RESOLVED" in failure:
@@ -252,11 +255,11 @@ class Browser:
             raise Problem("%s cannot be opened: %s.%s" % (url, failure, hint))
 
     def do_go_back(self) -> None:
-        history = self.ask("Page.getNavigationHistory")
+        history = self.call("Page.getNavigationHistory")
         if history["currentIndex"] == 0:
             raise Problem("There is no page before this one.")
         entry = history["entries"][history["currentIndex"] - 1]
-        self.ask("Page.navigateToHistoryEntry", entryId=entry["id"])
+        self.call("Page.navigateToHistoryEntry", entryId=entry["id"])
 
     def do_wait(self, seconds: float = 3) -> None:
         time.sleep(min(max(seconds, 0), 30))
@@ -265,11 +268,11 @@ class Browser:
         pass
 
     def do_read_page(self) -> Dict[str, Any]:
-        text = self.script("document.body ? document.body.innerText : ''") or ""
+        text = self.evaluate("document.body ? document.body.innerText : ''") or ""
         return {"text": text[:MAX_TEXT]}
 
     def do_click_element(self, index: int) -> None:
-        x, y = self.element(
+        x, y = self.run_on_element(
             index,
             "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
             " return [b.x + b.width / 2, b.y + b.height / 2];",
@@ -283,21 +286,21 @@ class Browser:
         steps = [("mousePressed", x, y), ("mouseMoved", (x + to_x) / 2, (y + to_y) / 2),
                  ("mouseMoved", to_x, to_y), ("mouseReleased", to_x, to_y)]  # fmt: skip
         for kind, at_x, at_y in steps:
-            self.ask("Input.dispatchMouseEvent", type=kind, x=at_x, y=at_y, button="left",
+            self.call("Input.dispatchMouseEvent", type=kind, x=at_x, y=at_y, button="left",
                      buttons=1, clickCount=1)  # fmt: skip
 
     def do_input_text(self, index: int, text: str) -> None:
-        self.element(
+        self.run_on_element(
             index,
             "e.scrollIntoView({block: 'center'}); e.focus();"
             " if (e.select) e.select(); else document.execCommand('selectAll');",
         )
-        self.ask("Input.insertText", text=text)
+        self.call("Input.insertText", text=text)
 
     def do_send_keys(self, keys: str) -> None:
         *modifiers, key = keys.split("+") if len(keys) > 1 else [keys]
         if key not in KEYS and not modifiers:
-            self.ask("Input.insertText", text=keys)
+            self.call("Input.insertText", text=keys)
             return
         held = sum(MODIFIERS.get(name, 0) for name in modifiers)
         code = KEYS.get(key) or ord(key[:1].upper() or " ")
@@ -305,17 +308,17 @@ class Browser:
         if held == 2 and key.lower() == "a":
             down["commands"] = ["selectAll"]
         for kind, more in (("keyDown", down), ("keyUp", {})):
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code,
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code,
                      modifiers=held, **more)  # fmt: skip
 
     def do_scroll_down(self, amount: float = 600) -> None:
-        self.script("window.scrollBy(0, %f)" % amount)
+        self.evaluate("window.scrollBy(0, %f)" % amount)
 
     def do_scroll_up(self, amount: float = 600) -> None:
-        self.script("window.scrollBy(0, %f)" % -amount)
+        self.evaluate("window.scrollBy(0, %f)" % -amount)
 
     def do_scroll_to_text(self, text: str) -> None:
-        found = self.script(
+        found = self.evaluate(
             "(() => { const w = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);"
             " while (w.nextNode()) if (w.currentNode.data.includes(%s)) {"
             " w.currentNode.parentElement.scrollIntoView({block: 'center'}); return true; }"
@@ -326,7 +329,7 @@ class Browser:
 
     def do_get_dropdown_options(self, index: int) -> Dict[str, Any]:
         script = "return e.options ? [...e.options].map(o => o.text) : null;"
-        options = self.element(index, script)
+        options = self.run_on_element(index, script)
         if options is None:
             raise Problem("Element %d is no dropdown." % index)
         return {"options": options}
@@ -335,7 +338,7 @@ class Browser:
         options = self.do_get_dropdown_options(index)["options"]
         if text not in options:
             raise Problem("There is no option %r; there are: %s." % (text, ", ".join(options)))
-        self.element(
+        self.run_on_element(
             index,
             "e.selectedIndex = %d; for (const n of ['input', 'change'])"
             " e.dispatchEvent(new Event(n, {bubbles: true}));" % options.index(text),
@@ -343,11 +346,11 @@ class Browser:
 
     def do_open_tab(self, url: str = "") -> None:
         assert self.wire is not None
-        target = self.wire.ask("Target.createTarget", url="about:blank")["targetId"]
-        session = self.wire.ask("Target.attachToTarget", targetId=target, flatten=True)
+        target = self.wire.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.wire.call("Target.attachToTarget", targetId=target, flatten=True)
         self.tabs.append({"target": target, "session": session["sessionId"]})
         self.current = len(self.tabs) - 1
-        self.ask("Page.enable")
+        self.call("Page.enable")
         if url:
             self.do_navigate_to(url)
 
@@ -355,12 +358,12 @@ class Browser:
         if not 0 <= index < len(self.tabs):
             raise Problem("There is no tab %d; there are %d." % (index, len(self.tabs)))
         self.current = index
-        self.ask("Page.bringToFront")
+        self.call("Page.bringToFront")
 
     def do_close_tab(self) -> None:
         assert self.wire is not None
         tab = self.tabs.pop(self.current)
-        self.wire.ask("Target.closeTarget", targetId=tab["target"])
+        self.wire.call("Target.closeTarget", targetId=tab["target"])
         self.current = max(0, self.current - 1)
         if not self.tabs:
             self.do_open_tab()

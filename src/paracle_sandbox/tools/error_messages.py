@@ -1,4 +1,4 @@
-"""Errors in words that a model can act on: what happened, what it had printed, what to try."""
+"""Turns errors into results that a model can act on: what happened, and what to try."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..errors import (
     SandboxTimeoutError,
     StoppedError,
 )
-from .result import ToolResult, shortened
+from .result import ToolResult, shorten
 
-# What kind of failure an error is, the most special first.
+# The kind of failure that an error is. The first class that fits decides.
 _KINDS: tuple[tuple[type[SandboxError], str], ...] = (
     (SandboxTimeoutError, "timeout"),
     (ResourceLimitError, "limit"),
@@ -35,7 +35,7 @@ _ADVICE: tuple[tuple[type[SandboxError], str], ...] = (
         "Do less at once, run it in the background, or ask for a longer timeout.",
     ),
     (SandboxPathError, "Use a path relative to the working directory, or below /tmp."),
-    (SandboxFileDecodeError, "It is no text: look at it with a program that knows its format."),
+    (SandboxFileDecodeError, "The file is not text: read it with a program that knows its format."),
     (SandboxFileNotFoundError, "List the directory to see what is there."),
     (BackendUnavailableError, "No code can be run here; tell the user."),
     (SandboxLimitError, "Wait until another sandbox has ended."),
@@ -49,24 +49,24 @@ _LIMITS = {
 
 
 def classify(error: BaseException) -> str:
-    """timeout, limit, file, container, unavailable or other."""
+    """Return the kind of a failure: timeout, limit, file, container, unavailable or other."""
     return next((kind for cause, kind in _KINDS if isinstance(error, cause)), "other")
 
 
-def explained(error: SandboxError) -> ToolResult:
-    """The error as the answer of a tool."""
-    lines = [error.message, _advice(error)]
+def explain_error(error: SandboxError) -> ToolResult:
+    """Return the result that describes an error to a model."""
+    lines = [error.message, _find_advice(error)]
     if isinstance(error, StoppedError):
         if error.stdout:
-            lines.append(f"What it had printed:\n{shortened(error.stdout)}")
+            lines.append(f"What it had printed:\n{shorten(error.stdout)}")
         if error.stderr:
-            lines.append(f"[stderr]: {shortened(error.stderr)}")
-    shown = "\n".join(line for line in lines if line)
+            lines.append(f"[stderr]: {shorten(error.stderr)}")
+    text = "\n".join(line for line in lines if line)
     data = {"error_type": type(error).__name__, "kind": classify(error)}
-    return ToolResult(shown, is_error=True, data=data)
+    return ToolResult(text, is_error=True, data=data)
 
 
-def _advice(error: SandboxError) -> str:
+def _find_advice(error: SandboxError) -> str:
     if isinstance(error, ResourceLimitError):
         return _LIMITS.get(error.resource_type or "", "")
     return next((advice for cause, advice in _ADVICE if isinstance(error, cause)), "")

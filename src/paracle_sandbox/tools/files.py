@@ -1,4 +1,4 @@
-"""SandboxFilesTool: the files of a sandbox, made, read, changed, moved and removed."""
+"""SandboxFilesTool makes, reads, changes, moves and removes files of a sandbox."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..client import LocalSandboxClient
 from ..errors import SandboxFileError
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
-from .result import MAX_TEXT, ToolResult, failed, observed, shortened
+from .result import MAX_TEXT, ToolResult, make_failure, shorten, to_observation
 from .tool import SandboxTool, boolean, number, schema, text
 
 MAX_LISTED = 500
-# The content of a file becomes lines, and is held as long as its answer is.
+# A file is held in memory, split into lines, until its result is gone.
 MAX_READ = 16 << 20
 EXTRACT_SECONDS = 300.0
 _EXTRACT = """
@@ -55,7 +55,7 @@ _ACTION_ALIASES = {
 
 
 class SandboxFilesTool(SandboxTool):
-    """Paths are relative to the working directory."""
+    """Works on files. Paths are relative to the working directory."""
 
     name = "sandbox_files"
     description = (
@@ -95,8 +95,8 @@ class SandboxFilesTool(SandboxTool):
 
     def __init__(self, client: LocalSandboxClient | None = None) -> None:
         super().__init__(client)
-        # Two changes of one file at once must not lose one of them.
-        self._turn = asyncio.Lock()
+        # One change at a time: of two changes of one file, neither may be lost.
+        self._change_lock = asyncio.Lock()
 
     async def run(self, action: str, file_path: str = "", **rest: Any) -> ToolResult:
         sandbox = await self.sandbox()
@@ -104,13 +104,13 @@ class SandboxFilesTool(SandboxTool):
             return await self._list(sandbox, file_path or ".", rest.get("recursive", False))
         if not file_path:
             raise ArgumentFault("The argument 'file_path' is missing.")
-        async with self._turn:
+        async with self._change_lock:
             return await getattr(self, f"_{action}")(sandbox, file_path, **rest)  # type: ignore[no-any-return]
 
     async def execute(self, **arguments: Any) -> dict[str, Any]:
-        """As call(), for programs: ``observation``, ``success``, and ``content`` or ``files``.
-        Raises SandboxError, and ValueError for arguments that cannot be used."""
-        return observed(await self.run(**self.checked(arguments)))
+        """Do an action, for programs: returns ``observation``, ``success``, and ``content`` or
+        ``files``. Raises SandboxError, and ValueError for arguments that cannot be used."""
+        return to_observation(await self.run(**self.checked(arguments)))
 
     async def _create_file(self, sandbox: Sandbox, path: str, **rest: Any) -> ToolResult:
         if await sandbox.exists(path):
@@ -127,7 +127,7 @@ class SandboxFilesTool(SandboxTool):
     ) -> ToolResult:
         if file_contents is None:
             raise ArgumentFault("The argument 'file_contents' is missing.")
-        mode = None if permissions is None else _mode(permissions)
+        mode = None if permissions is None else _parse_mode(permissions)
         if mode is None and await sandbox.exists(path):
             mode = (await sandbox.stat(path))["mode"] & 0o777
         await sandbox.write_file(path, file_contents)
@@ -143,14 +143,14 @@ class SandboxFilesTool(SandboxTool):
         end_line: float | None = None,
         **rest: Any,
     ) -> ToolResult:
-        content = await _text(sandbox, path)
+        content = await _read_text(sandbox, path)
         if start_line > 1 or end_line is not None:
             lines = content.splitlines(keepends=True)
             if start_line > len(lines):
                 raise ArgumentFault(f"{path} has {len(lines)} lines.")
             last = len(lines) if end_line is None else int(end_line)
             content = "".join(lines[int(start_line) - 1 : last])
-        shown = shortened(content)
+        shown = shorten(content)
         if shown != content:
             shown += "\n(Read parts of it with start_line and end_line.)"
         return ToolResult(shown or "(nothing is there)", data={"content": content})
@@ -197,12 +197,14 @@ class SandboxFilesTool(SandboxTool):
     async def _extract_archive(
         self, sandbox: Sandbox, path: str, target_path: str = "", **rest: Any
     ) -> ToolResult:
-        """Inside, where the archive's own tricks meet the walls of the sandbox."""
+        """Extract inside the sandbox, where a hostile archive can do no harm to the host."""
         await sandbox.stat(path)
         argv = ["python3", "-c", _EXTRACT, path, target_path or "."]
         done = await sandbox.execute(argv, EXTRACT_SECONDS)
         if done["exit_code"]:
-            return failed(f"{path} was not extracted: {shortened(done['stderr'], 1000)}", **done)
+            return make_failure(
+                f"{path} was not extracted: {shorten(done['stderr'], 1000)}", **done
+            )
         return ToolResult(f"Extracted {path} to {target_path or '.'}: {done['stdout'].strip()}.")
 
     async def _list(self, sandbox: Sandbox, path: str, recursive: bool) -> ToolResult:
@@ -215,10 +217,10 @@ class SandboxFilesTool(SandboxTool):
         shown = "\n".join(lines[:MAX_LISTED])
         if len(lines) > MAX_LISTED:
             shown += f"\n... and {len(lines) - MAX_LISTED} more"
-        return ToolResult(shortened(shown, 2 * MAX_TEXT) or "(empty)", data={"files": names})
+        return ToolResult(shorten(shown, 2 * MAX_TEXT) or "(empty)", data={"files": names})
 
 
-async def _text(sandbox: Sandbox, path: str) -> str:
+async def _read_text(sandbox: Sandbox, path: str) -> str:
     try:
         return await sandbox.read_file(path, max_bytes=MAX_READ)
     except SandboxFileError as error:
@@ -229,7 +231,7 @@ async def _text(sandbox: Sandbox, path: str) -> str:
         ) from None
 
 
-def _mode(text: str) -> int:
+def _parse_mode(text: str) -> int:
     try:
         mode = int(text, 8)
     except ValueError:

@@ -1,16 +1,16 @@
-"""What a picture is and how large, read from its first bytes: nothing here decodes one."""
+"""Reads type and size of an image from its header. Nothing here decodes an image."""
 
 from __future__ import annotations
 
 import struct
 
 _MARKERS_WITHOUT_SIZE = frozenset([0xC4, 0xC8, 0xCC])
-# A profile of colours takes up to 256 segments; who makes more wants to keep us busy.
+# A colour profile takes up to 256 segments. A file with more is made to keep us busy.
 _MAX_SEGMENTS = 1000
 
 
-def media_type_of(data: bytes) -> str | None:
-    """None for what is no picture that models take."""
+def detect_media_type(data: bytes) -> str | None:
+    """Return the media type, or None if models do not take it."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -22,24 +22,24 @@ def media_type_of(data: bytes) -> str | None:
     return None
 
 
-def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height, as its header says; None when that is cut off or odd."""
+def read_size(data: bytes) -> tuple[int, int] | None:
+    """Return width and height from the header, or None when it is cut off or invalid."""
     try:
-        match media_type_of(data):
+        match detect_media_type(data):
             case "image/png":
                 return struct.unpack_from(">II", data, 16)
             case "image/gif":
                 return struct.unpack_from("<HH", data, 6)
             case "image/webp":
-                return _webp(data)
+                return _read_webp_size(data)
             case "image/jpeg":
-                return _jpeg(data)
+                return _read_jpeg_size(data)
     except struct.error:
         pass
     return None
 
 
-def _webp(data: bytes) -> tuple[int, int] | None:
+def _read_webp_size(data: bytes) -> tuple[int, int] | None:
     kind = data[12:16]
     if kind == b"VP8X":
         low, high = struct.unpack_from("<I", data, 23), struct.unpack_from("<I", data, 26)
@@ -53,8 +53,8 @@ def _webp(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _jpeg(data: bytes) -> tuple[int, int] | None:
-    """Its segments, one after the other, up to the one that holds the size."""
+def _read_jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Walk the segments up to the one that holds the size."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         mark, kind, length = struct.unpack_from(">BBH", data, position)

@@ -1,4 +1,4 @@
-"""Installing packages into a sandbox, with or without a network of its own."""
+"""PackageInstallTool installs packages into a sandbox, also into one without a network."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from ..sandbox.packages import INSTALL_SECONDS
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
-from .result import ToolResult, failed, shortened
+from .result import ToolResult, make_failure, shorten
 from .tool import SandboxTool, schema, seconds, texts
 
 
 async def install(
     sandbox: Sandbox, packages: Sequence[str], timeout: float = INSTALL_SECONDS
 ) -> ToolResult:
-    """Install the packages, and say how it went. Raises SandboxError when it was stopped."""
+    """Install the packages. A failure is a result; raises SandboxError when pip was stopped."""
     wanted = [package.strip() for package in packages if package.strip()]
     if not wanted:
         raise ArgumentFault("Name at least one package.")
@@ -24,13 +24,13 @@ async def install(
     except ValueError as error:
         raise ArgumentFault(str(error)) from None
     if result["exit_code"]:
-        said = shortened(result["stderr"] or result["stdout"], 4000)
-        return failed(f"Could not install {', '.join(wanted)}:\n{said}", **result)
+        output = shorten(result["stderr"] or result["stdout"], 4000)
+        return make_failure(f"Could not install {', '.join(wanted)}:\n{output}", **result)
     return ToolResult(f"Installed {', '.join(wanted)}.", data=dict(result))
 
 
 class PackageInstallTool(SandboxTool):
-    """Packages for the Python of the sandbox; they go with it."""
+    """Installs packages for the Python of the sandbox. They are gone when the sandbox is."""
 
     name = "install_packages"
     description = "Install Python packages into the sandbox, several at once if need be."
@@ -48,6 +48,6 @@ class PackageInstallTool(SandboxTool):
         return await install(await self.sandbox(), packages, timeout)
 
     async def execute(self, *packages: str, timeout: float = INSTALL_SECONDS) -> dict[str, Any]:
-        """As run(), for programs: ``observation`` and ``success``."""
+        """Install packages, for programs: returns ``observation`` and ``success``."""
         result = await self.run(packages, timeout)
         return {"observation": result.text, "success": not result.is_error}

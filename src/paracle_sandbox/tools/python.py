@@ -1,4 +1,4 @@
-"""PythonExecute: Python code in a sandbox, with or without a memory."""
+"""PythonExecute runs Python code in a sandbox, with variables that stay or without."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import ClassVar, Literal, NotRequired, TypedDict, get_args
 
 from ..client import LocalSandboxClient
 from ..results import CommandResult
-from ..sandbox.consumers import TextCallback
+from ..sandbox.output import TextCallback
 from ..sessions import CellResult, PythonSession
-from .arguments import ArgumentFault, code_of
+from .arguments import ArgumentFault, extract_code
 from .packages import install
-from .result import Image, ToolResult, shortened
+from .result import Image, ToolResult, shorten
 from .tool import SandboxTool, boolean, schema, seconds, text, texts
 
 CodeType = Literal["process", "report", "others"]
 
 
 class PythonResult(TypedDict):
-    """``observation`` is what a model should see: what was printed, and the error if it failed."""
+    """The result of a run. ``observation`` is what a model should see: what was printed, and the
+    error if it failed."""
 
     observation: str
     success: bool
@@ -31,9 +32,9 @@ class PythonResult(TypedDict):
 
 
 class PythonExecute(SandboxTool):
-    """Runs code in the client's sandbox, which is made on first use and used again afterwards.
+    """Runs code in the client's sandbox, which is made on first use and kept.
 
-    With ``stateful`` variables, imports and functions stay from one call to the next.
+    With ``stateful``, variables, imports and functions stay from one call to the next.
     """
 
     name = "python_execute"
@@ -78,20 +79,20 @@ class PythonExecute(SandboxTool):
         on_stdout: TextCallback | None = None,
         on_stderr: TextCallback | None = None,
     ) -> PythonResult:
-        """Run the code. Raises SandboxTimeoutError, ResourceLimitError or SandboxExecutionError
-        when it was stopped; code that fails is a result without success."""
-        source = code_of(code)
+        """Run the code. Code that fails is a result without success. Raises SandboxTimeoutError,
+        ResourceLimitError or SandboxExecutionError when it was stopped."""
+        source = extract_code(code)
         sandbox = await self.sandbox()
         limit = self.seconds_for(sandbox, timeout)
         if not self.stateful:
-            return _of_program(
+            return _from_program(
                 await sandbox.run_code(
                     source, timeout=limit, on_stdout=on_stdout, on_stderr=on_stderr
                 )
             )
         session = await self.session()
         result = await session.run(source, limit, on_stdout=on_stdout, on_stderr=on_stderr)
-        return _of_cell(result)
+        return _from_cell(result)
 
     async def run(
         self,
@@ -102,24 +103,24 @@ class PythonExecute(SandboxTool):
     ) -> ToolResult:
         if reset:
             await self.reset()
-        return tool_result(
+        return to_tool_result(
             await self.execute(code, timeout, on_stdout=on_output, on_stderr=on_output)
         )
 
     async def session(self) -> PythonSession:
-        """The interpreter that remembers; a new one if its sandbox is gone."""
+        """Return the interpreter that keeps variables, or a new one if its sandbox is gone."""
         sandbox = await self.sandbox()
         if self._session is None or self._session.sandbox is not sandbox:
             self._session = PythonSession(sandbox)
         return self._session
 
     async def interrupt(self) -> None:
-        """KeyboardInterrupt in the code that runs now."""
+        """Raise KeyboardInterrupt in the code that runs now, if any."""
         if self._session is not None:
             await self._session.interrupt()
 
     async def reset(self) -> None:
-        """Forget the variables."""
+        """Forget all variables. The next call starts a new interpreter."""
         if self._session is not None:
             await self._session.reset()
 
@@ -130,7 +131,7 @@ class PythonExecute(SandboxTool):
 
 
 class NormalPythonExecute(PythonExecute):
-    """For data analysis: may install packages first, and knows what the code is for."""
+    """Runs code for data analysis. It can install packages first."""
 
     description = (
         "Run Python code for data analysis in an isolated sandbox and get what it prints. Only "
@@ -161,13 +162,13 @@ class NormalPythonExecute(PythonExecute):
         on_stdout: TextCallback | None = None,
         on_stderr: TextCallback | None = None,
     ) -> PythonResult:
-        """As of PythonExecute, after installing the packages: where that fails, it is the result
-        and the code is not run. Raises ValueError for what names no package."""
+        """Install the packages and run the code, as PythonExecute does. If the installation fails,
+        that is the result and the code is not run. Raises ValueError for an invalid package."""
         if code_type not in (None, *get_args(CodeType)):
             raise ArgumentFault(f"code_type must be one of {get_args(CodeType)}.")
         installed = await install(await self.sandbox(), packages) if packages else None
         if installed is not None and installed.is_error:
-            result = _of_installation(installed)
+            result = _from_failed_installation(installed)
         else:
             result = await super().execute(code, timeout, on_stdout=on_stdout, on_stderr=on_stderr)
         return {**result, "code_type": code_type or "process"}
@@ -183,24 +184,25 @@ class NormalPythonExecute(PythonExecute):
     ) -> ToolResult:
         if reset:
             await self.reset()
-        return tool_result(
+        return to_tool_result(
             await self.execute(
                 code, timeout, code_type, packages, on_stdout=on_output, on_stderr=on_output
             )
         )
 
 
-def tool_result(result: PythonResult) -> ToolResult:
-    images = tuple(image for shown in result.get("shown", []) for image in _pictures(shown))
+def to_tool_result(result: PythonResult) -> ToolResult:
+    """Return the result as a model gets it, with the images that code has shown."""
+    images = tuple(image for shown in result.get("shown", []) for image in _to_images(shown))
     return ToolResult(
-        shortened(result["observation"]) or "(no output)",
+        shorten(result["observation"]) or "(no output)",
         is_error=not result["success"],
         images=images,
         data=dict(result),
     )
 
 
-def _of_installation(failure: ToolResult) -> PythonResult:
+def _from_failed_installation(failure: ToolResult) -> PythonResult:
     return {
         "observation": failure.text,
         "success": False,
@@ -210,17 +212,17 @@ def _of_installation(failure: ToolResult) -> PythonResult:
     }
 
 
-def _pictures(shown: Mapping[str, str]) -> list[Image]:
-    """The picture of a value; one is enough where it comes in two forms."""
-    kinds = [kind for kind in ("image/png", "image/jpeg") if kind in shown]
-    return [Image(base64.b64decode(shown[kind]), kind) for kind in kinds[:1]]
+def _to_images(shown: Mapping[str, str]) -> list[Image]:
+    """Return the image of a value: the first form is enough if it has several."""
+    types = [name for name in ("image/png", "image/jpeg") if name in shown]
+    return [Image(base64.b64decode(shown[name]), name) for name in types[:1]]
 
 
-def _of_program(result: CommandResult) -> PythonResult:
+def _from_program(result: CommandResult) -> PythonResult:
     success = result["exit_code"] == 0
     observation = result["stdout"]
     if not success:
-        observation = joined(observation, result["stderr"])
+        observation = join_lines(observation, result["stderr"])
     return {
         "observation": observation,
         "success": success,
@@ -230,13 +232,13 @@ def _of_program(result: CommandResult) -> PythonResult:
     }
 
 
-def _of_cell(result: CellResult) -> PythonResult:
+def _from_cell(result: CellResult) -> PythonResult:
     parts = [result["stdout"], result["stderr"] and f"[stderr]: {result['stderr']}"]
-    parts += [_shown_text(shown) for shown in result["shown"]]
+    parts += [_describe_shown(shown) for shown in result["shown"]]
     if result["error"] is not None:
         parts.append(result["error"]["traceback"])
     return {
-        "observation": joined(*parts),
+        "observation": join_lines(*parts),
         "success": result["success"],
         "exit_code": 0 if result["success"] else 1,
         "stdout": result["stdout"],
@@ -245,12 +247,12 @@ def _of_cell(result: CellResult) -> PythonResult:
     }
 
 
-def _shown_text(shown: Mapping[str, str]) -> str:
+def _describe_shown(shown: Mapping[str, str]) -> str:
     return shown.get("text/plain") or ", ".join(f"({kind})" for kind in shown)
 
 
-def joined(*parts: str) -> str:
-    """Parts below one another."""
+def join_lines(*parts: str) -> str:
+    """Join parts so that each begins on a line of its own. Empty parts are left out."""
     whole = ""
     for part in filter(None, parts):
         whole += ("\n" if whole and not whole.endswith("\n") else "") + part

@@ -1,4 +1,4 @@
-"""What a tool answers to a model: text, pictures, and whether it went wrong."""
+"""The result of a tool call: text, images, and whether it failed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# A model has to read it: the beginning and the end say most.
+# A model has to read the whole text, and its beginning and end say most.
 MAX_TEXT = 30_000
 
 
 @dataclass(frozen=True)
 class Image:
-    """A picture that code made."""
+    """An image that a program made or that a file holds."""
 
     data: bytes
     media_type: str = "image/png"
@@ -25,7 +25,7 @@ class Image:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """``text`` is for the model; ``data`` is the same for programs."""
+    """The result of a call. ``text`` is for the model; ``data`` says the same to programs."""
 
     text: str
     is_error: bool = False
@@ -33,17 +33,18 @@ class ToolResult:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def failed(text: str, **data: Any) -> ToolResult:
+def make_failure(text: str, **data: Any) -> ToolResult:
+    """Return the result of a call that failed."""
     return ToolResult(text, is_error=True, data=data)
 
 
-def observed(result: ToolResult) -> dict[str, Any]:
-    """The same for programs: ``observation``, ``success``, and what the data says."""
+def to_observation(result: ToolResult) -> dict[str, Any]:
+    """Return the result as a dict for programs: ``observation``, ``success`` and the data."""
     return {**result.data, "observation": result.text, "success": not result.is_error}
 
 
-def shortened(text: str, limit: int = MAX_TEXT) -> str:
-    """Beginning and end of a text that is too long, and how much is missing between."""
+def shorten(text: str, limit: int = MAX_TEXT) -> str:
+    """Return the text, or its beginning and end if it is too long, with the size of the gap."""
     if len(text) <= limit:
         return text
     half = limit // 2

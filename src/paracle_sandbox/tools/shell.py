@@ -1,24 +1,23 @@
-"""SandboxShellTool: commands in a sandbox, in the foreground, in the background, in terminals."""
+"""SandboxShellTool runs commands in a sandbox: in the foreground, the background or a terminal."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
-from ..audit import security_events
 from ..client import LocalSandboxClient
 from ..errors import SandboxError, StoppedError
 from ..results import CommandResult
 from ..sandbox.command import Command
-from ..sandbox.consumers import TextCallback
+from ..sandbox.output import TextCallback
 from ..sandbox.sandbox import Sandbox
-from .arguments import ArgumentFault, as_boolean, plain
-from .dangerous import CommandPolicy, danger
-from .error_messages import explained
-from .python import joined
-from .result import ToolResult, failed, observed, shortened
+from .arguments import ArgumentFault, normalize_name, to_boolean
+from .error_messages import explain_error
+from .python import join_lines
+from .result import ToolResult, shorten, to_observation
 from .terminals import Terminals
 from .tool import SandboxTool, boolean, schema, seconds, text
 
@@ -31,40 +30,44 @@ _ACTION_ALIASES = {
     "terminate": "terminate_command", "list": "list_commands",
 }  # fmt: skip
 
-# Other names, without what plain() leaves out: of the command, and of the opposite of blocking.
+# Other names, as normalize_name() returns them: of the command, and of the opposite of blocking.
 _COMMAND = ("command", "cmd", "shellcommand")
 _BACKGROUND = ("background", "isbackground", "runinbackground")
 
 
 @dataclass
 class Background:
-    """A command that goes on while the model does other things."""
+    """A command in the background, and how much of its output the model has seen."""
 
     text: str
     command: Command
     seen_out: int = 0
     seen_err: int = 0
 
-    def news(self) -> str:
-        """What it has printed since the last look; errors after the rest."""
+    def read_new_output(self) -> str:
+        """Return what was printed since the last call, with stderr after stdout."""
         out, err = self.command.stdout_bytes, self.command.stderr_bytes
         new_out, new_err = out[self.seen_out :], err[self.seen_err :]
         self.seen_out, self.seen_err = len(out), len(err)
         marked = b"[stderr]: " + new_err if new_err else b""
-        return joined(new_out.decode("utf-8", "replace"), marked.decode("utf-8", "replace"))
+        return join_lines(new_out.decode("utf-8", "replace"), marked.decode("utf-8", "replace"))
 
     @property
     def is_spent(self) -> bool:
-        """It has ended, and was looked at to its end."""
+        """Whether it has ended and the model has seen all of its output."""
         command = self.command
         seen = (len(command.stdout_bytes), len(command.stderr_bytes))
         return command.poll() is not None and seen == (self.seen_out, self.seen_err)
 
 
 class SandboxShellTool(SandboxTool):
-    """Foreground commands answer with their output. Background ones have a name, under which they
-    are looked at and ended. A terminal keeps directory and variables between commands. What
-    ``policy`` has a reason against is not run; None lets everything run."""
+    """Runs shell commands.
+
+    A command in the foreground returns its output. One in the background has a name, by which a
+    model reads its output and ends it. A terminal keeps directory and variables between commands.
+
+    ``policy`` has no effect: a command is run as the model wrote it, and the sandbox is what
+    protects the machine. The parameter stays so that older code runs."""
 
     name = "sandbox_shell"
     streams = True
@@ -95,28 +98,37 @@ class SandboxShellTool(SandboxTool):
     background_timeout = 3600.0
 
     def __init__(
-        self, client: LocalSandboxClient | None = None, *, policy: CommandPolicy | None = danger
+        self,
+        client: LocalSandboxClient | None = None,
+        *,
+        policy: Callable[[str], str | None] | None = None,
     ) -> None:
         super().__init__(client)
-        self._policy = policy
+        if policy is not None:
+            warnings.warn(
+                "SandboxShellTool(policy=...) has no effect any more: every command is run. "
+                "Refuse commands before you pass them to the tool.",
+                stacklevel=2,
+            )
         self._terminals = Terminals()
         self._background: dict[str, Background] = {}
 
     def read(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-        """A list is one command with its arguments; in the background is not waited for."""
+        """Parse the arguments. A list is one command with its arguments, and ``background`` is the
+        opposite of ``blocking``."""
         given = super().read(arguments)
-        found = {name: _as_command(name, value) for name, value in given.items()}
-        for name in [name for name in found if plain(name) in _BACKGROUND]:
+        found = {name: _to_command(name, value) for name, value in given.items()}
+        for name in [name for name in found if normalize_name(name) in _BACKGROUND]:
             value = found.pop(name)
             if value is not None:
-                found.setdefault("blocking", not as_boolean(name, value))
+                found.setdefault("blocking", not to_boolean(name, value))
         return found
 
     async def run(
         self, action: str = "execute_command", session_name: str = "", **rest: Any
     ) -> ToolResult:
         if action == "list_commands":
-            return self._list()
+            return self._list_commands()
         if action == "check_command_output":
             return await self._check(session_name, rest.get("kill_session", False))
         if action == "terminate_command":
@@ -145,24 +157,16 @@ class SandboxShellTool(SandboxTool):
         action: str | None = None,
         **arguments: Any,
     ) -> CommandResult | dict[str, Any]:
-        """Run a command to its end. With an ``action``, do that as call() does: ``observation``,
-        ``success``, and the result if a command was waited for. Raises as Sandbox.execute does,
-        SandboxError for a command that is refused, and ValueError for arguments that cannot be
-        used."""
+        """Run a command to its end. With an ``action``, do that as call() does, and return
+        ``observation``, ``success`` and, if it waited for a command, that command's result. Raises
+        the errors of Sandbox.execute, and ValueError for arguments that cannot be used."""
         line = command if isinstance(command, str) else shlex.join(command)
         if action is None and not arguments:
-            self._raise_if_refused(line)
             sandbox = await self.sandbox()
             return await sandbox.execute(command, self.seconds_for(sandbox, timeout))
         named = {"action": action, "command": line or None, "timeout": timeout}
-        stated = {name: value for name, value in named.items() if value is not None}
-        given = self.checked({**stated, **arguments})
-        self._raise_if_refused(given.get("command", ""))
-        return observed(await self.run(**given))
-
-    def _raise_if_refused(self, command: str) -> None:
-        if reason := self._reason_against(command):
-            raise SandboxError(_refusal(reason), self.client.sandbox_id)
+        given = {name: value for name, value in named.items() if value is not None}
+        return to_observation(await self.run(**self.checked({**given, **arguments})))
 
     async def close(self) -> None:
         for background in self._background.values():
@@ -184,8 +188,6 @@ class SandboxShellTool(SandboxTool):
     ) -> ToolResult:
         if not command.strip():
             raise ArgumentFault("The argument 'command' is missing.")
-        if reason := self._reason_against(command):
-            return failed(_refusal(reason), error_type="blocked", kind="blocked")
         sandbox = await self.sandbox()
         if not blocking:
             return await self._start(sandbox, session_name, command, folder, timeout)
@@ -193,32 +195,23 @@ class SandboxShellTool(SandboxTool):
         if session_name:
             try:
                 terminal = await self._terminals.get(sandbox, session_name, folder)
-                return _outcome(
+                return _from_command_result(
                     await terminal.run(command, limit, on_stdout=on_output, on_stderr=on_output)
                 )
             finally:
                 if kill_session:
                     await self._terminals.close(session_name)
-        return _outcome(
+        return _from_command_result(
             await sandbox.execute(
                 command, limit, cwd=folder, on_stdout=on_output, on_stderr=on_output
             )
         )
 
-    def _reason_against(self, command: str) -> str | None:
-        """What the policy has against a command; it is on record then."""
-        reason = self._policy(command) if self._policy is not None else None
-        if reason:
-            security_events.security_event(
-                "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
-            )
-        return reason
-
     async def _start(
         self, sandbox: Sandbox, name: str, command: str, folder: str | None, timeout: float | None
     ) -> ToolResult:
         self._forget_ended()
-        name = name or self._free_name()
+        name = name or self._choose_name()
         if name in self._background and self._background[name].command.poll() is None:
             raise ArgumentFault(f"{name!r} still runs; end it first, or choose another name.")
         if len(self._background) >= MAX_BACKGROUND:
@@ -232,10 +225,10 @@ class SandboxShellTool(SandboxTool):
         )
 
     async def _check(self, name: str, kill: bool) -> ToolResult:
-        name, background = self._named(name)
+        name, background = self._find_background(name)
         command = background.command
         code = command.poll()
-        new = background.news()
+        output = background.read_new_output()
         if code is None:
             state = "It still runs."
         else:
@@ -243,24 +236,26 @@ class SandboxShellTool(SandboxTool):
             try:
                 await command.wait()
             except StoppedError as error:
-                state = explained(error).text
+                state = explain_error(error).text
             except SandboxError as error:
                 state = error.message
         if kill:
             await self._terminate(name)
             state += " It is ended now."
-        return ToolResult(joined(shortened(new), state), data={"exit_code": code, "output": new})
+        return ToolResult(
+            join_lines(shorten(output), state), data={"exit_code": code, "output": output}
+        )
 
     async def _terminate(self, name: str) -> ToolResult:
         if name in self._terminals and name not in self._background:
             await self._terminals.close(name)
             return ToolResult(f"{name!r} is ended; its directory and variables are forgotten.")
-        name, background = self._named(name)
+        name, background = self._find_background(name)
         await background.command.kill()
         del self._background[name]
         return ToolResult(f"{name!r} is ended, with everything it had started.")
 
-    def _list(self) -> ToolResult:
+    def _list_commands(self) -> ToolResult:
         lines = [
             f"{name}: {'runs' if entry.command.poll() is None else 'has ended'}: {entry.text[:200]}"
             for name, entry in self._background.items()
@@ -268,8 +263,9 @@ class SandboxShellTool(SandboxTool):
         lines += [f"{name}: terminal" for name in self._terminals]
         return ToolResult("\n".join(lines) or "Nothing runs in the background.")
 
-    def _named(self, name: str) -> tuple[str, Background]:
-        """A background command and its name: the only one needs none. Raises ArgumentFault."""
+    def _find_background(self, name: str) -> tuple[str, Background]:
+        """Return a background command and its name. If there is only one, the name may be left out.
+        Raises ArgumentFault."""
         if not name and len(self._background) == 1:
             name = next(iter(self._background))
         if name not in self._background:
@@ -277,33 +273,29 @@ class SandboxShellTool(SandboxTool):
             raise ArgumentFault(f"No background command is called {name!r}; there are: {known}.")
         return name, self._background[name]
 
-    def _free_name(self) -> str:
+    def _choose_name(self) -> str:
         number = 1
         while f"command-{number}" in self._background:
             number += 1
         return f"command-{number}"
 
     def _forget_ended(self) -> None:
-        """Room for more: what ended and was looked at to its end."""
+        """Make room: forget the commands that have ended and whose output was seen."""
         for name, entry in list(self._background.items()):
             if entry.is_spent:
                 del self._background[name]
 
 
-def _as_command(name: str, value: Any) -> Any:
+def _to_command(name: str, value: Any) -> Any:
     is_argv = isinstance(value, list) and all(isinstance(word, str) for word in value)
-    return shlex.join(value) if is_argv and plain(name) in _COMMAND else value
+    return shlex.join(value) if is_argv and normalize_name(name) in _COMMAND else value
 
 
-def _refusal(reason: str) -> str:
-    return f"Refused, nothing was run: {reason}. Name exactly what you want to change."
-
-
-def _outcome(result: CommandResult) -> ToolResult:
+def _from_command_result(result: CommandResult) -> ToolResult:
     code = result["exit_code"]
-    parts = [shortened(result["stdout"])]
+    parts = [shorten(result["stdout"])]
     if result["stderr"]:
-        parts.append(f"[stderr]: {shortened(result['stderr'])}")
+        parts.append(f"[stderr]: {shorten(result['stderr'])}")
     if code:
         parts.append(f"(exit code {code})")
-    return ToolResult(joined(*parts) or "(no output)", is_error=code != 0, data=dict(result))
+    return ToolResult(join_lines(*parts) or "(no output)", is_error=code != 0, data=dict(result))

@@ -1,4 +1,4 @@
-"""The terminals of a shell tool, by name."""
+"""Keeps the terminals of a shell tool by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TERMINALS = 20
 
 
 class Terminals:
-    """Each belongs to the sandbox it was made in, and is forgotten when another takes its place."""
+    """Open terminals by name. They are forgotten when the client has another sandbox."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Sandbox, Terminal]] = {}
@@ -26,8 +26,8 @@ class Terminals:
         return iter(self._open)
 
     async def get(self, sandbox: Sandbox, name: str, folder: str | None) -> Terminal:
-        """The terminal of a name, made if there is none, in a folder if one is given. Raises
-        ArgumentFault when there are too many, or no such folder."""
+        """Return the terminal of that name, which is made if there is none, in ``folder`` if it
+        is given. Raises ArgumentFault when there are too many, or there is no such folder."""
         self._open = {key: entry for key, entry in self._open.items() if entry[0] is sandbox}
         if name not in self._open:
             if len(self._open) >= MAX_TERMINALS:
@@ -36,11 +36,11 @@ class Terminals:
         _, terminal = self._open[name]
         await terminal.init()
         if folder:
-            await _enter(terminal, folder, sandbox.config.working_dir)
+            await _change_directory(terminal, folder, sandbox.config.working_dir)
         return terminal
 
     async def close(self, name: str) -> None:
-        """Gone is success."""
+        """Close a terminal. It is no error if there is none of that name."""
         _, terminal = self._open.pop(name, (None, None))
         if terminal is not None:
             await terminal.close()
@@ -50,9 +50,9 @@ class Terminals:
             await self.close(name)
 
 
-async def _enter(terminal: Terminal, folder: str, working_dir: str) -> None:
-    """Go to a folder, wherever the terminal is now. Raises ArgumentFault when that fails: the
-    command is meant for there, and may do harm elsewhere."""
+async def _change_directory(terminal: Terminal, folder: str, working_dir: str) -> None:
+    """Change to a folder below the working directory. Raises ArgumentFault when that fails: the
+    command is meant for that folder, and may do harm in another."""
     path = posixpath.join(working_dir, folder)
     moved = await terminal.run(f"command cd -- {shlex.quote(path)}")
     if moved["exit_code"]:

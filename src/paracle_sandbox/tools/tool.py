@@ -1,4 +1,4 @@
-"""A tool: a name, a schema, and what happens when a model calls it."""
+"""The base classes of tools. A tool has a name, a schema, and a method that a call runs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any, ClassVar
 
 from ..client import LocalSandboxClient
 from ..errors import SandboxError
-from ..sandbox.consumers import TextCallback
+from ..sandbox.output import TextCallback
 from ..sandbox.sandbox import Sandbox
-from .arguments import ArgumentFault, Schema, fitted, parse_arguments, renamed
-from .error_messages import explained
-from .result import ToolResult, failed
+from .arguments import ArgumentFault, Schema, fit_to_schema, parse_arguments, rename_arguments
+from .error_messages import explain_error
+from .result import ToolResult, make_failure
 
 
 class Tool(ABC):
-    """What a model may call. Subclasses say what it is and do it in run(). ``aliases`` are other
-    names of arguments, ``action_aliases`` other values of the one called action."""
+    """Something that a model may call. A subclass describes it and does the work in run().
+
+    ``aliases`` maps other names of arguments to the schema's, ``action_aliases`` other values of
+    the argument ``action``. ``streams`` says that run() takes ``on_output``."""
 
     name: str
     description: str
@@ -29,7 +31,7 @@ class Tool(ABC):
 
     @abstractmethod
     async def run(self, *args: Any, **arguments: Any) -> ToolResult:
-        """Do it, with arguments that fit the schema. May raise SandboxError or ArgumentFault."""
+        """Do the work, with arguments that fit the schema. Raises SandboxError or ArgumentFault."""
 
     async def call(
         self,
@@ -37,34 +39,34 @@ class Tool(ABC):
         *,
         on_output: TextCallback | None = None,
     ) -> ToolResult:
-        """Do what a model asked for. Never raises SandboxError: the answer says what went wrong
-        and what can be done about it. ``on_output`` sees what is printed as it comes, where the
-        tool runs something that prints."""
+        """Run the call of a model. Never raises SandboxError: the result says what went wrong
+        and what to do about it. ``on_output`` gets what a program prints as it comes, if the
+        tool runs programs."""
         more = {"on_output": on_output} if self.streams and on_output is not None else {}
         try:
             return await self.run(**self.checked(arguments), **more)
         except ArgumentFault as fault:
-            return failed(str(fault), error_type="arguments")
+            return make_failure(str(fault), error_type="arguments")
         except SandboxError as error:
-            return explained(error)
+            return explain_error(error)
 
     def checked(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-        """The arguments under their proper names. Raises ArgumentFault."""
-        given = renamed(self.read(arguments), self.parameters, self.aliases)
-        if self.action_aliases and isinstance(asked := given.get("action"), str):
-            asked = asked.strip().lower()
-            given["action"] = self.action_aliases.get(asked, asked)
-        return fitted(given, self.parameters)
+        """Return the arguments under the names and types of the schema. Raises ArgumentFault."""
+        given = rename_arguments(self.read(arguments), self.parameters, self.aliases)
+        if self.action_aliases and isinstance(action := given.get("action"), str):
+            action = action.strip().lower()
+            given["action"] = self.action_aliases.get(action, action)
+        return fit_to_schema(given, self.parameters)
 
     def read(self, arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-        """The arguments as they came, for those who know more than other names for them."""
+        """Parse the arguments as they came. Override it to rewrite what aliases cannot express."""
         return parse_arguments(arguments)
 
-    async def close(self) -> None:  # noqa: B027  many hold nothing
-        """Let go of what it holds; the sandbox stays."""
+    async def close(self) -> None:  # noqa: B027  many tools hold nothing
+        """Release what the tool holds. The sandbox stays."""
 
     def to_openai(self) -> dict[str, Any]:
-        """The tool as the chat API of OpenAI, and of those who copy it, takes it."""
+        """Return the tool in the format of the chat API of OpenAI, which others use too."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -73,7 +75,7 @@ class Tool(ABC):
         return {"type": "function", "function": function}
 
     def to_anthropic(self) -> dict[str, Any]:
-        """The tool as the messages API of Anthropic takes it."""
+        """Return the tool in the format of the messages API of Anthropic."""
         return {
             "name": self.name,
             "description": self.description,
@@ -82,8 +84,8 @@ class Tool(ABC):
 
 
 class SandboxTool(Tool):
-    """A tool that works in the sandbox of a client. Without a client it has one of its own, which
-    cleanup() ends."""
+    """A tool that works in the sandbox of a client. Without a client it makes one of its own,
+    which cleanup() closes."""
 
     default_timeout: ClassVar[float] = 300.0
 
@@ -92,23 +94,28 @@ class SandboxTool(Tool):
         self.client = client or LocalSandboxClient()
 
     async def sandbox(self) -> Sandbox:
+        """Return the client's sandbox, which is made on first use."""
         return await self.client.sandbox()
 
     def seconds_for(self, sandbox: Sandbox, timeout: float | None) -> float:
-        """The limit of one call: the one that was given, else the tool's own default, or that of
-        the sandbox's configuration where it is shorter."""
+        """Return the time limit of one call: ``timeout`` if it is given, otherwise the shorter of
+        the tool's default and the limit in the sandbox's configuration."""
         if timeout is not None:
             return timeout
         return min(self.default_timeout, sandbox.config.timeout_seconds)
 
     async def cleanup(self) -> None:
-        """Let go of everything; a sandbox that is only this tool's is removed."""
+        """Release everything, and remove the sandbox if only this tool uses it."""
         await self.close()
         if self._owns_client:
             await self.client.cleanup()
 
 
+# The functions below make JSON schemas, so that the parameters of a tool read as a table.
+
+
 def schema(required: list[str], **properties: dict[str, Any]) -> Schema:
+    """Return the schema of an object that has these properties and no others."""
     return {
         "type": "object",
         "properties": properties,

@@ -1,4 +1,4 @@
-"""Several tools over one sandbox, and the way from a name a model uses to one of them."""
+"""Several tools over one sandbox, which a model calls by name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..client import LocalSandboxClient
-from ..sandbox.consumers import TextCallback
+from ..sandbox.output import TextCallback
 from .arguments import ArgumentFault, parse_arguments
 from .files import SandboxFilesTool
 from .packages import PackageInstallTool
 from .python import PythonExecute
-from .result import ToolResult, failed
+from .result import ToolResult, make_failure
 from .shell import SandboxShellTool
 from .tool import Tool
 from .vision import SandboxVisionTool
 
-# Names that models know from elsewhere: the tool behind each, and what it stands for.
+# Names that models know from other systems: our tool for each, and the arguments it implies.
 _OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "execute_python": ("python_execute", {}),
     "run_python": ("python_execute", {}),
@@ -37,7 +37,7 @@ _OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def sandbox_tools(client: LocalSandboxClient, *, stateful: bool = False) -> list[Tool]:
-    """All tools of a sandbox, over one client."""
+    """Return all tools that need nothing but a sandbox, over one client."""
     return [
         PythonExecute(client, stateful=stateful),
         SandboxShellTool(client),
@@ -48,7 +48,7 @@ def sandbox_tools(client: LocalSandboxClient, *, stateful: bool = False) -> list
 
 
 class Toolbox:
-    """Tools by name."""
+    """A set of tools. A model's call is passed to the one that it names."""
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -66,7 +66,7 @@ class Toolbox:
         self._tools.pop(name, None)
 
     def find(self, name: str) -> tuple[Tool, dict[str, Any]] | None:
-        """The tool for a name, and the arguments that the name stands for."""
+        """Return the tool for a name and the arguments that the name implies, or None."""
         if name in self._tools:
             return self._tools[name], {}
         other, implied = _OTHER_NAMES.get(name, ("", {}))
@@ -79,11 +79,11 @@ class Toolbox:
         *,
         on_output: TextCallback | None = None,
     ) -> ToolResult:
-        """Do what a model asked for. Never raises SandboxError."""
+        """Run the call of a model. Never raises SandboxError."""
         found = self.find(name)
         if found is None:
             known = ", ".join(self._tools) or "none"
-            return failed(
+            return make_failure(
                 f"There is no tool {name!r}; there are: {known}.", error_type="unknown_tool"
             )
         tool, implied = found
@@ -91,7 +91,7 @@ class Toolbox:
             given = {**implied, **parse_arguments(arguments)}
             return await tool.call(given, on_output=on_output)
         except ArgumentFault as fault:
-            return failed(str(fault), error_type="arguments")
+            return make_failure(str(fault), error_type="arguments")
 
     def to_openai(self) -> list[dict[str, Any]]:
         return [tool.to_openai() for tool in self]

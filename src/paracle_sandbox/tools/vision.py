@@ -1,4 +1,4 @@
-"""SandboxVisionTool: a model looks at a picture that is in the sandbox."""
+"""SandboxVisionTool shows a model an image file of the sandbox."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import ClassVar
 
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
-from .image_headers import media_type_of, size_of
+from .image_headers import detect_media_type, read_size
 from .result import Image, ToolResult
 from .tool import SandboxTool, schema, text
 
 MAX_READ = 10 << 20
 MAX_SENT = 5 << 20
 MAX_PIXELS = 8000
-# What a model sees anyway: larger ones are made smaller where they come from.
+# Models see no more than this: larger images are scaled down inside the sandbox.
 FITTING = (1920, 1080)
 _SHRINK_SECONDS = 30.0
 
-# Runs inside: the host never decodes a picture of untrusted code.
+# Runs inside: the host never decodes an image of untrusted code.
 _SHRINK = """
 import io, sys
 from PIL import Image, ImageOps
@@ -32,7 +32,7 @@ open(sys.argv[4], "wb").write(target.getvalue())
 
 
 class SandboxVisionTool(SandboxTool):
-    """Pictures go to the model as they are, or smaller if they are large and Pillow is inside."""
+    """Shows an image as it is, or scaled down if it is large and the sandbox has Pillow."""
 
     name = "sandbox_vision"
     description = (
@@ -58,23 +58,23 @@ class SandboxVisionTool(SandboxTool):
                 "Make it smaller first."
             )
         data = await sandbox.read_bytes(file_path, max_bytes=MAX_READ)
-        image = Image(data, _checked_type(file_path, data))
-        if not _fits(data, FITTING):
-            image = await self._smaller(sandbox, file_path) or image
-        if len(image.data) > MAX_SENT or not _fits(image.data, (MAX_PIXELS, MAX_PIXELS)):
+        image = Image(data, _check_media_type(file_path, data))
+        if not _is_within(data, FITTING):
+            image = await self._shrink(sandbox, file_path) or image
+        if len(image.data) > MAX_SENT or not _is_within(image.data, (MAX_PIXELS, MAX_PIXELS)):
             raise ArgumentFault(
                 f"{file_path} is too large for a model, at most {MAX_SENT >> 20} MB and "
                 f"{MAX_PIXELS} pixels a side, and could not be made smaller here. Save it in a "
                 "smaller size, or install pillow so that it can be."
             )
-        width, height = size_of(image.data) or (0, 0)
+        width, height = read_size(image.data) or (0, 0)
         data_of = {"media_type": image.media_type, "bytes": len(image.data), "width": width,
                    "height": height}  # fmt: skip
         shown = f"{file_path}: {image.media_type}, {width} x {height} pixels."
         return ToolResult(shown, images=(image,), data=data_of)
 
-    async def _smaller(self, sandbox: Sandbox, path: str) -> Image | None:
-        """The same in a size that fits; None where the sandbox has nothing to do that with."""
+    async def _shrink(self, sandbox: Sandbox, path: str) -> Image | None:
+        """Return the image scaled down, or None if the sandbox has no Pillow."""
         target = "/tmp/.paracle-smaller"
         argv = ["python3", "-c", _SHRINK, path, *map(str, FITTING), target]
         if (await sandbox.execute(argv, _SHRINK_SECONDS))["exit_code"]:
@@ -83,17 +83,17 @@ class SandboxVisionTool(SandboxTool):
             data = await sandbox.read_bytes(target, max_bytes=MAX_READ)
         finally:
             await sandbox.remove(target)
-        return Image(data, _checked_type(path, data))
+        return Image(data, _check_media_type(path, data))
 
 
-def _checked_type(path: str, data: bytes) -> str:
-    kind = media_type_of(data)
+def _check_media_type(path: str, data: bytes) -> str:
+    kind = detect_media_type(data)
     if kind is None:
         raise ArgumentFault(f"{path} is no PNG, JPEG, GIF or WebP. Convert it, or read it as text.")
     return kind
 
 
-def _fits(data: bytes, most: tuple[int, int]) -> bool:
-    """Whether it is no larger, as far as its header tells."""
-    width, height = size_of(data) or (0, 0)
+def _is_within(data: bytes, most: tuple[int, int]) -> bool:
+    """Whether the image is within the limits, by its size in bytes and the size in its header."""
+    width, height = read_size(data) or (0, 0)
     return len(data) <= MAX_SENT and width <= most[0] and height <= most[1]

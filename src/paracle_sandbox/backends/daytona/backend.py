@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from ...channel.bootstrap import boot_message
-from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     BackendUnavailableError,
@@ -21,6 +20,7 @@ from ...errors import (
 )
 from ...settings import Settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from ..machine.drafts import Drafts
 from . import requests
 from .channel import PtyChannel
 

@@ -5,7 +5,6 @@
 
 So what an owner leaves behind when it is killed removes itself, without anybody's help. What it
 had not started yet carries its name on a label, and the next start of anybody removes it.
-What is likely to be wanted next can be kept ready: see ``ready.py``.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ import asyncio
 import logging
 import os
 import secrets
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...channel.bootstrap import boot_message
-from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     SandboxCleanupError,
@@ -32,10 +29,10 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from ..machine.drafts import Drafts
 from ..machine.owner import Owner
-from ..machine.remains import Remains
 from ..machine.volumes import Volume
-from ..machine.workspaces import WorkspaceStore
+from ..machine.workspaces import Remains, WorkspaceStore
 from .attach_channel import AttachChannel
 from .engine import Engine, EngineRefused
 from .engine_differences import network_for, process_limit_for, seccomp_for, volumes_for
@@ -47,17 +44,11 @@ from .labels import (
     BACKEND,
     MANAGED,
     Title,
-    container_name,
     labels_of,
     owner_of,
-    ready_title,
     sandbox_info,
     sandbox_title,
 )
-from .meter import Meter
-from .owned import Owned
-from .ready import Stock, Wish
-from .space import Space
 from .spec import (
     Place,
     container_body,
@@ -66,6 +57,7 @@ from .spec import (
     volume_names,
     writable_places,
 )
+from .usage import Meter, Metered, Space
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -74,6 +66,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 0.3
+
+
+@dataclass
+class Owned(Metered):
+    """What this process holds of a container that it made. ``space`` is there where the workspace
+    is not ours."""
+
+    workspace: str = ""
+    channel: AttachChannel | None = None
+    space: Space | None = None
+
+    async def hang_up(self) -> None:
+        """Close the connections. A channel that somebody took is closed by its taker."""
+        for end in (self.channel, self.space):
+            if end is not None:
+                await end.close()
 
 
 class DockerBackend(Backend):
@@ -95,9 +103,6 @@ class DockerBackend(Backend):
         self._watch = Watch(self.engine, self.session)
         self._meter = Meter(self.engine, self._watch)
         self._owned: dict[str, Owned] = {}
-        self._living: set[str] = set()
-        self._most = 0  # at a time
-        self.stock = Stock(self.settings.docker_warm, self._make_ready, self.destroy)
         self.store = WorkspaceStore(lambda: self.engine.endpoint.shares_our_files, self.settings)
         self._remains = Remains(self.store.remove)
         self._bridged = False
@@ -149,23 +154,11 @@ class DockerBackend(Backend):
         labels: Mapping[str, str],
         volumes: list[Volume],
     ) -> None:
-        wish = Wish(config, labels)
-        is_new = sandbox_id not in self._living
-        self._living.add(sandbox_id)
         self._bridged |= config.network_mode == "bridge"
-        self._most = max(self._most, len(self._living))
-        try:
-            if not await self._take_ready(sandbox_id, wish):
-                self.stock.shrink(self._most - len(self._living))
-                async with network_for(self.engine, config) as network:
-                    await self._make_in(network, sandbox_title(sandbox_id), wish, volumes)
-                if volumes:
-                    await self._check_again(sandbox_id, config, volumes)
-        except BaseException:
-            if is_new:
-                self._living.discard(sandbox_id)
-            raise
-        self.stock.note(wish)
+        async with network_for(self.engine, config) as network:
+            await self._make_in(network, sandbox_id, config, labels, volumes)
+        if volumes:
+            await self._check_again(sandbox_id, config, volumes)
 
     async def _check_again(
         self, sandbox_id: str, config: SandboxConfig, volumes: list[Volume]
@@ -181,48 +174,16 @@ class DockerBackend(Backend):
             await self.destroy(sandbox_id)
             raise
 
-    async def _take_ready(self, sandbox_id: str, wish: Wish) -> bool:
-        """Give a ready container the name of a sandbox. Not if it has died, or its image is no
-        longer the one of that name, or the name is another's: a new one is made then, and whoever
-        asks for it hears what is wrong."""
-        handle = await self.stock.take(wish)
-        owned = self._owned.get(handle) if handle else None
-        if handle is None or owned is None:
-            return False
-        rename = self.engine.rename(owned.container, container_name(sandbox_id))
-        image, renamed, lives = await asyncio.gather(
-            self.engine.image_id(wish.config.base_image),
-            rename,
-            self._meter.sees_alive(owned),
-            return_exceptions=True,
-        )
-        if image != owned.image or renamed is not None or lives is not True:
-            logger.info("a container that was kept ready is not used: %s", renamed or image)
-            with suppress(SandboxError):
-                await self.destroy(handle)
-            return False
-        self._owned[sandbox_id] = self._owned.pop(handle)
-        owned.created_at = time.time()
-        await self._meter.hand_over(owned)
-        return True
-
-    async def _make_ready(self, wish: Wish) -> str:
-        title = ready_title(secrets.token_hex(8))
-        try:
-            async with network_for(self.engine, wish.config) as network:
-                await self._make_in(network, title, wish, [])
-        except BaseException as error:
-            with suppress(SandboxError):
-                await self.destroy(title.handle)
-            if isinstance(error, asyncio.CancelledError):
-                # The event loop ends, and nobody closed us; see Watch.
-                await self.engine.close()
-            raise
-        return title.handle
-
-    async def _make_in(self, network: str, title: Title, wish: Wish, volumes: list[Volume]) -> None:
-        config = wish.config
-        with told(title.handle, config):
+    async def _make_in(
+        self,
+        network: str,
+        sandbox_id: str,
+        config: SandboxConfig,
+        labels: Mapping[str, str],
+        volumes: list[Volume],
+    ) -> None:
+        title = sandbox_title(sandbox_id)
+        with told(sandbox_id, config):
             image = await self._images.known(config.base_image)
             volumes_inside = image_volumes(image, config)
             files = await self._files.of(image, config, volumes_inside)
@@ -240,33 +201,35 @@ class DockerBackend(Backend):
                 process_limit=process_limit_for(self.engine),
                 volumes=volumes,
                 image_volumes=volumes_inside,
-                labels=labels_of(title, self.name, self.session, owner, config, wish.labels),
+                labels=labels_of(title, self.name, self.session, owner, config, labels),
             )
-            container = await self._create_container(title, config, place)
+            container = await self._create_container(sandbox_id, title, config, place)
         except BaseException:
-            self._remains.add(title.handle, slot)
-            await self._remains.try_to_remove(title.handle)
+            self._remains.add(sandbox_id, slot)
+            await self._remains.try_to_remove(sandbox_id)
             raise
-        owned = self._owned[title.handle] = Owned(container, config, slot, wish.labels)
+        owned = self._owned[sandbox_id] = Owned(container, config, workspace=slot)
         if home is None:
             places = writable_places(config, volumes_inside)
             owned.space = Space(self.engine, container, list(places))
         try:
-            await self._start(title.handle, owned)
+            await self._start(sandbox_id, owned)
             await unpack(self.engine, container, files)
             if config.network_mode == "bridge":
                 from .network import isolate
 
                 await isolate(self.engine, config)
-            await self._meter.hand_over(owned)
+            await self._meter.start_counting(owned)
         except BaseException:
             with suppress(SandboxError):  # why it did not start matters more
-                await self.destroy(title.handle)
+                await self.destroy(sandbox_id)
             raise
 
-    async def _create_container(self, title: Title, config: SandboxConfig, place: Place) -> str:
+    async def _create_container(
+        self, sandbox_id: str, title: Title, config: SandboxConfig, place: Place
+    ) -> str:
         body = container_body(config, place)
-        with told(title.handle, config):
+        with told(sandbox_id, config):
             try:
                 return await self.engine.create(title.name, body)
             except EngineRefused as refused:
@@ -328,14 +291,6 @@ class DockerBackend(Backend):
         self._watch.end(owned.container)
         self._owned.pop(sandbox_id, None)
         self._remains.add(sandbox_id, owned.workspace)
-        self._make_room(sandbox_id, owned)
-
-    def _make_room(self, sandbox_id: str, owned: Owned) -> None:
-        """What was a sandbox has gone: something may be made ready in its place. Not while it goes,
-        which would be one more than there may be, and would slow down both."""
-        if sandbox_id in self._living:
-            self._living.discard(sandbox_id)
-            self.stock.refill(Wish(owned.config, owned.labels), self._most - len(self._living))
 
     async def _find(self, sandbox_id: str) -> str | None:
         """A container of ours that another process made."""
@@ -351,11 +306,11 @@ class DockerBackend(Backend):
         owned = self._owned.get(sandbox_id)
         if owned is None:
             reference = await self._find(sandbox_id)
-            usage = await self._meter.of_foreign(reference) if reference else None
+            usage = await self._meter.measure_foreign(reference) if reference else None
             if usage is None:
                 raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
             return usage
-        usage = await self._meter.of(owned)
+        usage = await self._meter.measure(owned)
         if disk := await self._disk(owned):
             usage = replace(usage, disk_bytes=disk[0], disk_full=disk[1])
         owned.last = usage
@@ -368,12 +323,7 @@ class DockerBackend(Backend):
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         infos = [sandbox_info(container) for container in await self._containers()]
-        return [self._dated(info) for info in infos if info is not None]
-
-    def _dated(self, info: SandboxInfo) -> SandboxInfo:
-        """Of our own it is known when they were made, also if they were kept ready before."""
-        owned = self._owned.get(info.sandbox_id)
-        return replace(info, created_at=owned.created_at) if owned else info
+        return [info for info in infos if info is not None]
 
     async def _containers(self) -> list[dict[str, Any]]:
         found = await self.engine.containers(f"{MANAGED}=true", f"{BACKEND}={self.name}")
@@ -394,8 +344,6 @@ class DockerBackend(Backend):
         return swept
 
     async def close(self) -> None:
-        self._living.clear()  # nothing is made ready any more
-        await self.stock.close()
         for sandbox_id in list(self._owned):
             try:
                 await self.destroy(sandbox_id)

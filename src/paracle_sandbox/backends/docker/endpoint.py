@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import DockerConnectionError
-from ...platforms import user_id, without_engine
+from ...host.platforms import user_id, without_engine
 from ...settings import Settings
+from ..machine.engine_socket import missing_package, socket_problem
 from ..machine.workspaces import listener, shares_our_files
 
 INSTALL = "pip install '.[docker]', in a checkout of Paracle Sandbox"
@@ -80,6 +81,18 @@ def find_endpoint(settings: Settings) -> Endpoint:
     if found is not None:
         return Endpoint(f"unix://{found}")
     raise no_engine(shutil.which)
+
+
+def problem(settings: Settings) -> str | None:
+    """Why the engine cannot be used, as far as a look tells; None when nothing speaks against it.
+    An address or a context elsewhere is believed: somebody chose it."""
+    if missing := missing_package("aiodocker"):
+        return missing
+    try:
+        path = find_endpoint(settings).socket_path
+    except DockerConnectionError as error:
+        return error.message
+    return None if path is None else socket_problem(path)
 
 
 def _of_context(folder: Path, name: str) -> Endpoint:

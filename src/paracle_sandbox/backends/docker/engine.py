@@ -112,11 +112,6 @@ class Engine:
     async def has_image(self, image: str) -> bool:
         return await self.image(image) is not None
 
-    async def image_id(self, image: str) -> str | None:
-        """What the name stands for now; None when there is no such image."""
-        found = await self.image(image)
-        return str(found["Id"]) if found else None
-
     async def image(self, image: str) -> Json | None:
         """What the engine knows of it; None when there is no such image."""
         try:
@@ -133,7 +128,12 @@ class Engine:
         size = 0
         try:
             async with self._asking(WORK_SECONDS) as client:
-                query = client._query(f"containers/{reference}/archive", params={"path": path})
+                query = client._query(
+                    f"containers/{reference}/archive",
+                    params={"path": path},
+                    # Unpacking what compresses well would hold up the event loop, too.
+                    headers={"Accept-Encoding": "identity"},
+                )
                 async with query as response, response:
                     async for piece in response.content.iter_any():
                         pieces.append(piece)
@@ -181,10 +181,6 @@ class Engine:
 
     async def start(self, reference: str) -> None:
         await self._call("POST", f"containers/{reference}/start", seconds=WORK_SECONDS)
-
-    async def rename(self, reference: str, name: str) -> None:
-        """Refused with 404 when it is gone, with 409 when the name is taken."""
-        await self._call("POST", f"containers/{reference}/rename", {"name": name})
 
     async def remove(self, reference: str) -> None:
         """Kill and remove it. Gone is success; it is gone when this returns."""

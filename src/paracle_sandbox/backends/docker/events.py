@@ -49,11 +49,6 @@ class Watch:
     def end(self, container: str) -> None:
         self._deaths.pop(container, None)
 
-    def has_ended(self, container: str) -> bool:
-        """As far as the engine has told."""
-        death = self._deaths.get(container)
-        return death is None or death.known.is_set()
-
     async def cause(self, container: str, seconds: float) -> Death:
         """How it ended, as soon as that is known; a death without a cause when it is not."""
         death = self._deaths.get(container, Death())

@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 
 from ...channel.bootstrap import BOOTSTRAP, boot_message
-from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import SandboxCreationError, SandboxError, SandboxNotFoundError
 from ...settings import Settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from ..machine.drafts import Drafts
 from .attach_channel import AttachChannel
 from .engine import Engine
 from .spec import guest_setup

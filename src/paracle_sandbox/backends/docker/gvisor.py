@@ -16,9 +16,8 @@ from ...channel.bootstrap import boot_message
 from ...errors import BackendUnavailableError
 from ...settings import Settings
 from .attach_channel import AttachChannel
-from .backend import DockerBackend
+from .backend import DockerBackend, Owned
 from .engine import EngineRefused
-from .owned import Owned
 from .spec import guest_setup
 
 RUNTIME = "runsc"

@@ -21,12 +21,12 @@ from contextlib import AbstractContextManager, suppress
 
 from ...config import SandboxConfig
 from ...errors import SandboxCreationError
-from ...own_directory import own_subdirectory
+from ...host.own_directory import own_subdirectory
 from ..machine.owner import Owner
 from ..machine.workspaces import UID
 from .attach_channel import AttachChannel
 from .engine import Engine, EngineRefused, Json
-from .labels import labels_of, ready_title
+from .labels import labels_of, look_title
 
 # The tar of each place, in pieces.
 Files = Mapping[str, Sequence[bytes]]
@@ -96,8 +96,8 @@ class ImageFiles:
         return files
 
     async def _look(self, image: Json, config: SandboxConfig, places: Sequence[str]) -> Files:
-        # Named like one that is kept ready: whoever sweeps knows what to do with it.
-        title = ready_title(secrets.token_hex(8))
+        # Labelled, so that a sweep removes it if we are killed meanwhile.
+        title = look_title(secrets.token_hex(8))
         owner = Owner.of(os.getpid())
         body = {
             "Image": image["Id"],

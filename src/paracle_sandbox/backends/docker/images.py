@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ...errors import SandboxCreationError
+from ...host.own_directory import own_subdirectory
+from ...host.platforms import lock_file
 from ...images.recipe import RECIPES
-from ...own_directory import own_subdirectory
-from ...platforms import lock_file
 from .engine import Engine, EngineRefused, Json
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ An image may carry labels too, ours among them. So a container is taken for one 
 its name is the one that its label makes: names are given by whoever starts a container, and
 cannot come from an image.
 
-A container that is kept ready (``ready.py``) has no sandbox's id on it, because labels cannot be
-changed. Once it is somebody's it has the name of a sandbox, and the id is read from that.
+A container that is made to look at an image, and never started, is no sandbox and has no id. Its
+names are those that older versions gave to containers which they kept ready.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MANAGED = _PREFIX + "managed"
 BACKEND = _PREFIX + "backend"
 SESSION = _PREFIX + "session"
 _ID = _PREFIX + "sandbox_id"
-_READY = _PREFIX + "ready"
+_LOOK = _PREFIX + "ready"
 _OWNER = _PREFIX + "owner"
 _NAME = "paracle-sandbox-"
 
@@ -33,26 +33,25 @@ def container_name(sandbox_id: str) -> str:
     return f"{_NAME}{sandbox_id}"
 
 
-def ready_name(token: str) -> str:
+def _look_name(token: str) -> str:
     return f"paracle-ready-{token}"
 
 
 @dataclass(frozen=True)
 class Title:
-    """What a container is to be known by: to its owner, to the engine, and on its labels."""
+    """What a container is known by: its name, and the labels that say what it is for."""
 
-    handle: str
     name: str
     labels: Mapping[str, str]
 
 
 def sandbox_title(sandbox_id: str) -> Title:
-    return Title(sandbox_id, container_name(sandbox_id), {_ID: sandbox_id})
+    return Title(container_name(sandbox_id), {_ID: sandbox_id})
 
 
-def ready_title(token: str) -> Title:
-    """Its handle is the id of no sandbox."""
-    return Title(f"ready {token}", ready_name(token), {_READY: token})
+def look_title(token: str) -> Title:
+    """The title of a container that is made only to look at its image."""
+    return Title(_look_name(token), {_LOOK: token})
 
 
 def labels_of(
@@ -74,25 +73,21 @@ def labels_of(
 
 
 def owner_of(container: Mapping[str, Any]) -> Owner | None:
-    """Whose a listed container is, a sandbox or a ready one; None when it is none of ours."""
+    """The owner of a listed container, a sandbox or one for a look; None when it is not ours."""
     labels = container.get("Labels") or {}
-    is_ready = f"/{ready_name(labels.get(_READY, ''))}" in (container.get("Names") or ())
-    return Owner.parse(labels.get(_OWNER, "")) if is_ready or _sandbox_id(container) else None
+    is_look = f"/{_look_name(labels.get(_LOOK, ''))}" in (container.get("Names") or ())
+    return Owner.parse(labels.get(_OWNER, "")) if is_look or _sandbox_id(container) else None
 
 
 def _sandbox_id(container: Mapping[str, Any]) -> str:
-    """Empty when it is no sandbox of ours."""
+    """Its sandbox's id; empty when it is no sandbox of ours."""
     labels, names = container.get("Labels") or {}, container.get("Names") or ()
-    if _READY in labels:
-        prefix = f"/{_NAME}"
-        return next((name[len(prefix) :] for name in names if name.startswith(prefix)), "")
     sandbox_id = str(labels.get(_ID, ""))
     return sandbox_id if f"/{container_name(sandbox_id)}" in names else ""
 
 
 def sandbox_info(container: Mapping[str, Any]) -> SandboxInfo | None:
-    """What a listed container says of itself; None when it is no sandbox of ours. One that was
-    kept ready is as old as its container."""
+    """What a listed container says of itself; None when it is no sandbox of ours."""
     labels = container.get("Labels") or {}
     sandbox_id, owner = _sandbox_id(container), owner_of(container)
     if owner is None or not sandbox_id:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from ...config import SandboxConfig
 from ...errors import BackendUnavailableError, SandboxCreationError
-from ...platforms import lock_file, user_id
+from ...host.platforms import lock_file, user_id
 from ..machine.nftables import AZURE, DENIED, NFT_MISSING, find_nft, load_table, remove_table
 from .engine import Engine, EngineRefused
 

@@ -16,12 +16,11 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ...channel.bootstrap import boot_message
-from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     SandboxCleanupError,
@@ -32,17 +31,15 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
+from ..machine.drafts import Drafts
 from ..machine.owner import Owner
-from ..machine.remains import Remains
 from ..machine.volumes import refuse_volumes
-from .errors import creation_error
+from ..machine.workspaces import Remains
+from .errors import creation_error, guest_error
 from .exec_channel import ExecChannel
 from .images import image_source
-from .instances import Instances
+from .instances import Instances, Maker
 from .labels import instance_name, owner_keys, owner_of, sandbox_info, sandbox_keys
-from .maker import Maker
-from .meter import Meter, guest_pid
-from .owned import Owned
 from .remotes import Remotes
 from .server import LateStreams, Refused, Server
 from .spec import (
@@ -54,13 +51,20 @@ from .spec import (
     guest_setup,
     instance_body,
 )
-from .start import guest_error
 from .storage import Homes
+from .usage import Meter, Metered, guest_pid
 from .warm_pool import Stock
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 2
+
+
+@dataclass
+class Owned(Metered):
+    """What this process holds of a sandbox that it made. The channel goes to whoever connects."""
+
+    channel: ExecChannel | None = None
 
 
 class IncusBackend(Backend):
@@ -166,7 +170,7 @@ class IncusBackend(Backend):
         try:
             await self.instances.start(name)
             owned.channel = await self._boot(owned, place)
-            await self._meter.hand_over(owned)
+            await self._meter.start_counting(owned)
         except BaseException:
             with suppress(SandboxError):  # why it did not start matters more
                 await self.destroy(sandbox_id)
@@ -247,9 +251,9 @@ class IncusBackend(Backend):
     async def usage(self, sandbox_id: str) -> Usage:
         owned = self._owned.get(sandbox_id)
         if owned is not None:
-            return await self._meter.of(owned)
+            return await self._meter.measure(owned)
         name = await self._find(sandbox_id)
-        usage = await self._meter.of_foreign(name) if name else None
+        usage = await self._meter.measure_foreign(name) if name else None
         if usage is None:
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", sandbox_id)
         return usage

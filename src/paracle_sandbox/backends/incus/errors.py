@@ -1,4 +1,4 @@
-"""The server's refusals, said in our words: what could not be had, and what to do."""
+"""What the server refused, or why a guest did not start, in our words and with what to do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _NO_MACHINES = re.compile(r'instance type "?virtual-machine"? is not supported o
                           r'(?P<piece>.*)', re.IGNORECASE)  # fmt: skip
 _NO_IMAGE = re.compile(r"image.*(not found|couldn't be found)|image not provided|"
                        r"failed (getting|remote) (remote )?image", re.IGNORECASE)  # fmt: skip
+# Of jail/instance/confine_instance.py.
+_FAILED_STEP = re.compile(r"paracle-step (?P<step>[^:]+): (?P<why>.*)")
 _RESTRICTED = re.compile(r'project "?(?P<project>[^"\s]+)"? is forbidden', re.IGNORECASE)
 _OLD_FIREWALL = re.compile(r"failed to run: (ip6?tables|ebtables)\b", re.IGNORECASE)
 # A word of the missing piece: what to do about it.
@@ -93,4 +95,28 @@ def no_network() -> BackendUnavailableError:
         "The Incus server has no managed bridge network for network_mode=bridge. Make one with: "
         "incus network create incusbr0",
         step="network",
+    )
+
+
+def guest_error(last_words: str, image: str) -> SandboxCreationError:
+    """Why a guest did not start, from the last thing that was said in its place."""
+    if match := _FAILED_STEP.search(last_words):
+        return SandboxCreationError(
+            f"The sandbox could not be made: {match['step']}: {match['why']}. Nothing was started.",
+            step=match["step"],
+        )
+    if "python3" in last_words and ("not found" in last_words.lower() or "No such" in last_words):
+        return no_python(image)
+    return SandboxCreationError(
+        f"The instance ended before its guest was there: {last_words or 'it said nothing'}. Does "
+        f"the image {image} have python3 (3.10 or newer)?",
+        step="guest",
+    )
+
+
+def no_python(image: str) -> SandboxCreationError:
+    return SandboxCreationError(
+        f"The image {image} has no python3. Choose one that has it, or build ours with: "
+        "paracle image build --incus",
+        step="image",
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...errors import BackendUnavailableError
 from ...settings import Settings
+from ..machine.engine_socket import missing_package, socket_problem
 from ..machine.workspaces import shares_our_files
 
 _SOCKETS = ("/var/lib/incus/unix.socket", "/run/incus/unix.socket")
@@ -104,6 +105,18 @@ class Remotes:
                 continue
             return {**_ALWAYS, **read_remotes(text)}
         return dict(_ALWAYS)
+
+
+def problem(settings: Settings) -> str | None:
+    """Why the server cannot be used, as far as a look tells; None when nothing speaks against it.
+    A server elsewhere is believed: somebody chose it."""
+    if missing := missing_package("aiohttp"):
+        return missing
+    try:
+        path = Remotes(settings).get(settings.incus_remote).socket_path
+    except BackendUnavailableError as error:
+        return error.message
+    return None if path is None else socket_problem(path)
 
 
 def read_remotes(text: str) -> dict[str, dict[str, str]]:

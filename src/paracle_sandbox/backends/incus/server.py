@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ...errors import BackendUnavailableError, SandboxError
-from ...platforms import without_engine
+from ...host.platforms import without_engine
 from .exec_channel import ExecChannel
 from .remotes import Remote
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...platforms import open_flags
-from ..base import Usage
+from ...host.platforms import open_flags
+from ..values import Usage
 
 _CONTROLLERS = ("memory", "pids", "cpuacct", "cpu")
 # What cgroup v1 shows where there is no limit is a little below 2**63.

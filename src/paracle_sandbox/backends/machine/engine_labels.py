@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...config import SandboxConfig
-from ..base import SandboxInfo
+from ..values import SandboxInfo
 from .owner import Owner
 
 _CREATED, _CONFIG, _LABELS = "created_at", "config", "labels"

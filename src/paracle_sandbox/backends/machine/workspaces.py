@@ -23,12 +23,17 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import BackendUnavailableError, SandboxCreationError, SandboxError
-from ...platforms import user_id
+from ...errors import (
+    BackendUnavailableError,
+    SandboxCleanupError,
+    SandboxCreationError,
+    SandboxError,
+)
+from ...host.platforms import user_id
 from ...settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -321,3 +326,38 @@ class WorkspaceStore:
                 if workspaces is not None:
                     self._lost.append(workspaces)
         await self._close_unused()
+
+
+class Remains:
+    """The workspaces that could not be removed with their sandboxes: remembered, and tried again.
+
+    A slot is the name of a workspace. ``remove`` is idempotent, and answers with what is left."""
+
+    def __init__(self, remove: Callable[[str], Awaitable[str]]) -> None:
+        self._remove = remove
+        self._slots: dict[str, set[str]] = {}
+
+    def add(self, sandbox_id: str, slot: str) -> None:
+        """Remember an unused slot. Several sandboxes may have had the same name."""
+        self._slots.setdefault(sandbox_id, set()).add(slot)
+
+    async def remove(self, sandbox_id: str) -> None:
+        """Remove all slots of this name. Raises SandboxCleanupError; it can be called again."""
+        for slot in list(self._slots.get(sandbox_id, ())):
+            if left := await self._remove(slot):
+                raise SandboxCleanupError(f"Sandbox {sandbox_id} left files: {left}", sandbox_id)
+            self._forget(sandbox_id, slot)
+
+    def _forget(self, sandbox_id: str, slot: str) -> None:
+        slots = self._slots.get(sandbox_id, set())
+        slots.discard(slot)
+        if not slots:
+            self._slots.pop(sandbox_id, None)
+
+    async def try_to_remove(self, *sandbox_ids: str) -> None:
+        """Remove the slots of these names, or all. What is still left is tried again next time."""
+        for sandbox_id in sandbox_ids or list(self._slots):
+            try:
+                await self.remove(sandbox_id)
+            except SandboxCleanupError as error:
+                logger.warning("%s", error)

@@ -12,12 +12,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...channel.drafts import Drafts
 from ...channel.socket import SocketChannel
 from ...errors import (
     BackendUnavailableError,
@@ -32,17 +31,25 @@ from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, SandboxInfo, Usage
 from ..machine.cgroup_usage import MemoryPeak, read_cpu, read_number, read_usage
+from ..machine.drafts import Drafts
 from ..machine.volumes import refuse_volumes
-from . import network_remains
 from .descriptors import SpareDescriptors, is_shortage, no_descriptor
 from .interpreter import refuse_hidden, version_of
 from .obstacles import look
-from .own_directory import require_own_directory, require_trusted_template
 from .process_usage import ProcessLooks, init_cpu
-from .records import Record, RecordStore, fits, identified, kill_init
+from .records import (
+    Record,
+    RecordStore,
+    fits,
+    identified,
+    kill_init,
+    require_own_directory,
+)
 from .spawner_client import Spawner
 from .spawner_process import default_python
 from .spawner_protocol import create_request, missing_layers, spawner_options
+from .table_mark import may_be_there
+from .template_kinds import require_trusted_template
 from .templates import Template, Templates, template_name
 
 if TYPE_CHECKING:
@@ -142,7 +149,7 @@ class NativeBackend(Backend):
     async def _creation_error(
         self, answer: Mapping[str, Any], sandbox_id: str
     ) -> SandboxCreationError:
-        """With all that stands in the way, where it is for lack of rights."""
+        """Add all that stands in the way, where it is for lack of rights."""
         step = str(answer["error"])
         said = [f"The sandbox could not be made: {answer['message']}. Nothing was started."]
         if step in _NEED_RIGHTS:
@@ -267,7 +274,7 @@ class NativeBackend(Backend):
             await self._sweep_records()
             await self.sweep_drafts()
             with contextlib.suppress(SandboxCleanupError):  # nobody's reason not to start
-                await network_remains.sweep()
+                await _sweep_networks()
         if template.path is not None:
             require_trusted_template(str(template.path))
         self.templates.hold(template)
@@ -315,7 +322,7 @@ class NativeBackend(Backend):
             )
 
     async def _end(self, owned: _Owned) -> str:
-        """All of it but its name. Returns what could not be removed."""
+        """Remove all of it but its name. Returns what could not be removed."""
         try:
             answer, _ = await owned.spawner.request("destroy", slot=owned.record["slot"])
         except SandboxExecutionError:
@@ -325,7 +332,7 @@ class NativeBackend(Backend):
             return ""
         finally:
             owned.close()
-            await network_remains.take([owned.link])
+            await _detach_links([owned.link])
         return str(answer.get("left", ""))
 
     def _unname(self, sandbox_id: str, owned: _Owned) -> str:
@@ -414,11 +421,11 @@ class NativeBackend(Backend):
 
     async def sweep(self) -> int:
         swept = await super().sweep() + await self._sweep_records()
-        await network_remains.sweep()
+        await _sweep_networks()
         return swept
 
     async def _sweep_records(self) -> int:
-        """In a thread, because it waits for the end of what it kills."""
+        """Sweep in a thread, because that waits for the end of what it kills."""
         return await asyncio.to_thread(self.records.sweep) if self.records.has_any() else 0
 
     async def close(self) -> None:
@@ -438,11 +445,11 @@ class NativeBackend(Backend):
         await asyncio.gather(*(spawner.close() for spawner in spawners))
         self._spare.give_up()
         self.templates.release()
-        await network_remains.take(owned.link for owned in ended)
+        await _detach_links(owned.link for owned in ended)
 
 
 class _Owned:
-    """What this process holds of a sandbox it made."""
+    """The part of a sandbox that this process holds: it made it."""
 
     def __init__(
         self, spawner: Spawner, channel: socket.socket | None, record: dict[str, Any]
@@ -489,7 +496,7 @@ async def _figures(record: Mapping[str, Any], looks: ProcessLooks) -> Usage:
 
 
 def _cpu_of(record: Mapping[str, Any]) -> float:
-    """What the making of a sandbox took, and its time in stock: nothing of its programs."""
+    """The CPU time of making a sandbox, and of its time in the pool: nothing of its programs."""
     try:
         groups = record["cgroups"]
         return read_cpu(groups) if groups else init_cpu(record["init"]["pid"])
@@ -535,8 +542,28 @@ def _unnamed(error: OSError, sandbox_id: str) -> SandboxError:
     )
 
 
+async def _detach_links(links: Iterable[Link | None]) -> None:
+    """Remove the links of ended sandboxes now, which would go with their namespaces a little later,
+    and the firewall rules with the last of them. Most sandboxes have no network, and must not pay
+    for its imports."""
+    there = [link for link in links if link is not None]
+    if there:
+        from . import network
+
+        await network.detach(*there)
+
+
+async def _sweep_networks() -> None:
+    """Remove the firewall rules that a killed owner left. Records do not tell of them: its spawner
+    may have removed those. Raises SandboxCleanupError."""
+    if may_be_there():
+        from . import network
+
+        await network.sweep()
+
+
 def _info(record: Record, records: RecordStore) -> tuple[SandboxInfo, bool]:
-    """What is known of it, and whether there is a child behind it."""
+    """Describe it, and say whether there is a child behind it."""
     content = record.content
     alive = records.is_alive(record)
     info = SandboxInfo(

@@ -1,4 +1,4 @@
-"""What is done where this process has no descriptor left: a typed error, and room to clean up."""
+"""Handle that this process has no descriptor left: a typed error, and room to clean up."""
 
 from __future__ import annotations
 

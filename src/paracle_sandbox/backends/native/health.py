@@ -90,7 +90,7 @@ def _disk_remedy(contained: str) -> str:
 
 
 def _landlock(posture: dict[str, Any]) -> Layer:
-    """As the spawner found it. Nothing outside shows it of a process; a sandbox that could not be
+    """Report what the spawner found: nothing outside shows it. A sandbox that could not be
     put under it would not have started."""
     remedy = "" if posture["landlock"] else "Boot a kernel from 5.19 on with lsm=landlock."
     return Layer("landlock", bool(posture["landlock"]), str(posture["landlock_note"]), remedy)

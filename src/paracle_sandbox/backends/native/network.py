@@ -39,7 +39,7 @@ _LOCK_SECONDS = 30.0
 
 
 def missing() -> list[str]:
-    """What this machine lacks for bridge networks, each with its remedy."""
+    """List what this machine lacks for bridge networks, each with its remedy."""
     lacks = []
     if os.geteuid() != 0:
         lacks.append("root (or use network_mode=none)")

@@ -12,8 +12,10 @@ Imported by ``auto`` before anything is started, and so without what takes long.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+
+from ...host.platforms import user_id
 
 TYPE_CHECKING = False
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...errors import BackendUnavailableError
+    from ...settings import Settings
 
 Read = Callable[[str], str]
 
@@ -59,6 +62,26 @@ _AS_ROOT = (
 )
 
 
+def problem(settings: Settings) -> str | None:
+    """Why no native sandbox could be started here; None when nothing speaks against it."""
+    from .spawner_process import default_python
+
+    euid = user_id()
+    python = settings.python or default_python()
+    return native_problem(euid, read_file, lambda: tried(python, euid))
+
+
+def native_problem(euid: int, read: Read, tried: Callable[[], Iterable[str]] = tuple) -> str | None:
+    """All causes together, as one text; None when there is none.
+
+    ``read`` gives the text of a file, and an empty one for a file that is not there. ``tried`` says
+    what a trial finds; it is called only where nothing else does and the process is confined."""
+    causes = [cause for _, cause in find(euid, read)]
+    if not causes and is_confined(read):
+        causes += tried()
+    return "; ".join(dict.fromkeys(causes)) or None
+
+
 def find(
     euid: int, read: Read, refused: Callable[[bool], list[str]] | None = None
 ) -> list[tuple[str, str]]:
@@ -90,7 +113,7 @@ def _of_root(status: str, mounts: str) -> list[tuple[str, str]]:
 
 
 def _is_read_only(mounts: str, kinds: tuple[str, ...]) -> bool:
-    """All file systems of these kinds, and there are some."""
+    """Whether there are file systems of these kinds, and all of them are read-only."""
     rows = [line.partition(" - ") for line in mounts.splitlines()]
     options = [
         row[0].split()[5] for row in rows if row[2].startswith(tuple(f"{k} " for k in kinds))

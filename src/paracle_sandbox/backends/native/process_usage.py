@@ -1,4 +1,4 @@
-"""What a sandbox without a cgroup uses: the sum over its processes.
+"""The usage of a sandbox without a cgroup: the sum over its processes.
 
 The kernel keeps no sum where there is no cgroup, so each process is looked at, and each of its open
 files, because a file that is only in memory (memfd_create) belongs to nobody's mapped memory. A
@@ -93,7 +93,7 @@ class ProcessLooks:
 
 
 def _answer(found: asyncio.Future[_Found], answer: _Found) -> None:
-    if not found.done():  # nobody waits any more
+    if not found.done():  # it was cancelled
         found.set_result(answer)
 
 

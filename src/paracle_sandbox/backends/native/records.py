@@ -1,7 +1,8 @@
 """The owner's side of the records: who is there, who is dead, and sweeping up after the dead.
 
 The spawner writes them (``jail/records.py`` says how), its owner adds to those of sandboxes, and
-any process of the same user reads them.
+any process of the same user reads them. They decide what gets killed, so the state directory that
+they are in may belong to nobody else.
 """
 
 from __future__ import annotations
@@ -22,9 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from ...channel.frames import to_json
-from ...own_directory import ForeignDirectoryError, open_own_directory, reopen_own_directory
+from ...errors import BackendUnavailableError
+from ...host.own_directory import (
+    STATE_DIRECTORY,
+    ForeignDirectoryError,
+    open_own_directory,
+    reopen_own_directory,
+)
 from ..machine.owner import boot_id, pid_namespace, start_time
-from .own_directory import open_state_directory
+from .descriptors import is_shortage, no_descriptor
 
 _SWEEP_SECONDS = 10.0
 
@@ -96,7 +103,7 @@ class RecordStore:
         return [record for record in found if record is not None]
 
     def find(self, sandbox_id: str) -> Record | None:
-        """That of a sandbox: what a child is called is nobody's to ask for."""
+        """Return the record of a sandbox. A child has none that may be asked for."""
         if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
             return None
         try:
@@ -373,7 +380,7 @@ def _hold(directory: int, instance: int) -> Iterator[bool]:
 
 
 def _write(fd: int, line: bytes) -> None:
-    """And close it."""
+    """Read it, and close it."""
     try:
         if os.write(fd, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -383,7 +390,7 @@ def _write(fd: int, line: bytes) -> None:
 
 @lru_cache(maxsize=1)
 def identified(pid: int) -> dict[str, Any]:
-    """What tells a living process from any other that had, or will have, its number."""
+    """The facts that tell a living process from any other that had, or will have, its pid."""
     return {
         "pid": pid,
         "start": start_time(pid),
@@ -479,7 +486,7 @@ def _group_name(directory: int, content: Mapping[str, Any]) -> tuple[str, str, s
 
 
 def _kill_group(group: str) -> None:
-    """What is in the cgroup of a dead spawner's sandbox is the sandbox's."""
+    """Kill what is in the cgroup of a dead spawner's sandbox: it is the sandbox's."""
     with contextlib.suppress(OSError):  # version 2 kills all of them at once
         _write(os.open(f"{group}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC), b"1")
         return
@@ -519,3 +526,36 @@ def _rmdir(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def open_state_directory(path: str, *, make: bool = False) -> int:
+    """A descriptor of the state directory. Raises BackendUnavailableError for a directory of
+    another user, FileNotFoundError when there is none and none is to be made, and OSError when
+    there is no descriptor to be had."""
+    try:
+        return open_own_directory(path, make=make)
+    except ForeignDirectoryError as error:
+        raise BackendUnavailableError(
+            f"The state directory {path} is not this user's alone: {error.strerror}. Nothing in it "
+            "was believed or touched. Remove it, or set PARACLE_STATE_DIR to another.",
+            step=STATE_DIRECTORY,
+        ) from error
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise BackendUnavailableError(
+            f"The state directory cannot be used: {error}. Set PARACLE_STATE_DIR to another.",
+            step=STATE_DIRECTORY,
+        ) from error
+
+
+def require_own_directory(path: str) -> None:
+    """Make the state directory if need be. Raises BackendUnavailableError for a directory of
+    another user, or a link."""
+    try:
+        os.close(open_state_directory(path, make=True))
+    except OSError as error:
+        if is_shortage(error):
+            raise no_descriptor() from error
+        raise BackendUnavailableError(
+            f"The state directory cannot be used: {error}. Set PARACLE_STATE_DIR to another.",
+            step=STATE_DIRECTORY,
+        ) from error

@@ -100,8 +100,8 @@ class Spawner:
             raise
 
     def ask(self, op: str, **arguments: Any) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
-        """request() for who has something else to do until the answer comes. One that is not
-        waited for any more is forgotten when it has come."""
+        """Send a request, and return a future of the answer. An answer that is not waited for any
+        more is dropped when it comes."""
         self._attach()
         if self.closed:
             raise _gone()
@@ -115,11 +115,11 @@ class Spawner:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether no request waits for an answer."""
         return not any(not future.done() for future in self._answers.values())
 
     def _send(self) -> None:
-        """What can be sent now; the rest when there is room. Packets keep their order."""
+        """Send what can be sent now, and the rest when there is room. Packets keep their order."""
         assert self._loop is not None
         while self._unsent and not self.closed:
             try:
@@ -164,7 +164,7 @@ class Spawner:
             if future is not None and not future.done():
                 future.set_result((message, fds))
                 return
-        # Nobody waits any more (cancelled): what came with the answer must not leak.
+        # The request was cancelled: what came with the answer must not leak.
         _close(fds)
 
     def _on_end(self) -> None:
@@ -207,7 +207,7 @@ class Spawner:
             self._process.finish(0.0)
 
     async def _ended(self) -> None:
-        """On the loop: a thread for it would be the only one of a short command."""
+        """Wait on the event loop: a thread for it would be the only one of a short command."""
         try:
             watched = self._process.watch()
         except OSError:  # no descriptor is left

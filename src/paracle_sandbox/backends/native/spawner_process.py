@@ -3,7 +3,7 @@
 That takes as long as our own imports, and it needs to know nothing until it has imported what is
 its own: a command line program can have it started first thing (``launch_ahead``), and the two
 go on side by side. Once it is known what for, it can be told that too before there is a backend
-(``tell_ahead``). It ends by itself when nobody tells it anything, or hangs up.
+(``tell_ahead``). It ends by itself when it is told nothing and its owner hangs up.
 
 Imported before everything else, and so without what takes long: ``subprocess`` and ``json`` do.
 """
@@ -44,7 +44,7 @@ class Process:
     def __init__(self, pid: int, stderr: int) -> None:
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
-        self.stderr = open(stderr, "rb", 0)  # noqa: SIM115  closed by whoever waits
+        self.stderr = open(stderr, "rb", 0)  # noqa: SIM115  closed by `finish`
         self._code: int | None = None
         self._lock = allocate_lock()
 
@@ -105,7 +105,7 @@ class Launched:
         self._raw = control
 
     def tell(self, options: bytes) -> None:
-        """And whom to live for: this process, of which it gets a descriptor, because a number means
+        """Send the options, and a descriptor of this process, for which it lives: a pid means
         nothing in its pid namespace."""
         if self.told is not None:
             return
@@ -162,7 +162,7 @@ def tell_ahead(python: str, options: bytes) -> bool:
 
 
 def end_ahead() -> None:
-    """Nobody wants them any more."""
+    """End those that were started ahead: no backend will come."""
     while _ahead:
         _ahead.popitem()[1].end()
 

@@ -1,4 +1,4 @@
-"""What the owner tells a spawner: pure functions from a configuration to messages."""
+"""The messages of the owner to a spawner: pure functions of a configuration."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _MB = 1 << 20
 def spawner_options(
     settings: Settings, template: Template, first: SandboxConfig | None
 ) -> dict[str, Any]:
-    """All that a spawner is told at its start. ``first``: the sandbox that it is started for, which
+    """Build the options of a spawner. ``first``: the sandbox that it is started for, which
     it makes while its owner goes on."""
     posture = {"volume": os.geteuid() == 0}  # as far as one can know before
     usual = create_request(SandboxConfig(), posture)
+    off = settings.speed_off
     return {
         "state_dir": str(settings.state_dir),
         "data_dir": str(settings.data_dir),
@@ -28,17 +29,23 @@ def spawner_options(
         "modules": list(template.modules),
         "idle_modules": list(template.idle_modules),
         "uid_base": settings.uid_base,
-        "stock": settings.stock,
+        "stock": 0 if "warm-pool" in off else settings.stock,
         "stock_shape": usual.pop("shape"),
         "stock_grant": usual,
         "first": create_request(first, posture) if first else None,
+        "keep_alive": "keep-alive" not in off,
         "failpoints": failpoints(settings.failpoints),
-        "setup": {"env": base_env(), "python": settings.python or default_python()},
+        "setup": {
+            "env": base_env(),
+            "python": settings.python or default_python(),
+            "preforked": "preforked" not in off,
+            "fork_server": "fork-server" not in off,
+        },
     }
 
 
 def create_request(config: SandboxConfig, posture: Mapping[str, Any]) -> dict[str, Any]:
-    """What the spawner must know, and no more: its memory is in every later sandbox."""
+    """Build a request with what the spawner must know, and no more."""
     shape = {
         "network": config.network_mode,
         "working_dir": config.working_dir,
@@ -61,7 +68,7 @@ def failpoints(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def base_env() -> dict[str, str]:
-    """All that a program inside sees of an environment, before the caller's own variables."""
+    """The environment of programs inside, before the caller's own variables."""
     return {
         # The commands of the template's packages (jail.root.COMMANDS), and of those that a program
         # installs for itself: before the host's, which belong to the host's own Python.
@@ -91,7 +98,7 @@ def resolv_conf() -> str:
 
 
 def missing_layers(posture: dict[str, Any]) -> list[str]:
-    """What a spawner could not have on this machine, by the names that health has for it."""
+    """List what a spawner could not have on this machine, by the names that health has for it."""
     found = [] if posture["cgroup_version"] else ["memory limit", "cpu limit"]
     if not posture["volume"]:
         found.append("disk limit apart from memory")

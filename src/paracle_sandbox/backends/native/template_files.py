@@ -34,9 +34,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...own_directory import is_ours_alone
-from .own_directory import open_templates, require_trusted_templates
-from .template_kinds import MANIFEST
+from ...host.own_directory import is_ours_alone
+from .template_kinds import MANIFEST, open_templates, require_trusted_templates
 
 TRY_AGAIN_SECONDS = 3600.0
 _MAX_FAILURE_BYTES = 1 << 20

@@ -1,21 +1,29 @@
 """The templates there are: which image means which, where it is, and what it is made of.
 
-Looking one up imports next to nothing, because a command that makes one sandbox waits for it.
+Looking one up imports next to nothing, because a command that makes one sandbox waits for it. What
+is in a template is code that runs with this user's rights, so nobody else may be able to write to
+it or to the directory that it is in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import SandboxCreationError, SandboxError
+from ...errors import BackendUnavailableError, SandboxCreationError, SandboxError
+from ...host.own_directory import (
+    ForeignDirectoryError,
+    open_trusted_directory,
+    refuse_foreign_parents,
+)
 from ...settings import Settings
+from .descriptors import is_shortage, no_descriptor
 from .interpreter import version_of
-from .own_directory import open_templates, require_trusted_template, require_trusted_templates
 from .spawner_process import default_python
 
 # Its file in a template; a directory without it is not complete.
@@ -117,7 +125,7 @@ def template_at(path: Path, name: str, *, make: bool = False) -> Template:
     is_built = os.path.exists(f"{path}/{MANIFEST}")
     there = is_built or os.path.isdir(path)
     if make and not there:
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             _make(path)
         there = os.path.isdir(path)
     modules = _MODULES.get(name, ()) if is_built else ()
@@ -149,3 +157,56 @@ def templates_dir(settings: Settings) -> Path:
 @functools.cache
 def _tag_of(python: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", version_of(python))
+
+
+def require_trusted_template(path: str) -> None:
+    """Refuse a template that others can write to: the spawner imports its modules. Raises
+    BackendUnavailableError."""
+    try:
+        os.close(open_trusted_directory(path))
+    except FileNotFoundError:  # it was replaced just now
+        return
+    except OSError as error:
+        if is_shortage(error):
+            raise no_descriptor() from error
+        raise _untrusted("template", path, error) from error
+
+
+def require_trusted_templates(path: str) -> None:
+    """Before anything in the directory of templates is looked at. Raises BackendUnavailableError
+    for one that others can write to. One that is not there, or that cannot be opened, is met again
+    by whoever wants something of it."""
+    try:
+        with open_templates(path):
+            pass
+    except OSError as error:
+        if is_shortage(error):
+            raise no_descriptor() from error
+
+
+@contextlib.contextmanager
+def open_templates(path: str, *, make: bool = False) -> Iterator[int]:
+    """A descriptor of the directory of templates. Raises BackendUnavailableError for one that
+    others can write to, FileNotFoundError when it is not there and not to be made, and OSError for
+    whatever else is in the way."""
+    try:
+        if make:
+            refuse_foreign_parents(path)
+            os.makedirs(path, 0o755, exist_ok=True)
+        elif not os.path.lexists(path):  # then it does not matter who could make it
+            raise FileNotFoundError(path)
+        directory = open_trusted_directory(path)
+    except ForeignDirectoryError as error:
+        raise _untrusted("directory of templates", path, error) from error
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _untrusted(what: str, path: str, error: OSError) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"The {what} {path} is not used: {error.strerror or error}. Its code would run with "
+        "this user's rights. Remove it, or set PARACLE_DATA_DIR to a directory of this user.",
+        step="template",
+    )

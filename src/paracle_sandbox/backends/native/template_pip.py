@@ -115,7 +115,7 @@ def _not_installed(name: str, cause: str) -> SandboxError:
 
 
 def step_of(line: str, packages: Sequence[str]) -> str:
-    """What a line of pip's says in short; nothing for most of them."""
+    """Shorten a line of pip's; most of them become nothing."""
     if match := _COLLECTING.match(line):
         name = (match[1] or match[2]).replace("_", "-")
         return f"collecting {name}" if name.lower() in packages else ""

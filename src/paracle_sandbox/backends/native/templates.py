@@ -61,7 +61,7 @@ def _tell_nobody(line: str) -> None:
 
 
 class Templates:
-    """Those of this user, in the data directory."""
+    """The templates of this user, in the data directory."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -92,7 +92,7 @@ def connect(link: Link, namespace: int) -> None:
 
 
 def remove(*links: Link) -> None:
-    """Those that are still there."""
+    """List those that are still there."""
     pyroute2 = _pyroute2()
     with step("network link"), pyroute2.IPRoute() as netlink:
         for link in links:
@@ -143,7 +143,7 @@ def _pyroute2() -> Any:
 
 @contextlib.contextmanager
 def step(name: str) -> Iterator[None]:
-    """What the kernel refuses becomes an error that names the step."""
+    """Turn what the kernel refuses into an error that names the step."""
     try:
         yield
     except (OSError, _pyroute2().NetlinkError) as error:

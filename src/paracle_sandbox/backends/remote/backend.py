@@ -15,7 +15,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from ...channel.drafts import Drafts
 from ...config import SandboxConfig
 from ...errors import (
     BackendUnavailableError,
@@ -28,6 +27,7 @@ from ...errors import (
 from ...ids import check_sandbox_id
 from ...settings import Settings, load_settings
 from ..base import Backend, Channel, Health, Layer, SandboxInfo, Usage
+from ..machine.drafts import Drafts
 from .answers import from_json
 from .failures import remote_error
 from .info import info_problem

@@ -30,11 +30,11 @@ _DAY = 86_400
 @contextmanager
 def opened_log(settings: Settings) -> Iterator[AuditLog | None]:
     """The log of agents; None, said aloud, where it cannot be written."""
-    from ...agents.journal import agents_log
+    from ...agents.journal import open_agents_log
     from ...errors import SandboxError
 
     try:
-        log = agents_log(settings)
+        log = open_agents_log(settings)
     except (OSError, SandboxError) as error:
         output.note(f"⚠️  What the agent does is not written down: {error}")
         yield None
@@ -66,9 +66,9 @@ def show(agent: str | None, event: str | None, last: int, as_json: bool) -> int:
 
 
 def summary(agent: str | None, as_json: bool) -> int:
-    from ...agents.journal import summarised
+    from ...agents.journal import summarise
 
-    found = summarised(_lines(settings_or_fault()))
+    found = summarise(_lines(settings_or_fault()))
     wanted = {name: s for name, s in found.items() if agent in (None, name)}
     if as_json:
         output.say_json({name: asdict(one) for name, one in wanted.items()})
@@ -95,10 +95,10 @@ def prune(days: float, as_json: bool) -> int:
 
 
 def verify(as_json: bool) -> int:
-    from ...agents.journal import log_path
+    from ...agents.journal import get_log_path
     from ...audit.log import Verdict, verify
 
-    path = log_path(settings_or_fault())
+    path = get_log_path(settings_or_fault())
     verdict = verify(path) if path.exists() else Verdict(0, "")
     whole = verdict.broken_at is None
     if as_json:
@@ -110,10 +110,10 @@ def verify(as_json: bool) -> int:
 
 
 def _lines(settings: Settings) -> Iterator[dict[str, Any]]:
-    from ...agents.journal import log_path
+    from ...agents.journal import get_log_path
     from ...audit.log import read
 
-    path = log_path(settings)
+    path = get_log_path(settings)
     return read(path) if path.exists() else iter(())
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...agents.events import AgentResult
     from ...agents.loop import Limits
     from ...agents.modes import RunConfig
-    from ...agents.workspace_sync import Change, Project
+    from ...agents.workspace_sync import Change, WorkspaceSync
     from ...audit.log import AuditLog
     from ...config import SandboxConfig
 
@@ -69,7 +69,7 @@ class Plan:
 
     order: Order
     agent: AgentDefinition
-    project: Project
+    project: WorkspaceSync
     inputs: dict[str, str]
     sandbox: SandboxConfig
     limits: Limits
@@ -100,7 +100,7 @@ def make_plan(order: Order) -> Plan:
     from ...agents.definitions import find_agent, parse_price
     from ...agents.loop import Limits
     from ...agents.mcp_tools import read_servers
-    from ...agents.workspace_sync import Project
+    from ...agents.workspace_sync import WorkspaceSync
 
     settings = settings_or_fault()
     check_backend(order.backend)
@@ -112,7 +112,7 @@ def make_plan(order: Order) -> Plan:
     files = [Path(f) for f in order.files if f not in folders]
     try:
         agent = find_agent(order.name, Path(settings.agents_dir))
-        project = Project.gather(Path(folders[0]) if folders else None, files)
+        project = WorkspaceSync.gather(Path(folders[0]) if folders else None, files)
         price = parse_price(order.price) if order.price else agent.price
         read_servers(order.mcp)
     except SandboxError as error:
@@ -137,12 +137,14 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _show_plan(plan: Plan) -> None:
-    from ...agents.modes import run_config
-    from ...agents.providers import PROVIDERS, provider_of
+    from ...agents.modes import make_run_config
+    from ...agents.providers import PROVIDERS, choose_provider
 
     order = plan.order
-    provider = provider_of(order.model or plan.agent.model, order.provider or plan.agent.provider)
-    config = run_config(order.mode, on_host=order.on_host)
+    provider = choose_provider(
+        order.model or plan.agent.model, order.provider or plan.agent.provider
+    )
+    config = make_run_config(order.mode, on_host=order.on_host)
     model = order.model or plan.agent.model or PROVIDERS[provider].default_model
     rows = [
         ["Agent", plan.agent.name], ["Task", order.task], ["Mode", order.mode],
@@ -169,9 +171,9 @@ async def _check_sandbox_available(
     backend: str | None = None, settings: Settings | None = None
 ) -> bool:
     """Whether there is a sandbox, proved by using one; what is missing goes to stderr."""
-    from ...agents.modes import sandbox_problem
+    from ...agents.modes import find_sandbox_problem
 
-    problem = await sandbox_problem(backend, settings or settings_or_fault())
+    problem = await find_sandbox_problem(backend, settings or settings_or_fault())
     if problem is not None:
         output.note(f"No sandbox: {problem}")
     return problem is None
@@ -179,19 +181,19 @@ async def _check_sandbox_available(
 
 async def _choose(plan: Plan) -> RunConfig:
     """The configuration to run with: what was asked for, or safe when it cannot be had."""
-    from ...agents.modes import FALLBACK, run_config
+    from ...agents.modes import FALLBACK, make_run_config
 
-    config = run_config(plan.order.mode, on_host=plan.order.on_host)
+    config = make_run_config(plan.order.mode, on_host=plan.order.on_host)
     if not config["sandbox"] or await _check_sandbox_available(plan.order.backend, plan.settings):
         return config
     if plan.order.require_sandbox:
         raise SandboxError("There is no sandbox, and --require-sandbox was given: nothing was run.")
     output.note(FALLBACK)
-    return run_config("safe")
+    return make_run_config("safe")
 
 
 async def _run(plan: Plan) -> int:
-    from ...sandbox.files import in_thread
+    from ...sandbox.host_copy import in_thread
 
     order = plan.order
     config = await _choose(plan)
@@ -225,7 +227,7 @@ def _make_agent(
     plan: Plan, config: RunConfig, screen: Screen, log: AuditLog | None
 ) -> SandboxAgent:
     from ...agents.agent import SandboxAgent
-    from ...agents.host_files import HostFilesTool, given_files
+    from ...agents.host_files import HostFilesTool, describe_safe_mode
     from ...agents.providers import Options
 
     order, agent = plan.order, plan.agent
@@ -241,7 +243,9 @@ def _make_agent(
         order.model or agent.model,
         provider=order.provider or agent.provider,
         options=options,
-        instructions=agent.instructions if runs else agent.instructions + given_files(agent.tools),
+        instructions=agent.instructions
+        if runs
+        else agent.instructions + describe_safe_mode(agent.tools),
         tools=None if runs else [HostFilesTool(plan.project)],
         config=plan.sandbox,
         backend="fake" if config["on_host"] else order.backend,

@@ -12,10 +12,10 @@ from ..options import settings_or_fault
 
 
 def list_agents(as_json: bool) -> int:
-    from ...agents.definitions import broken_agents, known_agents
+    from ...agents.definitions import find_broken_agents, known_agents
 
     folder = Path(settings_or_fault().agents_dir)
-    agents, broken = known_agents(folder).values(), broken_agents(folder).items()
+    agents, broken = known_agents(folder).values(), find_broken_agents(folder).items()
     if as_json:
         wrong = [{"name": name, "error": str(error)} for name, error in broken]
         output.say_json([*map(asdict, agents), *wrong])

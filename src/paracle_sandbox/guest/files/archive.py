@@ -1,11 +1,12 @@
-"""The tree stream: a directory tree as one run of bytes.
+"""The tree stream: a directory tree as one sequence of bytes.
 
-Entries follow each other: kind, mode, length of the name, size; then the name (relative,
-"/" between its parts), then the content. A directory comes before what is in it, and the END
-entry comes last, so that a stream that was cut off is known to be.
+Each entry consists of kind, mode, length of the name and size; then the name (relative, with "/"
+between its parts); then the content. A directory comes before its entries. The END entry comes
+last, which tells a whole stream from one that was cut off.
 
-Used on both ends. `TreeWriter` treats the stream as hostile on either: it makes new files and
-directories (and links, where allowed) below one descriptor, and never opens what exists.
+Both ends use this module. On both, `TreeWriter` treats the stream as hostile: it creates new files
+and directories (and links, where allowed) below one descriptor, and never opens anything that
+exists.
 """
 
 import errno
@@ -15,7 +16,7 @@ import struct
 from typing import Iterator, List, Optional, Union
 
 from ...channel.frames import CHUNK
-from .dirwalk import MAX_DEPTH, MAX_NAME, Found, Walk
+from .dirwalk import MAX_DEPTH, MAX_NAME, Entry, Walk
 from .paths import DIRECTORY, open_flags
 
 ENTRY = struct.Struct(">BHHQ")
@@ -27,18 +28,20 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | open_flags("O_NOFOLLOW", "O_CLOE
 
 
 class TreeError(ValueError):
-    """The stream is not a tree, or is more than is allowed."""
+    """The stream is not a tree stream, or is larger than allowed."""
 
 
 class TreePathError(TreeError):
-    """The stream names a path that is not plainly below the top."""
+    """The stream names a path that may lead out of the tree."""
 
 
 def temporary_name() -> bytes:
+    """Return a name for a hidden file or directory, which no other process guesses."""
     return b".paracle-" + os.urandom(8).hex().encode("ascii")
 
 
 def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
+    """Write all of the data to a blocking descriptor."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -49,25 +52,25 @@ def pack(walk: Walk, links: bool) -> Iterator[bytes]:
     for found in walk:
         kind = found.status.st_mode
         if stat.S_ISDIR(kind):
-            yield _entry(walk, FOLDER, found, 0)
+            yield _pack_entry(walk, FOLDER, found, 0)
         elif stat.S_ISREG(kind):
             yield from _pack_file(walk, found)
         elif stat.S_ISLNK(kind) and links:
             target = os.readlink(found.name, dir_fd=walk.position.fd)
-            yield _entry(walk, LINK, found, len(target)) + target
+            yield _pack_entry(walk, LINK, found, len(target)) + target
         else:
             walk.skipped += 1
             yield b""
     yield ENTRY.pack(END, 0, 0, 0)
 
 
-def _entry(walk: Walk, kind: int, found: Found, size: int) -> bytes:
+def _pack_entry(walk: Walk, kind: int, found: Entry, size: int) -> bytes:
     walk.packed += 1
     mode = stat.S_IMODE(found.status.st_mode)
     return ENTRY.pack(kind, mode, len(found.path), size) + found.path
 
 
-def _pack_file(walk: Walk, found: Found) -> Iterator[bytes]:
+def _pack_file(walk: Walk, found: Entry) -> Iterator[bytes]:
     try:
         fd = os.open(found.name, READ, dir_fd=walk.position.fd)
     except OSError as error:
@@ -79,28 +82,28 @@ def _pack_file(walk: Walk, found: Found) -> Iterator[bytes]:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.ESTALE, "the file was replaced")
         data = os.read(fd, CHUNK)
-        # What fits in one read has the size that was read, however the file changes.
+        # If one read reached the end, the size is what was read, however the file changes.
         size = len(data) if len(data) < CHUNK else max(status.st_size, len(data))
-        yield _entry(walk, FILE, found, size) + data
-        yield from _rest(fd, size - len(data))
+        yield _pack_entry(walk, FILE, found, size) + data
+        yield from _read_rest(fd, size - len(data))
     finally:
         os.close(fd)
 
 
-def _rest(fd: int, left: int) -> Iterator[bytes]:
+def _read_rest(fd: int, left: int) -> Iterator[bytes]:
     while left:
         data = os.read(fd, min(left, CHUNK))
         if not data:
-            raise OSError(errno.ESTALE, "the file was cut while it was read")
+            raise OSError(errno.ESTALE, "the file became shorter while it was read")
         left -= len(data)
         yield data
 
 
 class TreeWriter:
-    """Makes the tree of a stream in a new, empty directory, given as a descriptor.
+    """Create the tree of a stream in a new, empty directory, given as a descriptor.
 
-    Files are made with O_EXCL and must not exist, so a name that comes twice is refused; a
-    directory must have come before what is in it.
+    Files are created with O_EXCL, so a name that comes twice is refused. A directory must have come
+    before its entries.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class TreeWriter:
         self._mode_mask = mode_mask
         self._bytes_left = max_bytes
         self._max_entries = max_entries
-        self._head = bytearray()
+        self._header = bytearray()
         self._need = ENTRY.size
         self._content_left = 0
         self._mode = 0
@@ -130,55 +133,56 @@ class TreeWriter:
         self._parent_path: Optional[bytes] = None
 
     def feed(self, data: bytes) -> None:
-        """Takes the next bytes. TreeError or OSError; then only close() may follow."""
+        """Process the next bytes. After a TreeError or OSError only close() may be called."""
         view = memoryview(data)
         while view:
             if self.finished:
                 raise TreeError("bytes after the end of the tree")
             if self._content_left:
                 part = view[: self._content_left]
-                self._content(part)
+                self._feed_content(part)
             else:
-                part = view[: self._need - len(self._head)]
-                self._heading(part)
+                part = view[: self._need - len(self._header)]
+                self._feed_header(part)
             view = view[len(part) :]
 
     def finish(self) -> int:
-        """The number of entries. TreeError when the end has not come."""
+        """Return the number of entries. Raises TreeError if the END entry has not come."""
         self.close()
         if not self.finished:
             raise TreeError("the tree is cut off")
         return self.entries
 
     def close(self) -> None:
+        """Close the descriptors of the file and the directory that are being written."""
         for fd in (self._file, self._parent):
             if fd >= 0:
                 os.close(fd)
         self._file = self._parent = -1
         self._parent_path = None
 
-    def _heading(self, part: memoryview) -> None:
-        self._head += part
-        if len(self._head) < self._need:
+    def _feed_header(self, part: memoryview) -> None:
+        self._header += part
+        if len(self._header) < self._need:
             return
-        kind, mode, length, size = ENTRY.unpack_from(self._head)
+        kind, mode, length, size = ENTRY.unpack_from(self._header)
         if self._need == ENTRY.size and length:
             if length > MAX_NAME:
                 raise TreePathError("a name of %d bytes is too long" % length)
             self._need += length
             return
-        path = bytes(self._head[ENTRY.size :])
-        self._head.clear()
+        path = bytes(self._header[ENTRY.size :])
+        self._header.clear()
         self._need = ENTRY.size
-        self._begin(kind, mode, path, size)
+        self._begin_entry(kind, mode, path, size)
 
-    def _begin(self, kind: int, mode: int, path: bytes, size: int) -> None:
+    def _begin_entry(self, kind: int, mode: int, path: bytes, size: int) -> None:
         if kind == END:
             if mode or path or size:
                 raise TreeError("the end of the tree is malformed")
             self.finished = True
             return
-        self._count(size)
+        self._count_entry(size)
         parts = check_path(path)
         self._name = parts.pop()
         self._mode = mode & self._mode_mask
@@ -193,9 +197,9 @@ class TreeWriter:
             raise TreeError("an entry of kind %d and size %d is not allowed" % (kind, size))
         self._content_left = size
         if not size:
-            self._complete()
+            self._finish_entry()
 
-    def _count(self, size: int) -> None:
+    def _count_entry(self, size: int) -> None:
         self.entries += 1
         if self._max_entries is not None and self.entries > self._max_entries:
             raise TreeError("more than %d entries" % self._max_entries)
@@ -222,20 +226,20 @@ class TreeWriter:
         self._parent = fd
         self._parent_path = path
 
-    def _content(self, part: memoryview) -> None:
+    def _feed_content(self, part: memoryview) -> None:
         if self._target is not None:
             self._target += part
         else:
             write_all(self._file, part)
         self._content_left -= len(part)
         if not self._content_left:
-            self._complete()
+            self._finish_entry()
 
-    def _complete(self) -> None:
+    def _finish_entry(self) -> None:
         if self._target is not None:
             target, self._target = bytes(self._target), None
             if b"\0" in target:
-                raise TreePathError("the target of a link holds a NUL")
+                raise TreePathError("the target of a link contains a null character")
             os.symlink(target, self._name, dir_fd=self._parent)
         elif self._file >= 0:
             os.fchmod(self._file, self._mode)
@@ -244,7 +248,7 @@ class TreeWriter:
 
 
 def check_path(path: bytes) -> List[bytes]:
-    """The parts of a relative path, or TreePathError if it is anything but plain."""
+    """Split a relative path into its parts. Raises TreePathError unless each is a plain name."""
     parts = path.split(b"/")
     for part in parts:
         if part in (b"", b".", b"..") or b"\0" in part or len(part) > MAX_PART:

@@ -1,44 +1,47 @@
-"""What has changed below a directory since somebody last asked.
+"""List the changes below a directory since the last listing.
 
-The host keeps the files of a workspace after each program. So that this costs it nothing for files
-that stayed as they are, the guest remembers how each of them looked: by its change time, which no
-program can set, and by what else would differ had it been replaced.
+The host saves the files of a workspace after each program. To make this cheap for files that did
+not change, the guest remembers a fingerprint of each of them: its change time, which no program can
+set, and other values that differ if the file was replaced.
 """
 
 import stat
 from typing import Any, Dict, List, Optional
 
 from .dirwalk import SLICE
-from .job import Message, Wire, Work, number_of
-from .ops import ESCAPED, EVENT_BYTES, announce, describe_entry, walk_below
+from .job import Message, Wire, Work, read_number
+from .ops import ESCAPED, EVENT_BYTES, describe_entry, send_event, walk_below
 from .paths import FileError, Roots, decode
 
 # A path and its number take some 150 bytes of the sandbox's memory.
-MAX_KNOWN = 100_000
+MAX_REMEMBERED = 100_000
 
 
-class _Last:
-    """How everything looked when the last listing ended: the host knows it by the token."""
+class _LastListing:
+    """The fingerprints of the last listing. The host names it by its token."""
 
     def __init__(self) -> None:
         self.token: Optional[str] = None
-        self.looks: Dict[bytes, int] = {}
+        self.fingerprints: Dict[bytes, int] = {}
         self.count = 0
 
 
-# Of this process, which is the guest of one sandbox.
-_last = _Last()
+# This is state of the process, which is the guest of one sandbox.
+_last_listing = _LastListing()
 
 
 def list_changes(request: Message, wire: Wire, roots: Roots) -> Work:
-    """Entries of files and directories that are new or changed since the listing that the host
-    names, and the paths of those that are gone; of all, if that was not the last one."""
+    """List the files and directories that are new, changed or gone since an earlier listing.
+
+    The host names that listing by its token. If it was not the last one, the response says "all",
+    and holds all of them.
+    """
     since: Any = request.get("since")
-    is_known = since is not None and since == _last.token
-    most = min(number_of(request, "most", MAX_KNOWN), MAX_KNOWN)
-    before = _last.looks if is_known else {}
+    is_known = since is not None and since == _last_listing.token
+    most = min(read_number(request, "most", MAX_REMEMBERED), MAX_REMEMBERED)
+    before = _last_listing.fingerprints if is_known else {}
     walk = walk_below(roots, roots.locate(request.get("path")))
-    looks: Dict[bytes, int] = {}
+    fingerprints: Dict[bytes, int] = {}
     batch: List[Message] = []
     seen = size = 0
     try:
@@ -46,38 +49,41 @@ def list_changes(request: Message, wire: Wire, roots: Roots) -> Work:
             seen += 1
             if seen % SLICE == 0:
                 yield True
-            look = _look(found.status)
-            if look is None:
+            fingerprint = _fingerprint(found.status)
+            if fingerprint is None:
                 continue
-            if len(looks) >= most:
-                raise FileError("too_large", "there are more than %d files and directories" % most)
-            looks[found.path] = look
-            if before.get(found.path) == look:
+            if len(fingerprints) >= most:
+                raise FileError(
+                    "too_large",
+                    "There are more than %d files and directories, which is the limit" % most,
+                )
+            fingerprints[found.path] = fingerprint
+            if before.get(found.path) == fingerprint:
                 continue
             weight = ESCAPED * (len(found.path) + len(found.name)) + 200
             if len(batch) >= SLICE or (batch and size + weight > EVENT_BYTES):
-                yield from announce(wire, {"entries": batch})
+                yield from send_event(wire, {"entries": batch})
                 batch, size = [], 0
             batch.append(describe_entry(found.name, decode(found.path), found.status))
             size += weight
         if batch:
-            yield from announce(wire, {"entries": batch})
-        gone = [path for path in before if path not in looks]
+            yield from send_event(wire, {"entries": batch})
+        gone = [path for path in before if path not in fingerprints]
         for start in range(0, len(gone), SLICE // 8):  # a path has up to 4,096 bytes
             part = [decode(path) for path in gone[start : start + SLICE // 8]]
-            yield from announce(wire, {"gone": part})
+            yield from send_event(wire, {"gone": part})
     finally:
         walk.close()
-    _last.count += 1
-    _last.token, _last.looks = str(_last.count), looks
-    return {"token": _last.token, "all": not is_known, "skipped": walk.skipped}
+    _last_listing.count += 1
+    _last_listing.token, _last_listing.fingerprints = str(_last_listing.count), fingerprints
+    return {"token": _last_listing.token, "all": not is_known, "skipped": walk.skipped}
 
 
-def _look(status: Any) -> Optional[int]:
-    """A number that differs when it changed; None for what is not kept, such as links."""
+def _fingerprint(status: Any) -> Optional[int]:
+    """Return a number that differs after a change; None for entries that the host does not save."""
     if stat.S_ISREG(status.st_mode):
         times = (status.st_ctime_ns, status.st_mtime_ns)
         return hash((times, status.st_ino, status.st_size, status.st_mode))
     if stat.S_ISDIR(status.st_mode):
-        return hash(status.st_mode)  # what is in it speaks for itself
+        return hash(status.st_mode)  # its entries are listed on their own
     return None

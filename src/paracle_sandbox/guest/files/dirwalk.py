@@ -1,11 +1,12 @@
-"""Moves through directory trees that somebody else may be changing.
+"""Walk through directory trees that other processes may be changing.
 
-One descriptor is open at a time, whatever the depth, and paths are never put together: down is
-an open of one name without following links, up is an open of ".." that must give the directory
-we came from. So a tree may be deeper than PATH_MAX, and a directory swapped or moved away
-meanwhile ends the walk instead of leading it elsewhere.
+One descriptor is open at a time, whatever the depth, and names are never joined to a path. The walk
+goes down by opening one name without following links, and up by opening "..", which must be the
+directory that it came from. So a tree may be deeper than PATH_MAX, and a directory that is swapped
+or moved away meanwhile ends the walk instead of leading it elsewhere.
 
-Used on both ends: by the guest in the workspace, by the host for what it copies in and out.
+Both ends use this module: the guest in the workspace, and the host for trees that it copies in and
+out.
 """
 
 import errno
@@ -23,8 +24,8 @@ MAX_REFILLS = 100
 _SCAN = os.O_RDONLY | open_flags("O_DIRECTORY", "O_CLOEXEC")
 
 
-class Descent:
-    """A position in a tree. Owns its descriptor, not the one it was started from."""
+class TreePosition:
+    """A position in a tree. It owns its descriptor, but not the one that it was created from."""
 
     def __init__(self, start: int) -> None:
         self.fd = os.open(b".", DIRECTORY, dir_fd=start)
@@ -32,15 +33,19 @@ class Descent:
 
     @property
     def depth(self) -> int:
+        """The number of directories between the start and this position."""
         return len(self._parents)
 
     def enter(self, name: bytes, unlock: bool = False) -> None:
-        """Goes down. With `unlock`, rights that the owner took from itself are given back."""
+        """Go down into a directory.
+
+        With `unlock`, the owner is given back the permissions that it removed from itself.
+        """
         inner = os.open(name, DIRECTORY, dir_fd=self.fd)
         try:
             if unlock:
                 _unlock(inner)
-            # Without the right to search it there is no way back: refuse before going in.
+            # Without search permission there is no way back up, so this fails before going in.
             os.close(os.open(b"..", DIRECTORY, dir_fd=inner))
             self._parents.append(_identity(self.fd))
         except OSError:
@@ -49,6 +54,7 @@ class Descent:
         self._move(inner)
 
     def leave(self) -> None:
+        """Go up again. Raises OSError if the directory was moved meanwhile."""
         outer = os.open(b"..", DIRECTORY, dir_fd=self.fd)
         if _identity(outer) != self._parents.pop():
             os.close(outer)
@@ -56,7 +62,7 @@ class Descent:
         self._move(outer)
 
     def scan(self) -> "Iterator[os.DirEntry[str]]":
-        """The entries of this directory, read as they are asked for."""
+        """Yield the entries of this directory, which are read on demand."""
         fd = os.open(b".", _SCAN, dir_fd=self.fd)
         try:
             with os.scandir(fd) as entries:
@@ -78,7 +84,7 @@ def _unlock(directory: int) -> None:
     if stat.S_IMODE(os.fstat(directory).st_mode) & 0o700 == 0o700:
         return
     try:
-        # fchmod refuses an O_PATH descriptor, and O_PATH is what opens a mode-000 directory.
+        # Only O_PATH can open a directory of mode 000, and fchmod refuses such a descriptor.
         os.chmod("/proc/self/fd/%d" % directory, 0o700)
     except (PermissionError, FileNotFoundError):
         pass  # not ours, or no /proc: the next step fails and says so
@@ -89,21 +95,24 @@ def _identity(fd: int) -> Tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-class Found(NamedTuple):
+class Entry(NamedTuple):
+    """One file, directory or link that a walk has found."""
+
     path: bytes  # relative to the top
     name: bytes
     status: os.stat_result
 
 
 class Walk:
-    """Everything below a directory, each directory before what is in it.
+    """Yield everything below a directory, each directory before its entries.
 
-    What cannot be read is skipped and counted, or raised when `strict`. What lies deeper than
-    any path can name is not visited: the output would grow with the square of the depth.
+    Entries that cannot be read are skipped and counted; with `strict`, the error is raised. Entries
+    that lie deeper than a path can name are not visited, because the output would grow with the
+    square of the depth.
     """
 
     def __init__(self, top: int, recursive: bool = True, strict: bool = False) -> None:
-        self.position = Descent(top)
+        self.position = TreePosition(top)
         self.packed = 0  # entries put into a tree stream
         self.skipped = 0
         self._recursive = recursive
@@ -115,12 +124,13 @@ class Walk:
         self.position.close()
 
     def skip(self, error: OSError) -> None:
+        """Count an entry that cannot be read; with `strict`, raise the error."""
         if self._strict:
             raise error
         self.skipped += 1
 
-    def __iter__(self) -> Iterator[Found]:
-        yield from self._directory()
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self._visit_directory()
         while self._pending:
             if not self._pending[-1]:
                 self._pending.pop()
@@ -128,7 +138,7 @@ class Walk:
                     self._prefix.pop()
                     self.position.leave()
             elif self._enter(self._pending[-1].pop()):
-                yield from self._directory()
+                yield from self._visit_directory()
 
     def _enter(self, name: bytes) -> bool:
         try:
@@ -139,13 +149,13 @@ class Walk:
         self._prefix.append(name + b"/")
         return True
 
-    def _directory(self) -> Iterator[Found]:
+    def _visit_directory(self) -> Iterator[Entry]:
         below: List[bytes] = []
         self._pending.append(below)
         prefix = b"".join(self._prefix)
         try:
             for entry in self.position.scan():
-                found = self._look(entry, prefix)
+                found = self._read_entry(entry, prefix)
                 if found is None:
                     continue
                 yield found
@@ -154,7 +164,7 @@ class Walk:
         except PermissionError as error:
             self.skip(error)
 
-    def _look(self, entry: "os.DirEntry[str]", prefix: bytes) -> Optional[Found]:
+    def _read_entry(self, entry: "os.DirEntry[str]", prefix: bytes) -> Optional[Entry]:
         name = os.fsencode(entry.name)
         if len(prefix) + len(name) > MAX_NAME or self.position.depth >= MAX_DEPTH:
             self.skip(OSError(errno.ENAMETOOLONG, "nested too deeply"))
@@ -163,12 +173,12 @@ class Walk:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             return None  # removed since the directory was read
-        return Found(prefix + name, name, status)
+        return Entry(prefix + name, name, status)
 
 
 def remove_tree(parent: int, name: bytes) -> Iterator[None]:
-    """Removes a directory with everything in it; yields after each slice of work."""
-    position = Descent(parent)
+    """Remove a directory with everything in it. Yields after each slice of work."""
+    position = TreePosition(parent)
     todo = [[name]]  # for each level the directories to remove, the current one last
     refills = 0
     try:
@@ -187,7 +197,7 @@ def remove_tree(parent: int, name: bytes) -> Iterator[None]:
                 os.rmdir(todo[-1][-1], dir_fd=position.fd)
                 todo[-1].pop()
             except OSError as error:
-                # Something was made in it meanwhile: once more, but not for ever.
+                # A process created something in it meanwhile: try again, but not for ever.
                 refills += 1
                 if error.errno != errno.ENOTEMPTY or refills > MAX_REFILLS:
                     raise
@@ -196,7 +206,7 @@ def remove_tree(parent: int, name: bytes) -> Iterator[None]:
         position.close()
 
 
-def _enter_or_unlink(position: Descent, name: bytes) -> bool:
+def _enter_or_unlink(position: TreePosition, name: bytes) -> bool:
     try:
         position.enter(name, unlock=True)
         return True
@@ -209,8 +219,8 @@ def _enter_or_unlink(position: Descent, name: bytes) -> bool:
     return False
 
 
-def _clear(position: Descent) -> Generator[None, None, List[bytes]]:
-    """Unlinks what is no directory here, and returns the names of the directories."""
+def _clear(position: TreePosition) -> Generator[None, None, List[bytes]]:
+    """Unlink all files here, and return the names of the directories."""
     below: List[bytes] = []
     for count, entry in enumerate(position.scan(), 1):
         if entry.is_dir(follow_symlinks=False):
@@ -230,14 +240,14 @@ def _unlink(name: bytes, parent: int) -> None:
 
 
 def merge(source: int, target: int) -> Iterator[None]:
-    """Moves what is in one directory into another, replacing files; yields after each slice.
+    """Move the entries of one directory into another, replacing files. Yields after each of them.
 
-    Directories that are on both sides are joined, and their empty shells stay in the source.
-    A file in the way of a directory, or the reverse, is an OSError.
+    Directories that exist on both sides are merged, and stay in the source as empty directories.
+    Raises OSError if a file is in the way of a directory, or a directory in the way of a file.
     """
-    here, there = Descent(source), Descent(target)
+    here, there = TreePosition(source), TreePosition(target)
     try:
-        todo = [_names(here)]
+        todo = [_list_names(here)]
         while todo:
             if not todo[-1]:
                 todo.pop()
@@ -245,23 +255,23 @@ def merge(source: int, target: int) -> Iterator[None]:
                     here.leave()
                     there.leave()
                     todo[-1].pop()
-            elif _moved(todo[-1][-1], here.fd, there.fd):
+            elif _try_rename(todo[-1][-1], here.fd, there.fd):
                 todo[-1].pop()
             else:
                 here.enter(todo[-1][-1])
                 there.enter(todo[-1][-1])
-                todo.append(_names(here))
+                todo.append(_list_names(here))
             yield
     finally:
         here.close()
         there.close()
 
 
-def _names(position: Descent) -> List[bytes]:
+def _list_names(position: TreePosition) -> List[bytes]:
     return [os.fsencode(entry.name) for entry in position.scan()]
 
 
-def _moved(name: bytes, source: int, target: int) -> bool:
+def _try_rename(name: bytes, source: int, target: int) -> bool:
     try:
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
         return True

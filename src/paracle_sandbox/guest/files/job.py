@@ -1,16 +1,16 @@
-"""How a file operation runs inside the guest's loop.
+"""Run a file operation in turns inside the guest's loop.
 
-An operation is a generator. It yields to let the loop go on: True to be called again at once,
-False to sleep until data or credit arrives. It is sent each piece of data, and b"" at the end
-of the data; what it returns is the RESULT. Its `finally` clauses close what it opened, whether
-it ends, fails or is cancelled. One that has to come after something else sleeps until then.
+An operation is a generator. It yields to let the loop go on: True to be called again at once, False
+to sleep until data or credit arrives. The job sends it each piece of data, and b"" at the end of
+the data. The value that it returns becomes the RESULT. Its `finally` clauses close what it opened,
+whether it ends, fails or is cancelled.
 """
 
 import errno
 from typing import Any, Callable, Dict, Generator, Optional, Protocol
 
 from .archive import TreeError, TreePathError
-from .paths import FileError, Place, Roots, explain
+from .paths import FileError, Location, Roots, to_file_error
 
 MAX_OFFSET = 1 << 62
 
@@ -19,7 +19,7 @@ Work = Generator[bool, Optional[bytes], Message]
 
 
 class Wire(Protocol):
-    """The stream of one operation, as the guest's loop provides it."""
+    """The part of `wire.Wire` that operations use."""
 
     credit: int
 
@@ -34,7 +34,7 @@ Operation = Callable[[Message, Wire, Roots], Work]
 
 
 class Job:
-    """One operation under way, as the loop drives it."""
+    """One operation under way, with the methods that the loop calls."""
 
     def __init__(self, operation: Operation, request: Message, wire: Wire, roots: Roots) -> None:
         self.wants_turn = False
@@ -44,12 +44,12 @@ class Job:
         self._work: Optional[Work] = operation(request, wire, roots)
 
     def come_after(self, is_over: Callable[[], bool]) -> None:
-        """Do nothing before it is; ``on_credit`` has it asked again."""
+        """Begin only when ``is_over`` returns True. It is asked again after each ``on_credit``."""
         if self._work is not None:
-            self._work = _after(is_over, self._work)
+            self._work = _run_after(is_over, self._work)
 
     def start(self) -> None:
-        """Runs to the first pause; small operations are over then."""
+        """Run to the first pause. Small operations end before it."""
         self._step(None)
 
     def on_data(self, data: bytes) -> None:
@@ -66,7 +66,7 @@ class Job:
         self._step(None)
 
     def cancel(self) -> None:
-        """Ends the work and closes everything, without an answer."""
+        """End the operation and close what it opened, without a response."""
         self.wants_turn = False
         if self._work is not None:
             self._work.close()
@@ -83,37 +83,38 @@ class Job:
         except FileError as error:
             self._fail(error)
         except TreePathError as error:
-            self._fail(FileError("path_escape", "Refused: %s" % error))
+            self._fail(FileError("path_escape", "The tree was refused: %s" % error))
         except TreeError as error:
-            self._fail(FileError("invalid", "Refused: %s" % error))
+            self._fail(FileError("invalid", "The tree was refused: %s" % error))
         except OSError as error:
-            self._fail(explain(error, self._path()))
+            self._fail(to_file_error(error, self._error_path()))
 
     def _fail(self, error: FileError) -> None:
         self.cancel()
         self._wire.error(error.code, error.message, error.number)
 
-    def _path(self) -> str:
-        """The path that an error is about; only asked for after it was located once."""
+    def _error_path(self) -> str:
+        """Return the path that an error is about. It was located before, so this cannot fail."""
         return self._roots.locate(self._request.get("path")).text
 
 
-def _after(is_over: Callable[[], bool], work: Work) -> Work:
+def _run_after(is_over: Callable[[], bool], work: Work) -> Work:
     while not is_over():
         yield False
     return (yield from work)
 
 
-def number_of(request: Message, key: str, default: int) -> int:
-    """A number of a request that is not negative. FileError when it is something else."""
+def read_number(request: Message, key: str, default: int) -> int:
+    """Return a number of the request, which must not be negative. Raises FileError otherwise."""
     value = request.get(key)
     if value is None:
         return default
     if not isinstance(value, int) or not 0 <= value <= MAX_OFFSET:
-        raise FileError("invalid", "%s must be a number that is not negative" % key)
+        raise FileError("invalid", "%s must be a whole number that is not negative" % key)
     return value
 
 
-def too_large(place: Place, most: int) -> FileError:
-    text = "%s is larger than %d bytes" % (place.text, most)
+def too_large_error(location: Location, most: int) -> FileError:
+    """Build the error for a file or tree that is larger than the host accepts."""
+    text = "%s is larger than %d bytes" % (location.text, most)
     return FileError("too_large", text, errno.EFBIG)

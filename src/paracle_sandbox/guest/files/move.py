@@ -1,6 +1,6 @@
-"""The move operation: a rename, or a copy and a removal where two file systems meet.
+"""The move operation: a rename, or a copy and a removal between two file systems.
 
-/workspace and /tmp may be different mounts, and between mounts there is no rename.
+/workspace and /tmp may be different mounts, and the kernel does not rename between mounts.
 """
 
 import errno
@@ -12,13 +12,14 @@ from ...channel.frames import CHUNK
 from .archive import CREATE, READ, pack, temporary_name, write_all
 from .dirwalk import Walk, remove_tree
 from .job import Message, Wire, Work
-from .paths import DIRECTORY, FileError, Place, Roots, explain, resolve
+from .paths import DIRECTORY, FileError, Location, Roots, resolve, to_file_error
 from .staging import Staging
 
-_OF_TARGET = {"not_found": "target_not_found", "path_escape": "target_path_escape"}
+_TARGET_CODES = {"not_found": "target_not_found", "path_escape": "target_path_escape"}
 
 
 def move(request: Message, wire: Wire, roots: Roots) -> Work:
+    """Move a file, link or directory. A file at the target is replaced."""
     source = roots.locate(request.get("source"))
     target = roots.locate(request.get("target"))
     ends = []
@@ -31,20 +32,20 @@ def move(request: Message, wire: Wire, roots: Roots) -> Work:
         yield from _move(old, old_name, new, new_name)
         return {}
     except OSError as error:
-        # Both directories were found, so what is missing now can only be the source.
+        # Both directories were opened, so only the source itself can be missing now.
         blamed = source if error.errno == errno.ENOENT else target
-        raise explain(error, blamed.text) from None
+        raise to_file_error(error, blamed.text) from None
     finally:
         for fd, _ in ends:
             os.close(fd)
 
 
-def _resolve_target(roots: Roots, target: Place) -> Tuple[int, bytes]:
+def _resolve_target(roots: Roots, target: Location) -> Tuple[int, bytes]:
     try:
         return resolve(roots, target, follow=False)
     except FileError as error:
-        # The host names one of the two paths, and has to know which.
-        code = _OF_TARGET.get(error.code, error.code)
+        # The host's error names one of the two paths, so the code says which one it is.
+        code = _TARGET_CODES.get(error.code, error.code)
         raise FileError(code, error.message, error.number) from None
 
 
@@ -72,7 +73,7 @@ def _move(old: int, old_name: bytes, new: int, new_name: bytes) -> Work:
 
 
 def _copy_tree(old: int, old_name: bytes, new: int, new_name: bytes) -> Work:
-    _make_way(new, new_name)
+    _remove_empty_directory(new, new_name)
     top = os.open(old_name, DIRECTORY, dir_fd=old)
     try:
         walk = Walk(top, strict=True)
@@ -85,7 +86,7 @@ def _copy_tree(old: int, old_name: bytes, new: int, new_name: bytes) -> Work:
                 staging.writer.feed(piece)
                 yield True
             if walk.skipped:
-                raise OSError(errno.ENXIO, "holds what cannot be copied")
+                raise OSError(errno.ENXIO, "holds a socket, fifo or device")
             for _ in staging.settle():
                 yield True
         finally:
@@ -95,8 +96,11 @@ def _copy_tree(old: int, old_name: bytes, new: int, new_name: bytes) -> Work:
     return {}
 
 
-def _make_way(parent: int, name: bytes) -> None:
-    """As rename would: an empty directory is replaced, anything else is refused."""
+def _remove_empty_directory(parent: int, name: bytes) -> None:
+    """Remove an empty directory at the target, as rename would.
+
+    Raises OSError for anything else.
+    """
     try:
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:
@@ -118,7 +122,7 @@ def _copy_file(old: int, old_name: bytes, new: int, new_name: bytes) -> Work:
             os.rename(temporary, new_name, src_dir_fd=new, dst_dir_fd=new)
         finally:
             os.close(target)
-            discard(new, temporary)
+            remove_temporary(new, temporary)
     finally:
         os.close(source)
     return {}
@@ -130,11 +134,11 @@ def _copy_link(old: int, old_name: bytes, new: int, new_name: bytes) -> None:
     try:
         os.rename(temporary, new_name, src_dir_fd=new, dst_dir_fd=new)
     finally:
-        discard(new, temporary)
+        remove_temporary(new, temporary)
 
 
-def discard(parent: int, temporary: bytes) -> None:
-    """Removes a temporary file, if it was not renamed."""
+def remove_temporary(parent: int, temporary: bytes) -> None:
+    """Remove a temporary file if it is still there, because it was not renamed."""
     try:
         os.unlink(temporary, dir_fd=parent)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""File operations inside the sandbox: the table OPS, and what each does."""
+"""The file operations of the guest: the table OPS, and the functions for paths and trees."""
 
 import errno
 import os
@@ -8,44 +8,47 @@ from typing import Callable, Dict, Generator, List, Optional
 from ...channel.frames import CHUNK
 from .archive import pack
 from .dirwalk import SLICE, Walk, remove_tree
-from .job import MAX_OFFSET, Job, Message, Operation, Wire, Work, number_of, too_large
+from .job import MAX_OFFSET, Job, Message, Operation, Wire, Work, read_number, too_large_error
 from .move import move
-from .paths import DIRECTORY, FileError, Place, Roots, decode, real_path, resolve
+from .paths import DIRECTORY, FileError, Location, Roots, decode, real_path, resolve
 from .read_write import read, write
 from .staging import Staging
 
-# A listing event holds about EVENT_BYTES and never more than EVENT_ROOM, which must be credited.
+# An event of a listing holds about EVENT_BYTES and never more than EVENT_ROOM. It is sent only when
+# the host has given credit for that much.
 EVENT_BYTES = 256 << 10
 EVENT_ROOM = 1 << 20
-# Each byte of a name may become an escape of six characters.
+# JSON may turn each byte of a name into an escape of six characters.
 ESCAPED = 6
 
 Pause = Generator[bool, Optional[bytes], None]
 
 
 def list_directory(request: Message, wire: Wire, roots: Roots) -> Work:
-    place = roots.locate(request.get("path"))
-    walk = walk_below(roots, place, recursive=bool(request.get("recursive")))
-    above = place.text.rstrip("/") + "/"
+    """List a directory, or everything below it, as EVENTs with entries."""
+    location = roots.locate(request.get("path"))
+    walk = walk_below(roots, location, recursive=bool(request.get("recursive")))
+    above = location.text.rstrip("/") + "/"
     batch: List[Message] = []
     count = size = 0
     try:
         for found in walk:
             weight = ESCAPED * (len(above) + len(found.path) + len(found.name)) + 200
             if len(batch) >= SLICE or (batch and size + weight > EVENT_BYTES):
-                yield from announce(wire, {"entries": batch})
+                yield from send_event(wire, {"entries": batch})
                 batch, size = [], 0
             batch.append(describe_entry(found.name, above + decode(found.path), found.status))
             size += weight
             count += 1
         if batch:
-            yield from announce(wire, {"entries": batch})
+            yield from send_event(wire, {"entries": batch})
         return {"count": count, "skipped": walk.skipped}
     finally:
         walk.close()
 
 
-def announce(wire: Wire, event: Message) -> Pause:
+def send_event(wire: Wire, event: Message) -> Pause:
+    """Wait for enough credit and send an EVENT."""
     while wire.credit < EVENT_ROOM:
         yield False
     wire.event(event)
@@ -53,6 +56,7 @@ def announce(wire: Wire, event: Message) -> Pause:
 
 
 def describe_entry(name: bytes, path: str, status: os.stat_result) -> Message:
+    """Build the entry of a file as the host expects it."""
     return {
         "name": decode(name),
         "path": path,
@@ -66,34 +70,37 @@ def describe_entry(name: bytes, path: str, status: os.stat_result) -> Message:
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
-def describe(request: Message, wire: Wire, roots: Roots) -> Work:
-    """The entry of a path; a link at its end is followed, as os.stat does."""
+def describe_path(request: Message, wire: Wire, roots: Roots) -> Work:
+    """Return the entry of a path. A link at its end is followed, as os.stat does."""
     yield from ()
-    place = roots.locate(request.get("path"))
+    location = roots.locate(request.get("path"))
     try:
-        parent, name = resolve(roots, place)
+        parent, name = resolve(roots, location)
     except FileError as error:
         if error.code != "not_directory":
             raise
-        # Nothing is below a file: who asks whether something is there has the answer.
+        # The path leads through a file, so there is nothing: a question whether it exists is
+        # answered, and not an error.
         raise FileError("not_found", error.message, error.number) from None
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     finally:
         os.close(parent)
-    return describe_entry((place.root + place.names or [b"/"])[-1], place.text, status)
+    return describe_entry((location.root + location.names or [b"/"])[-1], location.text, status)
 
 
-def real(request: Message, wire: Wire, roots: Roots) -> Work:
+def resolve_real_path(request: Message, wire: Wire, roots: Roots) -> Work:
+    """Return a path with all links resolved."""
     yield from ()
     return {"path": real_path(roots, roots.locate(request.get("path")))}
 
 
 def make_directory(request: Message, wire: Wire, roots: Roots) -> Work:
+    """Create a directory. With "parents", one that exists is accepted."""
     yield from ()
-    place = roots.locate(request.get("path"))
+    location = roots.locate(request.get("path"))
     parents = bool(request.get("parents", True))
-    parent, name = resolve(roots, place, make_parents=parents)
+    parent, name = resolve(roots, location, make_parents=parents)
     try:
         os.mkdir(name, 0o755, dir_fd=parent)
     except FileExistsError:
@@ -106,11 +113,14 @@ def make_directory(request: Message, wire: Wire, roots: Roots) -> Work:
 
 
 def remove(request: Message, wire: Wire, roots: Roots) -> Work:
-    place = roots.locate(request.get("path"))
-    parent, name = resolve(roots, place, follow=False)
+    """Remove a file, a link, or a directory, with "recursive" also one that is not empty."""
+    location = roots.locate(request.get("path"))
+    parent, name = resolve(roots, location, follow=False)
     try:
         if name == b".":
-            raise FileError("invalid", "%s itself cannot be removed" % place.text)
+            raise FileError(
+                "invalid", "%s itself cannot be removed, only what is in it" % location.text
+            )
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
             os.unlink(name, dir_fd=parent)
@@ -125,9 +135,10 @@ def remove(request: Message, wire: Wire, roots: Roots) -> Work:
 
 
 def get_tree(request: Message, wire: Wire, roots: Roots) -> Work:
-    place = roots.locate(request.get("path"))
-    yield from _check_size(request, roots, place)
-    walk = walk_below(roots, place)
+    """Send a directory with everything below it, as a tree stream (`archive`)."""
+    location = roots.locate(request.get("path"))
+    yield from _check_size(request, roots, location)
+    walk = walk_below(roots, location)
     pieces = 0
     buffer = bytearray()
     try:
@@ -144,12 +155,15 @@ def get_tree(request: Message, wire: Wire, roots: Roots) -> Work:
         walk.close()
 
 
-def _check_size(request: Message, roots: Roots, place: Place) -> Pause:
-    """FileError if the tree is more than the host takes, before any of it is sent: what is small
-    here can be large there, where each name of a file is a copy of it and a hole is written."""
-    most = number_of(request, "max_bytes", MAX_OFFSET)
-    entries = number_of(request, "max_entries", MAX_OFFSET)
-    walk = walk_below(roots, place)
+def _check_size(request: Message, roots: Roots, location: Location) -> Pause:
+    """Raise FileError if the tree is larger than the host accepts, before any of it is sent.
+
+    A tree that is small here can be large on the host, where each hard link becomes a copy and each
+    hole is written.
+    """
+    most = read_number(request, "max_bytes", MAX_OFFSET)
+    entries = read_number(request, "max_entries", MAX_OFFSET)
+    walk = walk_below(roots, location)
     try:
         for count, found in enumerate(walk, 1):
             if stat.S_ISREG(found.status.st_mode):
@@ -157,9 +171,11 @@ def _check_size(request: Message, roots: Roots, place: Place) -> Pause:
             elif not stat.S_ISDIR(found.status.st_mode):
                 entries += 1  # links and special files are left out
             if most < 0:
-                raise too_large(place, number_of(request, "max_bytes", 0))
+                raise too_large_error(location, read_number(request, "max_bytes", 0))
             if count > entries:
-                raise FileError("too_large", "%s has too many files" % place.text, errno.EFBIG)
+                raise FileError(
+                    "too_large", "%s has too many files to be copied" % location.text, errno.EFBIG
+                )
             if count % SLICE == 0:
                 yield True
     finally:
@@ -175,8 +191,9 @@ def _send(wire: Wire, data: bytes) -> Pause:
 
 
 def put_tree(request: Message, wire: Wire, roots: Roots) -> Work:
-    place = roots.locate(request.get("path"))
-    parent, name = resolve(roots, place, make_parents=True)
+    """Receive a tree stream, and move it to its path once it has arrived whole."""
+    location = roots.locate(request.get("path"))
+    parent, name = resolve(roots, location, make_parents=True)
     staging = Staging(parent, name, links=True, mode_mask=0o777)
     try:
         data = yield False
@@ -192,8 +209,9 @@ def put_tree(request: Message, wire: Wire, roots: Roots) -> Work:
         staging.discard()
 
 
-def walk_below(roots: Roots, place: Place, recursive: bool = True) -> Walk:
-    parent, name = resolve(roots, place)
+def walk_below(roots: Roots, location: Location, recursive: bool = True) -> Walk:
+    """Open a directory and return a walk over its entries. The caller has to close it."""
+    parent, name = resolve(roots, location)
     try:
         top = os.open(name, DIRECTORY, dir_fd=parent)
     finally:
@@ -205,6 +223,7 @@ def walk_below(roots: Roots, place: Place, recursive: bool = True) -> Walk:
 
 
 def operation_starter(operation: Operation) -> Callable[[Message, Wire, Message], Job]:
+    """Return a function that creates the job of an operation from request, wire and setup."""
     return lambda request, wire, setup: Job(
         operation, request, wire, Roots(setup, request.get("places"))
     )
@@ -214,8 +233,8 @@ OPS: Dict[str, Callable[[Message, Wire, Message], Job]] = {
     "read": operation_starter(read),
     "write": operation_starter(write),
     "list": operation_starter(list_directory),
-    "stat": operation_starter(describe),
-    "realpath": operation_starter(real),
+    "stat": operation_starter(describe_path),
+    "realpath": operation_starter(resolve_real_path),
     "mkdir": operation_starter(make_directory),
     "move": operation_starter(move),
     "remove": operation_starter(remove),

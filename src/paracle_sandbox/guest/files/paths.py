@@ -1,14 +1,14 @@
-"""Confines the paths of file operations to the places that are the sandbox's own.
+"""Confine the paths of file operations to the sandbox's own directories, the roots.
 
-They are the working directory and /tmp, and what else the host names with a request: volumes, and
-directories that were made writable.
+The roots are the working directory, /tmp, and the directories that the host names with a request:
+volumes, and directories that were made writable.
 
-A path is first taken apart as text (`Roots.locate`), then walked one name at a time from a
-descriptor of its root (`resolve`). The kernel is never asked to follow anything: every open has
-O_NOFOLLOW, no ".." reaches it, and the text of a link is held to the same rule as any path. A
-directory that is swapped for a link during the walk therefore cannot lead out of the root.
+A path is first split as text (`Roots.locate`), and then walked one name at a time from a descriptor
+of its root (`resolve`). The kernel never follows a link for us: every open has O_NOFOLLOW, no ".."
+reaches the kernel, and the target of a link is checked like any other path. A directory that is
+swapped for a link during the walk therefore cannot lead out of the root.
 
-openat2 with RESOLVE_BENEATH would not do: it refuses absolute links that stay inside, such as
+openat2 with RESOLVE_BENEATH cannot be used: it refuses absolute links that stay inside, such as
 /workspace/current -> /workspace/v2, which ordinary programs make.
 """
 
@@ -18,7 +18,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 
 def open_flags(*names: str) -> int:
-    """Those that this system has: on its own disk the host, which may be a Mac, uses this too."""
+    """Combine those of the named flags that this system has.
+
+    The host uses this module on its own disk, too, and may be a Mac, which lacks O_PATH.
+    """
     flags = 0
     for name in names:
         flags |= getattr(os, name, 0)
@@ -28,13 +31,13 @@ def open_flags(*names: str) -> int:
 DIRECTORY = open_flags("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC")
 MAX_TEXT = 64 << 10
 MAX_LINKS = 40
-# A link may say "a/../a/../..."; each ".." starts the walk again, and that must end.
+# The target of a link may be "a/../a/../...". Each ".." starts the walk again, and that must end.
 MAX_STEPS = 100000
 SHOWN = 300
 
 
 class FileError(Exception):
-    """A file operation was refused or failed; becomes an ERROR frame."""
+    """A file operation was refused or has failed. It becomes an ERROR frame."""
 
     def __init__(self, code: str, message: str, number: Optional[int] = None) -> None:
         super().__init__(message)
@@ -43,7 +46,7 @@ class FileError(Exception):
         self.number = number
 
 
-_WORDS = {
+_CODES = {
     errno.ENOENT: ("not_found", "File not found"),
     errno.EEXIST: ("exists", "Already exists"),
     errno.EISDIR: ("is_directory", "Is a directory"),
@@ -64,32 +67,35 @@ _WORDS = {
 }
 
 
-def explain(error: OSError, text: str) -> FileError:
-    """The failure of an operation on the path `text`, in plain words."""
+def to_file_error(error: OSError, text: str) -> FileError:
+    """Build the error for an operation on the path ``text``, in plain words."""
     number = error.errno or 0
-    code, words = _WORDS.get(number, ("internal", os.strerror(number)))
-    return FileError(code, "%s: %s" % (words, shorten(text)), error.errno)
+    code, message = _CODES.get(number, ("internal", os.strerror(number)))
+    return FileError(code, "%s: %s" % (message, shorten(text)), error.errno)
 
 
 def shorten(text: str) -> str:
+    """Cut a path that is too long for an error message."""
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 def encode(text: str) -> bytes:
-    """The bytes of a name. Not os.fsencode: the locale inside must not change names."""
+    """Encode a name. os.fsencode would let the locale inside the sandbox change names."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def decode(name: bytes) -> str:
+    """Decode a name, the reverse of `encode`."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def split(path: bytes) -> List[bytes]:
+    """Split a path into its names, without empty names and "."."""
     return [name for name in path.split(b"/") if name not in (b"", b".")]
 
 
 def collapse(names: List[bytes]) -> Optional[List[bytes]]:
-    """The names with each ".." taken back, or None when that leaves the start."""
+    """Resolve each ".." as text. Returns None if that leads above the start."""
     kept: List[bytes] = []
     for name in names:
         if name != b"..":
@@ -101,14 +107,15 @@ def collapse(names: List[bytes]) -> Optional[List[bytes]]:
     return kept
 
 
-class Place(NamedTuple):
-    """A confined path: the names below one of the roots."""
+class Location(NamedTuple):
+    """A confined path: a root, and the names below it."""
 
     root: List[bytes]
     names: List[bytes]
 
     @property
     def text(self) -> str:
+        """The absolute path, for messages and entries."""
         return decode(b"/" + b"/".join(self.root + self.names))
 
 
@@ -118,93 +125,100 @@ class Roots:
     def __init__(self, setup: Dict[str, Any], places: object = None) -> None:
         working_dir = split(encode(setup["working_dir"]))
         self.tmp_dir = encode(setup.get("tmp_dir", "/tmp"))
-        others = [split(_checked(one)) for one in places] if isinstance(places, list) else []
+        others = [split(_check_path(one)) for one in places] if isinstance(places, list) else []
         self._working_dir = working_dir
-        # The one that lies within another is meant by what is below it.
+        # A root may lie within another one: paths below it belong to the inner root.
         self._all = sorted([working_dir, split(self.tmp_dir), *others], key=len, reverse=True)
 
-    def locate(self, text: object) -> Place:
-        """Where a requested path is. FileError when it is no path or leaves its root."""
-        path = _checked(text)
+    def locate(self, text: object) -> Location:
+        """Split a requested path. Raises FileError if it is no path or leaves all roots."""
+        path = _check_path(text)
         root, names = self.find(path) if path[:1] == b"/" else (self._working_dir, split(path))
         kept = None if root is None else collapse(names)
         if root is None or kept is None:
-            raise escape(decode(path))
-        return Place(root, kept)
+            raise path_escape_error(decode(path))
+        return Location(root, kept)
 
     def find(self, path: bytes) -> Tuple[Optional[List[bytes]], List[bytes]]:
-        """The root an absolute path is below, and the names that remain."""
+        """Find the root of an absolute path. Returns it and the names below it."""
         return self.find_names(split(path))
 
     def find_names(self, names: List[bytes]) -> Tuple[Optional[List[bytes]], List[bytes]]:
+        """Find the root of an absolute path that was split already; None if there is none."""
         for root in self._all:
             if root and names[: len(root)] == root:
                 return root, names[len(root) :]
         return None, names
 
 
-def _checked(text: object) -> bytes:
+def _check_path(text: object) -> bytes:
     if not isinstance(text, str) or not text:
-        raise FileError("invalid", "A path must be a text that is not empty")
+        raise FileError("invalid", "A path must be a string that is not empty")
     try:
         path = encode(text)
     except UnicodeEncodeError:
-        raise FileError("invalid", "A path holds characters that no file name can have") from None
+        raise FileError("invalid", "A path contains characters that UTF-8 cannot encode") from None
     if b"\0" in path:
-        raise FileError("invalid", "A path holds a NUL character")
+        raise FileError("invalid", "A path contains a null character")
     if len(path) > MAX_TEXT:
         raise FileError("invalid", "Path too long: %s" % shorten(text))
     return path
 
 
-def escape(text: str) -> FileError:
-    return FileError("path_escape", "Path leaves the sandbox's places: %s" % shorten(text))
+def path_escape_error(text: str) -> FileError:
+    """Build the error for a path that leaves the roots."""
+    return FileError(
+        "path_escape", "The path leaves the sandbox's own directories: %s" % shorten(text)
+    )
 
 
 def resolve(
-    roots: Roots, place: Place, follow: bool = True, make_parents: bool = False
+    roots: Roots, location: Location, follow: bool = True, make_parents: bool = False
 ) -> Tuple[int, bytes]:
-    """A descriptor (O_PATH) of the directory that holds the place, and the name in it.
+    """Open the directory that holds the location.
 
-    The name is "." when the place is a root itself. With `follow`, a link at the end has been
-    followed; the name may still become a link at any time, so open it with O_NOFOLLOW.
+    Returns its descriptor (O_PATH) and the last name. The name is "." if the location is a root
+    itself. With `follow`, a link at the end was followed. The name may still become a link at any
+    time, so open it with O_NOFOLLOW. Raises FileError.
     """
-    walk = _Walk(roots, place)
+    walk = _Walk(roots, location)
     try:
         return walk.run(follow, make_parents)
     except OSError as error:
         walk.close()
-        raise explain(error, place.text) from None
+        raise to_file_error(error, location.text) from None
     except BaseException:
         walk.close()
         raise
 
 
-def real_path(roots: Roots, place: Place) -> str:
-    """The place without links on the way; its last name need not be there."""
-    walk = _Walk(roots, place)
+def real_path(roots: Roots, location: Location) -> str:
+    """Return the path of the location without links. Its last name need not exist."""
+    walk = _Walk(roots, location)
     try:
         _, name = walk.run(follow=True, make_parents=False)
         return decode(b"/" + b"/".join(walk.trail + ([] if name == b"." else [name])))
     except OSError as error:
-        raise explain(error, place.text) from None
+        raise to_file_error(error, location.text) from None
     finally:
         walk.close()
 
 
 class _Walk:
-    def __init__(self, roots: Roots, place: Place) -> None:
+    """The walk along one path, one name at a time."""
+
+    def __init__(self, roots: Roots, location: Location) -> None:
         self._roots = roots
-        self._place = place
-        self._root = place.root
+        self._place = location
+        self._root = location.root
         self._trail: List[bytes] = []  # real names, from the root to where we are
-        self._pending = place.names[::-1]
+        self._pending = location.names[::-1]
         self._links = 0
         self._fd = -1
 
     @property
     def trail(self) -> List[bytes]:
-        """The names of where it has come to."""
+        """The names of the directory that the walk has reached."""
         return self._root + self._trail
 
     def close(self) -> None:
@@ -218,7 +232,7 @@ class _Walk:
         except NotADirectoryError:
             if self._pending:
                 raise
-            # A file of the host that was given to the sandbox, alone.
+            # This root is a single file of the host that was mounted into the sandbox.
             self._fd = os.open(b"/" + b"/".join(self._root[:-1]), DIRECTORY & ~os.O_NOFOLLOW)
             return self._fd, self._root[-1]
         for _ in range(MAX_STEPS):
@@ -236,12 +250,15 @@ class _Walk:
     def _restart(self) -> None:
         self.close()
         self._trail = []
-        # The root comes from the sandbox's configuration: a link there is meant.
+        # The root comes from the sandbox's configuration, so a link in it is intended.
         path = b"/" + b"/".join(self._root)
         self._fd = os.open(path, DIRECTORY & ~os.O_NOFOLLOW)
 
     def _step_back(self) -> None:
-        """Only links bring ".." here, and the way they came is walked again from the root."""
+        """Go up one directory: walk again from the root, without the last name.
+
+        This is only needed for ".." in the target of a link.
+        """
         if self._trail:
             self._pending.extend(self._trail[-2::-1])
         else:
@@ -249,11 +266,11 @@ class _Walk:
         self._restart()
 
     def _leave_root(self) -> None:
-        """Fine, as long as the way leads to another of the places."""
+        """Go above the root. Raises FileError unless the rest of the path leads to another root."""
         names = collapse(self._root[:-1] + self._pending[::-1])
         root, rest = (None, []) if names is None else self._roots.find_names(names)
         if root is None:
-            raise escape(self._place.text)
+            raise path_escape_error(self._place.text)
         self._root = root
         self._pending = rest[::-1]
 
@@ -266,7 +283,7 @@ class _Walk:
             _make_directory(name, self._fd)
             self._pending.append(name)
         except OSError as error:
-            # A link is ENOTDIR or ELOOP; so is a file, and that one is final.
+            # Both a link and a file give ENOTDIR or ELOOP. A file ends the walk.
             if error.errno not in (errno.ENOTDIR, errno.ELOOP) or not self._follow(name):
                 raise
         else:
@@ -275,7 +292,7 @@ class _Walk:
             self._trail.append(name)
 
     def _follow(self, name: bytes) -> bool:
-        """Puts the target of a link in the place of its name; False when it is no link."""
+        """Replace the name of a link by its target. Returns False if it is no link."""
         try:
             target = os.readlink(name, dir_fd=self._fd)
         except OSError as error:
@@ -289,7 +306,7 @@ class _Walk:
         if target[:1] == b"/":
             root, names = self._roots.find(target)
             if root is None:
-                raise escape(self._place.text)
+                raise path_escape_error(self._place.text)
             self._root = root
             self._restart()
         self._pending.extend(reversed(names))
@@ -300,4 +317,4 @@ def _make_directory(name: bytes, parent: int) -> None:
     try:
         os.mkdir(name, 0o755, dir_fd=parent)
     except FileExistsError:
-        pass  # somebody else was faster; the walk looks again
+        pass  # another process was faster; the walk opens the name again

@@ -1,4 +1,4 @@
-"""Reading and writing one file inside the sandbox."""
+"""The operations that read and write one file."""
 
 import errno
 import os
@@ -7,25 +7,26 @@ from typing import Generator, Optional
 
 from ...channel.frames import CHUNK
 from .archive import CREATE, READ, temporary_name, write_all
-from .job import MAX_OFFSET, Message, Wire, Work, number_of, too_large
-from .move import discard
-from .paths import FileError, Place, Roots, resolve
+from .job import MAX_OFFSET, Message, Wire, Work, read_number, too_large_error
+from .move import remove_temporary
+from .paths import FileError, Location, Roots, resolve
 
 IN_PLACE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Why no file can be made beside another that can be written.
+# These errors say that no new file can be created in a directory. Files in it may be writable.
 NOT_BESIDE = (errno.EACCES, errno.EPERM, errno.EROFS)
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read(request: Message, wire: Wire, roots: Roots) -> Work:
-    place = roots.locate(request.get("path"))
-    start = number_of(request, "offset", 0)
-    left = number_of(request, "length", MAX_OFFSET)
-    most = number_of(request, "max_bytes", MAX_OFFSET)
-    fd = _open_regular(roots, place, READ)
+    """Send a file, or "length" bytes of it from "offset" on."""
+    location = roots.locate(request.get("path"))
+    start = read_number(request, "offset", 0)
+    left = read_number(request, "length", MAX_OFFSET)
+    most = read_number(request, "max_bytes", MAX_OFFSET)
+    fd = _open_regular(roots, location, READ)
     try:
         if os.fstat(fd).st_size - start > most and left > most:
-            raise too_large(place, most)
+            raise too_large_error(location, most)
         sent = 0
         while left:
             while wire.credit <= 0:
@@ -45,29 +46,30 @@ def read(request: Message, wire: Wire, roots: Roots) -> Work:
 
 
 def write(request: Message, wire: Wire, roots: Roots) -> Work:
-    place = roots.locate(request.get("path"))
+    """Receive a file, and replace the one at the path or append to it."""
+    location = roots.locate(request.get("path"))
     if request["path"].endswith("/"):
-        raise FileError("is_directory", "Is a directory: %s" % place.text)
+        raise FileError("is_directory", "Is a directory: %s" % location.text)
     if request.get("append"):
-        fd = _open_existing(roots, place)
+        fd = _open_existing(roots, location)
         if fd is not None:
             return (yield from _append(fd, wire))
-    return (yield from _replace(request, wire, roots, place))
+    return (yield from _replace(request, wire, roots, location))
 
 
-def _replace(request: Message, wire: Wire, roots: Roots, place: Place) -> Work:
-    """Writes beside the target and renames, so that a reader sees the old or the new file.
+def _replace(request: Message, wire: Wire, roots: Roots, location: Location) -> Work:
+    """Write a temporary file beside the target and rename it: readers see the old or the new file.
 
-    As for a program that opens it, a link is followed, and what this user may not write is
-    refused. Where nothing can be made beside it, or a new file would not be its owner's, the
-    content is put into the file that is there.
+    A link is followed, and a file that this user may not write is refused, as when a program opens
+    it. If no file can be created beside the target, or the target belongs to another user, the
+    content is written into the existing file.
     """
     parents = bool(request.get("parents", True))
-    parent, name = resolve(roots, place, make_parents=parents)
+    parent, name = resolve(roots, location, make_parents=parents)
     temporary = temporary_name()
     try:
-        status = _writable(parent, name)
-        mode = number_of(request, "mode", 0o644 if status is None else status.st_mode) & 0o777
+        status = _check_writable(parent, name)
+        mode = read_number(request, "mode", 0o644 if status is None else status.st_mode) & 0o777
         if status is not None and status.st_uid != os.geteuid():
             return (yield from _rewrite(request, wire, roots, parent, name))
         try:
@@ -82,14 +84,17 @@ def _replace(request: Message, wire: Wire, roots: Roots, place: Place) -> Work:
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         finally:
             os.close(fd)
-            discard(parent, temporary)
+            remove_temporary(parent, temporary)
         return {"size": size}
     finally:
         os.close(parent)
 
 
-def _writable(parent: int, name: bytes) -> Optional[os.stat_result]:
-    """The status of a file that this user may write; None if there is none. Else OSError."""
+def _check_writable(parent: int, name: bytes) -> Optional[os.stat_result]:
+    """Return the status of the file, or None if there is none.
+
+    Raises OSError if this user may not write it.
+    """
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -101,13 +106,13 @@ def _writable(parent: int, name: bytes) -> Optional[os.stat_result]:
     try:
         os.close(os.open(name, IN_PLACE, dir_fd=parent))
     except OSError as error:
-        if error.errno != errno.ETXTBSY:  # a program that runs can be replaced, if not written to
+        if error.errno != errno.ETXTBSY:  # a running program cannot be written, but can be replaced
             raise
     return status
 
 
 def _rewrite(request: Message, wire: Wire, roots: Roots, parent: int, name: bytes) -> Work:
-    """Puts the content into the file, once all of it has arrived in a file without a name."""
+    """Receive the content in a file without a name, and then write it into the existing file."""
     draft = _nameless_file(roots.tmp_dir)
     try:
         size = yield from _receive(draft, wire)
@@ -121,7 +126,7 @@ def _rewrite(request: Message, wire: Wire, roots: Roots, parent: int, name: byte
                 position += len(data)
                 yield True
             if request.get("mode") is not None and os.fstat(fd).st_uid == os.geteuid():
-                os.fchmod(fd, number_of(request, "mode", 0) & 0o777)
+                os.fchmod(fd, read_number(request, "mode", 0) & 0o777)
         finally:
             os.close(fd)
     finally:
@@ -148,9 +153,9 @@ def _receive(fd: int, wire: Wire) -> Generator[bool, Optional[bytes], int]:
             wire.consumed(len(data))
 
 
-def _open_existing(roots: Roots, place: Place) -> Optional[int]:
+def _open_existing(roots: Roots, location: Location) -> Optional[int]:
     try:
-        return _open_regular(roots, place, APPEND)
+        return _open_regular(roots, location, APPEND)
     except FileError as error:
         if error.code != "not_found":
             raise
@@ -160,7 +165,10 @@ def _open_existing(roots: Roots, place: Place) -> Optional[int]:
 
 
 def _append(fd: int, wire: Wire) -> Work:
-    """Adds in place: other writers of the file keep theirs, and a failure takes ours back."""
+    """Append to the file.
+
+    Other writers keep what they append; a failure removes what we appended.
+    """
     start = os.fstat(fd).st_size
     written = 0
     whole = False
@@ -181,9 +189,9 @@ def _append(fd: int, wire: Wire) -> Work:
         os.close(fd)
 
 
-def _open_regular(roots: Roots, place: Place, flags: int) -> int:
-    """Opens a regular file without waiting for anybody; `flags` have O_NONBLOCK, for fifos."""
-    parent, name = resolve(roots, place)
+def _open_regular(roots: Roots, location: Location, flags: int) -> int:
+    """Open a regular file. ``flags`` must have O_NONBLOCK, so that the open of a fifo returns."""
+    parent, name = resolve(roots, location)
     try:
         fd = os.open(name, flags, dir_fd=parent)
     finally:

@@ -1,7 +1,8 @@
-"""A tree that arrives in a hidden directory and is moved to its place once it is whole.
+"""Receive a tree in a hidden directory, and move it to its target once it is whole.
 
-The hidden directory is inside the target where that exists (it may be a mount, and only there
-is a move a rename), else beside it. Until `settle` the target is as it was.
+If the target exists, the hidden directory is inside of it: the target may be a mount, and only
+within a mount is a move a rename. Otherwise it is beside the target. The target does not change
+before `settle`.
 """
 
 import os
@@ -13,8 +14,11 @@ from .paths import DIRECTORY
 
 
 class Staging:
-    """Takes over the descriptor `parent`; `name` in it is the target directory, `draft` what the
-    hidden one is called."""
+    """A hidden directory and the writer that fills it.
+
+    It takes over the descriptor ``parent``. ``name`` is the target directory in it, and ``draft``
+    the name of the hidden one.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,10 @@ class Staging:
         )
 
     def settle(self) -> Iterator[None]:
-        """Moves the tree to its place; yields after each slice. TreeError when it is cut off."""
+        """Move the tree to its target; yields after each slice of work.
+
+        Raises TreeError if the tree is cut off.
+        """
         self.writer.finish()
         if self._target >= 0:
             yield from merge(self._stage, self._target)
@@ -59,15 +66,15 @@ class Staging:
         self._close()
 
     def discard(self) -> None:
-        """Removes what has arrived. Nothing to do after `settle`."""
+        """Remove the hidden directory. After `settle` this does nothing."""
         if self._stage < 0:
             return
         self.writer.close()
         try:
-            for _ in remove_tree(self._home(), self._stage_name):
+            for _ in remove_tree(self._holder(), self._stage_name):
                 pass
         except OSError:
-            pass  # the error that brought us here is the one to report
+            pass  # the caller reports the error that led here
         self._close()
 
     def _open(self) -> None:
@@ -75,11 +82,11 @@ class Staging:
             self._target = os.open(self._name, DIRECTORY, dir_fd=self._parent)
         except FileNotFoundError:
             pass
-        os.mkdir(self._stage_name, 0o700, dir_fd=self._home())
+        os.mkdir(self._stage_name, 0o700, dir_fd=self._holder())
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._stage = os.open(self._stage_name, flags, dir_fd=self._home())
+        self._stage = os.open(self._stage_name, flags, dir_fd=self._holder())
 
-    def _home(self) -> int:
+    def _holder(self) -> int:
         return self._target if self._target >= 0 else self._parent
 
     def _close(self) -> None:

@@ -1,8 +1,8 @@
-"""What seeds are forked from where programs follow each other at once.
+"""Fork preforked programs where they follow each other at once.
 
-Each fork makes the guest copy its pages anew, as it writes to them, and each seed goes the same way
-from there to where it waits for its program. So in a series the guest forks once: a process that
-goes that way to its end, and stays there. Its forks are children of the guest like other seeds,
+Each fork makes the guest copy its pages anew, as it writes to them, and each program goes the same
+way from there to where it waits for its program. So in a series the guest forks once: a process
+that goes that way to its end, and stays there. Its forks are children of the guest like others,
 and start from where it stands.
 """
 
@@ -13,13 +13,12 @@ import socket
 import struct
 from typing import Any, Dict
 
+from ..clone import fork_sibling
 from ..kernel import end_child, fork
 from ..python.program import become, ready_for, rehearse
-from .early_exit import agree, announce_end
-from .preforked import NO_PROGRAM, Seed, receive, settle, shed, warm_up
-from .sibling import fork_sibling
+from .preforked import NO_PROGRAM, Preforked, receive, settle, shed, warm_up
 
-# For so long the guest waits at most to hear of a seed: somebody may have stopped us, or there is
+# For so long the guest waits at most to hear of a fork: somebody may have stopped us, or there is
 # little of the processor to be had.
 _ANSWER_SECONDS = 0.25
 _MAX_ANSWER_BYTES = 16
@@ -28,26 +27,25 @@ _LINE = struct.Struct("i")
 _RIGHTS_BYTES = socket.CMSG_SPACE(_LINE.size)
 
 
-class Nursery:
+class ForkServer:
     """The guest's side. Raises OSError when it cannot be had.
 
-    ``likely``: as for a seed.
+    ``likely``: as for `fork_program`.
     """
 
     def __init__(self, likely: Dict[str, Any]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ready = ready_for()
-        agree()
         try:
             with theirs:
                 self.pid = fork()
                 if self.pid == 0:
-                    _become_nursery(theirs, likely)
+                    _become_fork_server(theirs, likely)
         except OSError:
             self._socket.close()
             raise
 
-    def seed(self) -> Seed:
+    def fork(self) -> Preforked:
         """One that will be there when it is asked for its number. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _LINE.pack(theirs.fileno()))
@@ -57,10 +55,10 @@ class Nursery:
         except OSError:
             ours.close()
             raise
-        return Seed(ours, self._answer, self._ready)
+        return Preforked(ours, self._answer, self._ready)
 
     def _answer(self) -> int:
-        """The number of the seed that was asked for last; 0 if there is none."""
+        """The pid of the fork that was asked for last; 0 if there is none."""
         if self.closed:
             return 0
         news = select.poll()
@@ -94,7 +92,7 @@ class Nursery:
         self.pid = 0
 
 
-def _become_nursery(guest: socket.socket, likely: Dict[str, Any]) -> None:
+def _become_fork_server(guest: socket.socket, likely: Dict[str, Any]) -> None:
     """Does not return."""
     try:
         shed(guest)
@@ -124,5 +122,4 @@ def _fork_when_told(guest: socket.socket, line: int) -> socket.socket:
     os.dup2(given, line)
     os.close(given)
     settle()
-    announce_end()
     return guest

@@ -20,11 +20,11 @@ REQUEST = (
     b'{"op":"python","path":"/tmp/x/code.py","source":"1","text":"/tmp/x/code.py","argv":[],'
     b'"stdin":false}'
 )
-# How long a seed waits for its program: it holds memory. In a sandbox that is kept in stock, as
-# long as nobody has taken it: so often we look whether our first words were read.
-SEED_SECONDS = 5.0
+# How long a preforked process waits for its program: it holds memory. In a sandbox of the warm
+# pool, as long as it is there: so often we look whether our first words were read.
+KEEP_SECONDS = 5.0
 LOOK_SECONDS = 2.0
-# For so long a seed waits for what comes right after a program.
+# For so long a fork waits for what comes right after a program.
 HELD_SECONDS = 0.05
 # And as long for whoever gets the result: it would wait for the processor until we have forked.
 AFTER_SECONDS = 0.002
@@ -32,11 +32,9 @@ AFTER_SECONDS = 0.002
 HURRY_SECONDS = 0.02
 # Whoever runs so many more in a hurry gets a process that does nothing but fork them.
 SERIES_PROGRAMS = 2
-# Where they follow each other like this, each tells of its end (`ends`).
-SERIES_SECONDS = 0.25
 
 
-class Foresight:
+class PreforkPolicy:
     """``wanted``: whether `fork` is to be called, when every answer is on its way.
     ``programs``: how many have ended."""
 
@@ -53,6 +51,7 @@ class Foresight:
         self._oom = oom
         self._setup = setup
         self._in_stock = in_stock
+        self._has_fork_server = bool(setup.get("fork_server", True))
         self._kept_until: Optional[float] = None
         self._after: Optional[Wire] = None
         self._made_ready = False
@@ -60,9 +59,7 @@ class Foresight:
         self._last_end = 0.0
         self._in_a_row = 0  # of those that hurry
         self._hurried = bool(setup.get("hurried"))
-        self.wanted = bool(setup.get("seed"))
-        # Also the first program of a sandbox made ahead: often that is all it was wanted for.
-        self._tells = self.wanted
+        self.wanted = bool(setup.get("preforks_at_once"))
 
     def fork(self, rehearse_command: Callable[[], None]) -> None:
         """Fork the next program, then write to the pages that starting it will write to.
@@ -72,16 +69,16 @@ class Foresight:
         """
         self.wanted = False
         self._keep()
-        in_series = self._in_a_row >= SERIES_PROGRAMS
-        if in_series and self._children.have_seed_of_series():
+        in_series = self._has_fork_server and self._in_a_row >= SERIES_PROGRAMS
+        if in_series and self._children.prefork_in_series():
             return
         likely = None
         if not self._hurried or in_series or (self.programs and not self._made_ready):
             likely = self._likely_program()
         with self._oom:
-            self._children.have_seed(None if self._hurried else likely, self._tells)
+            self._children.prefork(None if self._hurried else likely)
             if in_series and likely is not None:
-                self._children.have_nursery(likely)  # for those that come after the next
+                self._children.have_fork_server(likely)  # for those that come after the next
         if self._hurried and self.programs:
             return
         try:
@@ -98,7 +95,7 @@ class Foresight:
 
     def program_started(self, request: Dict[str, Any]) -> None:
         pause = time.monotonic() - self._last_end
-        self._hurried, self._tells = pause < HURRY_SECONDS, pause < SERIES_SECONDS
+        self._hurried = pause < HURRY_SECONDS
         spared = request.get("few_processes")  # each of ours is one less for the program
         self._in_a_row = self._in_a_row + 1 if self._hurried and not spared else 0
         if self._hurried:
@@ -110,7 +107,7 @@ class Foresight:
         self.programs += 1
         self._last_end = time.monotonic()
         # Whoever ran two will run a third; many sandboxes are made for a single program.
-        if self.programs < 2 or self._children.has_seed:
+        if self.programs < 2 or self._children.has_preforked:
             return
         self._hurried = False
         self._after = after
@@ -122,21 +119,21 @@ class Foresight:
             self._want()
 
     def _want(self) -> None:
-        self.wanted = not self._children.has_seed
+        self.wanted = not self._children.has_preforked
 
     def _keep(self) -> None:
         """For a while, from now on."""
         if self._kept_until is None:
             self._loop.call_later(LOOK_SECONDS, self._waited)
-        self._kept_until = time.monotonic() + SEED_SECONDS
+        self._kept_until = time.monotonic() + KEEP_SECONDS
 
     def _waited(self) -> None:
         assert self._kept_until is not None
-        if not self.programs and self._children.has_seed and self._in_stock():
-            self._kept_until = time.monotonic() + SEED_SECONDS
+        if not self.programs and self._children.has_preforked and self._in_stock():
+            self._kept_until = time.monotonic() + KEEP_SECONDS
         left = self._kept_until - time.monotonic()
         if left > 0:
             self._loop.call_later(min(left, LOOK_SECONDS), self._waited)
             return
         self._kept_until = None
-        self._children.drop_seed()
+        self._children.drop_preforked()

@@ -18,7 +18,6 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from ..kernel import SET_DUMPABLE, close_from, drop_signals, end_child, fork, prctl, unblock_signals
 from ..python.program import become, become_program, main_module, ready_for, rehearse
-from .early_exit import agree, announce_end
 
 # A message must fit into the socket at once, since the guest waits for nobody.
 MAX_MESSAGE_BYTES = 64 << 10
@@ -30,28 +29,25 @@ _RIGHTS_BYTES = socket.CMSG_SPACE(_STDIO.size)
 NO_PROGRAM = 70
 
 
-def fork_seed(likely: Optional[Dict[str, Any]], tells: bool) -> "Seed":
+def fork_program(likely: Optional[Dict[str, Any]]) -> "Preforked":
     """Raises OSError when it cannot be had.
 
     ``likely``: the program that will come, as far as it can be guessed, if there is time to go
     through all that it will do.
-    ``tells``: whether it will tell of its end (`ends`).
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if tells:
-        agree()
     try:
         with theirs:
             pid = fork()
             if pid == 0:
-                become_seed(theirs, likely, tells)
+                become_preforked(theirs, likely)
     except OSError:
         ours.close()
         raise
-    return Seed(ours, lambda: pid, ready_for())
+    return Preforked(ours, lambda: pid, ready_for())
 
 
-class Seed:
+class Preforked:
     """The guest's side.
 
     ``find_pid``: asked once, when it has to be known.
@@ -78,7 +74,7 @@ class Seed:
     def start(
         self, program: Dict[str, Any], cwd: bytes, terminal: bool, stdio: Tuple[int, int, int]
     ) -> bool:
-        """Hand over the program; False when that cannot be done. The seed is used up; what is left
+        """Hand over the program; False when that cannot be done. It is used up; what is left
         to ask it is whether it `took` the program."""
         told = {
             name: value
@@ -127,13 +123,11 @@ class Seed:
             end_child(self.pid)
 
 
-def become_seed(guest: socket.socket, likely: Optional[Dict[str, Any]], tells: bool) -> None:
+def become_preforked(guest: socket.socket, likely: Optional[Dict[str, Any]]) -> None:
     """Does not return."""
     try:
         shed(guest)
         settle()
-        if tells:
-            announce_end()
         if likely is not None:
             rehearse(likely)
             warm_up()

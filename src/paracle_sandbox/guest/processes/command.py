@@ -1,15 +1,15 @@
-"""One command: a program, the guest's ends of its streams, and its way to a result.
+"""Run one command: start its program, carry its streams, and end it with one result.
 
-The program is a child of the guest (the direct command), or of a keeper when another command
-is there already. It ends in one of these ways, always with exactly one RESULT or ERROR:
+The program is a child of the guest (the direct command), or of a keeper if another command runs
+already. A command ends in one of these ways, always with exactly one RESULT or ERROR:
 
-- its wait status is known: send what is left in the pipes, then RESULT;
-- the program could not be started: RESULT 127 or 126, or ERROR;
-- the host says kill: the whole tree goes first, then RESULT with "killed";
-- its keeper was killed: so is all it kept, then RESULT -9, never a success;
-- something went wrong here: the whole tree goes first, then ERROR. An ERROR always means that
-  nothing of the command runs, and says so ("nothing_runs"): the host destroys a sandbox whose
-  guest answers its kill with any other.
+- Its wait status is known: the guest sends what is left in the pipes, and then the RESULT.
+- The program could not be started: RESULT with 127 or 126, or ERROR.
+- The host asks to kill it: the whole tree is killed first, then comes a RESULT with "killed".
+- Its keeper was killed: the tree is killed, too, and the RESULT is -9, never a success.
+- The guest itself failed: the whole tree is killed first, then comes an ERROR. An ERROR of a
+  command always means that nothing of it runs, and says so ("nothing_runs"). The host destroys a
+  sandbox whose guest answers a kill with any other ERROR.
 """
 
 import errno
@@ -20,8 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ...channel import frames
 from ..kernel import slave_path
 from ..loop import READ, Loop
-from ..prefork.early_exit import forget_told
-from ..prefork.preforked import Seed
+from ..prefork.preforked import Preforked
 from ..request import Invalid, Launch, parse_size
 from ..wire import Wire, os_failure
 from . import keeper
@@ -31,21 +30,22 @@ from .process_table import Children
 from .spawn import BAD_DIRECTORY, BAD_PROGRAM, BAD_SOURCE, Refused, Stdio, refusal, start_program
 from .stdio import DEFAULT_PIPE_BYTES, Input, Output, open_terminal, set_size
 
-# How often, and for how long in all, a keeper is asked to go on and say what it started.
+# How often, and at what interval, a stopped keeper is continued so that it can report what it
+# started.
 UNTOLD_ROUNDS = 40
 UNTOLD_SECONDS = 0.05
-# A program that ends sooner is told of when it has, with all that it printed. To be woken by what
-# it prints would not be sooner: the kernel lets a program that writes go on before its reader.
+# The output of a program that ends sooner is sent with its result. Watching its pipes would not be
+# faster: the kernel lets a program that writes go on before its reader.
 SOON_SECONDS = 0.003
-# As soon as that for one that cannot be told anything, unless it has printed much by then: it may
-# have to wait for us to go on.
+# A program without stdin has this long, unless it has printed much by then: a full pipe would make
+# it wait for us.
 SOON_ENOUGH_SECONDS = 0.01
 MUCH_BYTES = DEFAULT_PIPE_BYTES // 2
 NO_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Command:
-    """A job of the guest."""
+    """The job that runs one command."""
 
     wants_turn = False
 
@@ -66,16 +66,17 @@ class Command:
         self._buffer = buffer
         self._outputs: List[Output] = []
         self._input: Optional[Input] = None
-        # The program's ends, until it has them, and the seed that they were handed to.
+        # The program's ends of its streams, kept until it has them, and the preforked process that
+        # got them.
         self._theirs: List[int] = []
         self._stdio: Stdio = (-1, -1, -1)
-        self._seed: Optional[Seed] = None
+        self._preforked: Optional[Preforked] = None
         self._status_fd = -1
         self._keeper: Optional[int] = None
         self._pid = 0
         self._pid_told = False
         self._looked = False
-        self._starting = False  # else a pid is known if there is a process
+        self._starting = False  # while False, a process exists only if its pid is known
         self._early_signals: List[int] = []
         self._exit_code: Optional[int] = None
         self._kill: Optional[TreeKill] = None
@@ -87,10 +88,10 @@ class Command:
     def is_python(self) -> bool:
         return self._launch.program is not None
 
-    # What the host wants
+    # Requests of the host
 
     def start(self) -> None:
-        self._start(self._children.take_seed if self._launch.program else lambda: None)
+        self._start(self._children.take_preforked if self._launch.program else lambda: None)
         if self._launch.terminal_size:
             self._look()
         else:
@@ -103,7 +104,7 @@ class Command:
             self._loop.call_later(SOON_ENOUGH_SECONDS - SOON_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Tell of a program that is not over at once; until then nobody has to wake up for it."""
+        """Begin to follow a program that did not end at once: report its pid, watch its output."""
         self._looked = True
         if self._wire.finished or self._exit_code is not None:
             return
@@ -112,16 +113,16 @@ class Command:
         try:
             for output in self._outputs:
                 output.update()
-        except OSError as error:  # what the kernel has for all of this user is used up
+        except OSError as error:  # a limit that the kernel sets for all of this user's processes
             self.fail_os(error, "cannot follow its output")
 
-    def _start(self, take_seed: Callable[[], Optional[Seed]]) -> None:
+    def _start(self, take_preforked: Callable[[], Optional[Preforked]]) -> None:
         self._starting = True
         try:
             if not self._theirs:
                 self._stdio = self._open_stdio(self._theirs)
             if self._children.has_place_for_direct():
-                self._start_direct(take_seed())
+                self._start_direct(take_preforked())
             else:
                 self._start_keeper()
             self._starting = False
@@ -132,13 +133,13 @@ class Command:
             self._starting = False
             self._told(refused.tag, refused.code)
         finally:
-            if self._seed is None:
+            if self._preforked is None:
                 self._let_go()
 
-    def _start_direct(self, seed: Optional[Seed]) -> None:
-        pid = start_program(self._launch, self._stdio, seed, self._oom)
-        if seed is not None and not seed.closed:
-            self._seed = seed
+    def _start_direct(self, preforked: Optional[Preforked]) -> None:
+        pid = start_program(self._launch, self._stdio, preforked, self._oom)
+        if preforked is not None and not preforked.closed:
+            self._preforked = preforked
         self._children.add_direct(pid, self)
         self._told(keeper.STARTED, pid)
 
@@ -146,7 +147,7 @@ class Command:
         self._status_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._theirs.append(write_fd)
         os.set_blocking(write_fd, True)
-        # First: if this is refused, nothing has been started that nobody would hear of.
+        # Watch first: if this fails, no process has been started that the guest does not follow.
         self._loop.watch(self._status_fd, READ, self._news)
         self._keeper = keeper.start_keeper(self._launch, (*self._stdio, write_fd), self._oom)
         self._children.add_keeper(self._keeper, self)
@@ -168,7 +169,7 @@ class Command:
             output.update()
 
     def on_signal(self, request: Dict[str, Any]) -> None:
-        """Raises Invalid."""
+        """Handle a SIGNAL frame: a kill, the size of the terminal, or a signal. Raises Invalid."""
         if request.get("kill"):
             self.cancel()
         elif "resize" in request:
@@ -181,12 +182,12 @@ class Command:
         else:
             number = request.get("signal")
             if type(number) is not int or not 0 < number < signal.NSIG:
-                raise Invalid("signal is not the number of a signal")
+                raise Invalid("signal must be the number of a signal")
             self._early_signals.append(number)
             self._send_signals()
 
     def fail(self, code: str, message: str, errno: Optional[int] = None) -> None:
-        """End the command because of an error here, and tell of it when nothing of it runs."""
+        """End the command because the guest failed. The ERROR is sent when nothing of it runs."""
         if self._failure is None:
             self._failure = (code, message, errno)
         if self._pid or self._keeper is not None or self._starting:
@@ -199,29 +200,31 @@ class Command:
 
     def cancel(self) -> None:
         self._killed = True
-        # A keeper that has not started its program yet would start it behind our back.
+        # A keeper that has not started its program yet would start it during the kill.
         if self._keeper is None or self._pid:
             self._kill_tree()
         else:
             self._press_keeper(UNTOLD_ROUNDS)
 
     def _press_keeper(self, rounds: int) -> None:
-        """Have the keeper say what it started: the program may have stopped it before it could.
-        One that does not is killed, which ends in on_keeper_lost."""
+        """Continue the keeper until it reports what it started: the program may have stopped it.
+
+        A keeper that does not report is killed, which leads to on_keeper_lost.
+        """
         if self._pid or self._keeper is None or self._wire.finished:
             return
         try:
             os.kill(self._keeper, signal.SIGCONT if rounds else signal.SIGKILL)
         except ProcessLookupError:
-            return  # its pipe has ended, or will
+            return  # its pipe has ended, or will end
         if rounds:
             self._loop.call_later(UNTOLD_SECONDS, lambda: self._press_keeper(rounds - 1))
 
-    # A seed that was killed before it took the program, by whatever ran before
+    # A preforked process may be killed, by an earlier program, before it takes over the program
 
     def _see_taken(self) -> None:
-        if self._seed is not None:
-            took = self._seed.took
+        if self._preforked is not None:
+            took = self._preforked.took
             if took:
                 self._let_go()
                 self._send_signals()
@@ -230,32 +233,32 @@ class Command:
 
     def _died_before(self, status: int) -> bool:
         by_another = os.WIFSIGNALED(status) and not self._killed
-        return by_another and self._seed is not None and self._seed.took is False
+        return by_another and self._preforked is not None and self._preforked.took is False
 
     def _start_again(self) -> None:
-        """Once: what kills each seed in time would kill the next, too."""
-        self._drop_seed()
+        """Start the program once more, without a preforked process: the next preforked process
+        might be killed, too."""
+        self._drop_preforked()
         self._children.release(self)
         self._pid, self._pid_told = 0, False
-        forget_told()
         self._start(lambda: None)
 
     def _let_go(self) -> None:
-        """The program has its ends, or will never have them."""
-        self._drop_seed()
+        """Close the program's ends of its streams: it has its copies, or will never start."""
+        self._drop_preforked()
         for fd in set(self._theirs):
             os.close(fd)
         self._theirs.clear()
 
-    def _drop_seed(self) -> None:
-        if self._seed is not None:
-            self._seed.close()
-            self._seed = None
+    def _drop_preforked(self) -> None:
+        if self._preforked is not None:
+            self._preforked.close()
+            self._preforked = None
 
-    # How it ends
+    # The end of the program
 
     def on_exit(self, status: int) -> None:
-        """The direct command's program has ended."""
+        """Handle the end of the direct command's program."""
         if self._exit_code is None and self._died_before(status):
             self._start_again()
         elif self._exit_code is None:
@@ -269,21 +272,22 @@ class Command:
             return
         if not data:
             self._loop.unwatch(self._status_fd)
-            # One that is dying still has its children: they are found when they have come to us.
+            # A dying keeper still has its children. They can be found once they are orphans.
             if self._keeper not in self._children:
                 self.on_keeper_lost()
         for tag, value in keeper.NEWS.iter_unpack(data):
             self._told(tag, value)
 
     def on_keeper_end(self) -> None:
-        """It ended as it should: its last word is in the pipe."""
+        """Handle the proper end of the keeper, whose last report is in the pipe."""
         if self._status_fd >= 0:
             self._news()
 
     def on_keeper_lost(self) -> None:
-        """The keeper is gone; unless it had said how the program ended, somebody killed it."""
+        """Handle the end of a keeper that was killed: kill the tree unless the program has
+        ended."""
         if self._exit_code is None and not self._wire.finished:
-            self._keeper = None  # what it kept is among the orphans now
+            self._keeper = None  # its processes are among the orphans now
             self._kill_tree()
 
     def _told(self, tag: bytes, value: int) -> None:
@@ -320,8 +324,8 @@ class Command:
     def _send_signals(self) -> None:
         if not self._pid or self._exit_code is not None:
             return
-        if self._early_signals and self._seed is not None and not self._seed.took:
-            return  # a seed takes no notice; its program will
+        if self._early_signals and self._preforked is not None and not self._preforked.took:
+            return  # a preforked process ignores signals; wait until it is the program
         for number in self._early_signals:
             try:
                 send_signal(self._pid, number)
@@ -329,7 +333,7 @@ class Command:
                 pass  # it has just ended, or changed its user
         self._early_signals.clear()
 
-    # The end
+    # The result
 
     def _kill_tree(self) -> None:
         if self._kill is None and not self._wire.finished:
@@ -349,9 +353,9 @@ class Command:
         self._settle()
 
     def _settle(self) -> None:
-        """Send what is left, then the result. Called again when the host gives credit."""
+        """Send the remaining output, then the result. Called again when the host gives credit."""
         if self._wire.finished:
-            self._release()  # the guest gave up on us, and has said so
+            self._release()  # the guest has already ended the stream with an ERROR
             return
         if self._failure is not None and self._kill is None:
             self._release()
@@ -363,7 +367,7 @@ class Command:
         for output in self._outputs:
             output.drain()
             if self._killed and self._wire.exhausted:
-                output.close()  # whoever kills need not read the rest first
+                output.close()  # the host killed it and need not read the rest first
         if self._kill is None and all(output.closed for output in self._outputs):
             self._release()
             self._wire.result(self._verdict())
@@ -391,7 +395,7 @@ class Command:
     # Streams
 
     def _open_stdio(self, child_fds: List[int]) -> Tuple[int, int, int]:
-        """Our ends become self's, the program's go to child_fds and are returned."""
+        """Create the streams. The program's ends are returned and added to child_fds."""
         if self._launch.terminal_size:
             return self._open_terminal(child_fds)
         stdin = self._open_stdin(child_fds)

@@ -1,5 +1,5 @@
-"""Killing what commands that have ended left running, when a limit says that it must not stay; or
-what all commands run, before the sandbox ends."""
+"""Kill the processes that ended commands left running, because a limit forbids them; or the
+processes of all commands, before the sandbox ends."""
 
 from typing import Any, List, Optional
 
@@ -10,7 +10,7 @@ from .process_table import Children
 
 
 class Leftovers:
-    """One sweep: a tree kill for each command that has ended, or for all of them."""
+    """The job of one sweep: a tree kill for each command that has ended, or for all commands."""
 
     wants_turn = False
 
@@ -25,7 +25,7 @@ class Leftovers:
         keepers = self._children.keepers() if running_too else self._children.idle()
         trees: List[Optional[int]] = [*keepers]
         if running_too or self._children.direct_owner is None:
-            trees.append(None)  # what a direct command left has no keeper
+            trees.append(None)  # the processes of a direct command have no keeper
         self._waiting = len(trees)
         for keeper in trees:
             kill = TreeKill(self._loop, self._children, keeper, self._swept)

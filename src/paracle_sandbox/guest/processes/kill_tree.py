@@ -1,19 +1,19 @@
-"""Killing a command with everything it ever started, and nothing else.
+"""Kill a command with all processes that it ever started, and no others.
 
-A keeper is the reaper of all its descendants, however often they forked or called setsid, so
-they are found by walking down from it in /proc. A walk is not a snapshot: processes fork,
-die and change parents meanwhile. /proc lists pids in order, so parents mostly come before
-their children, and each process is killed when it is met, its whole group first (the kernel
-signals a group atomically against fork): a fork bomb is overtaken from behind. Walks follow
-until one that can be trusted finds nothing. Then the keeper goes as well. The direct command
-has no keeper: its processes are those that no keeper is above (see children).
+A keeper is the reaper of all its descendants, however often they forked or called setsid. So they
+are found by walking down from it in /proc. A walk is not a snapshot: processes fork, die and change
+parents meanwhile. /proc lists pids in order, so parents mostly come before their children. The walk
+kills each process when it meets it, the whole process group first, because the kernel signals a
+group atomically against fork: so it overtakes a fork bomb. Walks are repeated until one that can be
+trusted finds nothing. Then the keeper is killed, too. The direct command has no keeper: its
+processes are those without a keeper above them (see `process_table`).
 
 Programs run as our own user and may hinder us: they may take our descriptors away (prlimit), so
-that /proc cannot be read, or fork and exit faster than a walk reads. So nothing but a trusted
-walk, or the kernel's word that we have no children, is taken for the end of a tree. When walks
-fail for half a second, processes are stopped while they are counted; when they cannot be read
-at all, everything in the sandbox is killed. What then still cannot be proven to be gone is
-reported as a survivor, which costs the sandbox.
+that /proc cannot be read, or fork and exit faster than a walk reads. So only two things prove the
+end of a tree: a trusted walk that finds nothing, or the kernel's answer that we have no children.
+When walks fail for half a second, processes are stopped while they are counted. When /proc cannot
+be read at all, every process in the sandbox is killed. A process that then still cannot be proven
+to have ended is reported as a survivor, and the host destroys the sandbox.
 """
 
 import os
@@ -36,13 +36,15 @@ from ..loop import Loop
 from .process_table import Children
 
 DEADLINE_SECONDS = 2.0
-# For so long walks are repeated before other commands are made to suffer for it.
+# Walks are repeated for so long before they stop the processes of other commands.
 PATIENCE_SECONDS = 0.5
 FIRST_PAUSE_SECONDS = 0.0005
 LONGEST_PAUSE_SECONDS = 0.05
 
 
 class Process(NamedTuple):
+    """The fields of /proc/PID/stat that a walk needs."""
+
     parent: int
     group: int
     alive: bool
@@ -50,7 +52,7 @@ class Process(NamedTuple):
 
 
 def read_process(pid: int) -> Process:
-    """Raises OSError when it is gone."""
+    """Read the state of a process. Raises OSError if it has ended."""
     fd = os.open("/proc/%d/stat" % pid, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return parse_stat(os.read(fd, 1024))
@@ -59,22 +61,23 @@ def read_process(pid: int) -> Process:
 
 
 def parse_stat(text: bytes) -> Process:
-    # The name before the last parenthesis is chosen by the process: it may contain anything.
+    """Parse the content of /proc/PID/stat."""
+    # The process chooses the name before the last parenthesis, which may contain anything.
     fields = text[text.rindex(b")") + 2 :].split()
     dead = fields[0] in (b"Z", b"X")
-    # A main thread that ended while others run is shown as a zombie with threads.
+    # If the main thread has ended and others run, the process is shown as a zombie with threads.
     alive = not dead or int(fields[17]) > 1
     return Process(int(fields[1]), int(fields[2]), alive, fields[19])
 
 
 class Walk:
-    """One pass over /proc that kills the descendants of the keeper, or what has no keeper.
+    """One pass over /proc that kills the descendants of a keeper, or processes without a keeper.
 
-    found: those that were alive. trusted: nothing ended or changed parents while we looked.
-    blind: a process, or all of them, could not be looked at, though it may be there.
-    dead: those of the tree that have ended and were not reaped. ``known_dead``: as another walk
-    found them, which ended before this one. Who has died since may have left a child, born too
-    late to be in the list that we read.
+    ``found`` has the processes that were alive. ``trusted`` says that no process ended or changed
+    its parent during the pass. ``blind`` says that /proc, or a process in it, could not be read.
+    ``dead`` has the processes of the tree that have ended and were not reaped; ``known_dead`` has
+    those of an earlier walk. A process that died since that walk may have left a child that was
+    born too late to be in the list that this walk reads.
     """
 
     def __init__(
@@ -94,16 +97,16 @@ class Walk:
         self._doomed: Set[int] = set()
         if keeper is not None and keeper in children:
             self._doomed.add(keeper)
-        # A group lies within one session, and each command starts its own: no group has
-        # members of two commands. Ours is the exception, before a child has left it.
+        # A group lies within one session, and each command starts a session: no group has members
+        # of two commands. Our own group is the exception, before a child has left it.
         self._groups_done = {0, os.getpgrp()}
 
     def run(self) -> None:
-        """Raises nothing: whatever goes wrong, /proc was not seen."""
+        """Do the walk. It raises nothing: an error makes the walk blind."""
         try:
             with _Hurry():
                 self._run()
-        except Exception:  # noqa: BLE001  an error that got out would be taken for an end
+        except Exception:  # noqa: BLE001  outside, an error would be taken for the end of the tree
             self.blind = True
         if self.blind:
             self.trusted = False
@@ -131,7 +134,8 @@ class Walk:
         self.trusted = self.trusted and all(p.parent in known for p in later.values())
 
     def _meet_again(self, later: Dict[int, Process]) -> None:
-        """Children with a smaller pid than their parent: numbers had wrapped around."""
+        """Find the children that have a smaller pid than their parent, after pids wrapped
+        around."""
         again = True
         while again:
             hits = [pid for pid, process in later.items() if self._meet(pid, process)]
@@ -149,7 +153,7 @@ class Walk:
         self._doomed.add(pid)
         if not process.alive:
             self.dead.add((pid, process.start))
-            # A child of ours is not gone before the loop has reaped it.
+            # A child of ours has not ended before the loop has reaped it.
             if process.parent == self._guest or (pid, process.start) not in self._known_dead:
                 self.trusted = False
         if process.alive:
@@ -162,10 +166,10 @@ class Walk:
 
 
 class _Hurry:
-    """Where it is allowed, go first: a bomb of hundreds leaves us hardly any processor time.
+    """Raise our priority for a walk, if allowed: a fork bomb leaves us hardly any processor time.
 
-    For the length of a walk, a few milliseconds of work. It takes CAP_SYS_NICE, or RLIMIT_RTPRIO
-    or RLIMIT_NICE of the guest, which keepers give up.
+    A walk is a few milliseconds of work. This needs CAP_SYS_NICE, or RLIMIT_RTPRIO or RLIMIT_NICE,
+    which the guest has and keepers give up.
     """
 
     def __enter__(self) -> None:
@@ -176,7 +180,7 @@ class _Hurry:
         self._set(os.SCHED_OTHER, 0, self._nice)
 
     def _set(self, policy: int, priority: int, nice: int) -> None:
-        # The first is worth more, above all with autogroups; the second is allowed more often.
+        # The first call helps more, above all with autogroups; the second is allowed more often.
         try:
             os.sched_setscheduler(0, policy, os.sched_param(priority))
         except OSError:
@@ -188,23 +192,26 @@ class _Hurry:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """To the group of a command. Raises ProcessLookupError, PermissionError."""
+    """Signal the process group of a command. Raises ProcessLookupError, PermissionError."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
-        os.kill(pid, number)  # a fork that has not come to its own group yet
+        os.kill(pid, number)  # the fork has not created its own group yet
 
 
 def _kill(pid: int, number: int = signal.SIGKILL) -> None:
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        pass  # gone already, or not ours to kill: the next walk will tell
+        pass  # it has ended, or we may not kill it: the next walk finds out
 
 
 def _has_children() -> bool:
-    """Asked of the kernel without a descriptor. Of the first process everything is a descendant,
-    so what has no children is alone. Those that have ended are left for the loop to reap."""
+    """Ask the kernel whether we have children, which needs no descriptor.
+
+    All processes of the sandbox descend from its first one: if that has no children, it is alone.
+    Children that have ended are left for the loop to reap.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -215,7 +222,7 @@ def _has_children() -> bool:
 class TreeKill:
     """One kill in progress: walks, with the loop running in between.
 
-    Of the tree below a keeper; without one, of everything that has none: the direct command's.
+    It kills the tree below a keeper or, without one, the processes of the direct command.
     """
 
     def __init__(
@@ -238,7 +245,7 @@ class TreeKill:
             children.begin_hunt()
 
     def round(self) -> None:
-        """Calls done with the number of survivors, now or in a later round."""
+        """Walk once. Calls ``done`` with the number of survivors, in this round or a later one."""
         patient = time.monotonic() < self._deadline - DEADLINE_SECONDS + PATIENCE_SECONDS
         if self._is_first_process and self._children.alone(self._keeper):
             strike_all(self._children)
@@ -255,14 +262,17 @@ class TreeKill:
             self._children.end_keeper(self._keeper)
             _kill(self._keeper)
         if time.monotonic() >= self._deadline:
-            # Among the processes of a whole machine, as in tests, somebody always comes or goes.
+            # If we see the processes of a whole machine, as in tests, some always come and go.
             unproven = walk.blind or (self._is_first_process and not walk.trusted)
             self._finish(max(len(walk.found), int(unproven)))
             return
         self._loop.call_later(self._pause_after(walk.found), self.round)
 
     def _walk(self, still: bool) -> Walk:
-        """``still``: stop everything meanwhile, so that nothing can fork and exit past us."""
+        """Do one walk.
+
+        With ``still``, all processes are stopped meanwhile and cannot fork or exit.
+        """
         walk = Walk(self._children, self._keeper, self._dead)
         still = still and self._is_first_process
         if still:
@@ -281,7 +291,7 @@ class TreeKill:
         self._done(survivors)
 
     def _pause_after(self, found: List[int]) -> float:
-        """None while new ones appear; a growing one for the dying to die."""
+        """Return 0 while new processes appear, else a growing pause in which the dying can end."""
         if self._struck.issuperset(found):
             self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
             return self._pause
@@ -290,13 +300,16 @@ class TreeKill:
 
 
 def strike_all(children: Children[Any]) -> None:
-    """Kill all processes but the guest with one system call. Only the first process may."""
+    """Kill all processes but the guest with one system call. Only the first process may do this."""
     _kill(-1)
-    children.drop_seed()  # it dies too, and must not get a program meanwhile
+    children.drop_preforked()  # it dies, too, and must not get a program meanwhile
 
 
 def kill_everything() -> None:
-    """The end of the sandbox: blocks until nothing that we started is left, or gives up."""
+    """Kill all processes that we started, at the end of the sandbox. Blocks until they have ended.
+
+    After DEADLINE_SECONDS it gives up.
+    """
     if os.getpid() == 1:
         _kill(-1)
         return

@@ -1,4 +1,4 @@
-"""Having the kernel choose programs first, and not the guest, when memory runs out."""
+"""Make the kernel kill programs before the guest when memory runs out."""
 
 import os
 
@@ -8,11 +8,11 @@ _FIRST = b"1000"
 
 
 class OomFirst:
-    """While active, what this process starts inherits the highest score.
+    """While active, processes that this one starts inherit the highest OOM score.
 
-    The file is opened once: it is closed to a process that is not dumpable, and to be dumpable
-    for a moment is only safe while nobody else is there to look. It is a preference, not a
-    protection: where it cannot be had, nothing is said.
+    The file of the score is opened once. A process that is not dumpable cannot open it, and to be
+    dumpable for a moment is safe only before other processes run. The score is a preference and not
+    a protection: if it cannot be set, no error is raised.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,6 @@ class OomFirst:
     def __exit__(self, *_: object) -> None:
         self._write(self._before)
 
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
     def _write(self, score: bytes) -> None:
         try:
             os.pwrite(self._fd, score, 0)
@@ -46,7 +41,7 @@ class OomFirst:
 
 
 class _NoChange(OomFirst):
-    """For a process that has the score already."""
+    """Change nothing, for a process that has the score already."""
 
     def __init__(self) -> None:
         self._fd = -1

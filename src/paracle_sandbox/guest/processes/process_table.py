@@ -1,29 +1,28 @@
-"""Who the children of the guest are, so that every process belongs to exactly one command.
+"""The table of the guest's children: by it, every process belongs to exactly one command.
 
-    guest ── program ── whatever it starts      the direct command: no process between
+    guest ── program ── its descendants         the direct command: no process between
           ├─ keeper ── program ── ...           every further command that runs beside it
-          ├─ seed                               a Python forked ahead of need
-          └─ nursery                            what seeds are forked from, in a series
+          ├─ preforked                          a Python forked ahead of need
+          └─ fork server                        forks those in a series
 
-Orphans come to their nearest subreaper. Each keeper is one, and so is the guest: what has a
-keeper above it is that command's, and everything else below the guest is the direct command's.
-There is one direct command at a time, and its place is taken until the last process it left
-behind is gone; the next command has a keeper meanwhile.
+The kernel gives orphans to their nearest subreaper. Each keeper is one, and so is the guest. So a
+process with a keeper above it belongs to that keeper's command, and every other process below the
+guest belongs to the direct command. There is one direct command at a time. It counts until the last
+process that it left behind has ended; a command that starts meanwhile has a keeper.
 """
 
 import os
-import signal
 from typing import Any, Dict, Generic, List, Optional, Set, TypeVar
 
-from ..prefork.fork_server import Nursery
-from ..prefork.preforked import Seed, fork_seed
-from ..prefork.sibling import can_fork_sibling
+from ..clone import main_thread
+from ..prefork.fork_server import ForkServer
+from ..prefork.preforked import Preforked, fork_program
 
 Owner = TypeVar("Owner")
 
 
 def _read(path: bytes) -> bytes:
-    """Quicker than by a file object: this is done before each command."""
+    """Read a file. A file object would be slower, and this is done before each command."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = part = os.read(fd, 4096)
@@ -36,37 +35,43 @@ def _read(path: bytes) -> bytes:
 
 
 class Children(Generic[Owner]):
-    """The living ones. Keepers whose command has ended have no owner."""
+    """The children that live.
+
+    The owner of a child is its command; a keeper may outlive its owner.
+    """
 
     def __init__(self) -> None:
         self._keepers: Dict[int, Optional[Owner]] = {}
         self._direct: Optional[int] = None
         self._direct_owner: Optional[Owner] = None
         self._direct_there = False
-        self._seed: Optional[Seed] = None
-        self._nursery: Optional[Nursery] = None
+        self._preforked: Optional[Preforked] = None
+        self._fork_server: Optional[ForkServer] = None
         self._ended_by_us: Set[int] = set()
-        self._ending: Set[int] = set()
         self._hunts = 0
 
     def __contains__(self, pid: object) -> bool:
-        """Whether it is no orphan: a keeper, the seed, or the nursery."""
-        ours = self._nursery.pid if self._nursery is not None else None
-        return pid in self._keepers or pid == ours or pid == self._known_seed()
+        """Return whether a child is no orphan: a keeper, the preforked process, or the fork
+        server."""
+        ours = self._fork_server.pid if self._fork_server is not None else None
+        return pid in self._keepers or pid == ours or pid == self._known_preforked()
 
     # Commands
 
     def has_place_for_direct(self) -> bool:
+        """Return whether the next command can be the direct one, and needs no keeper."""
         return self._direct is None and not self._hunts and not self.orphans()
 
     def add_direct(self, pid: int, owner: Owner) -> None:
+        """Add the program of the direct command."""
         self._direct, self._direct_owner, self._direct_there = pid, owner, True
 
     def add_keeper(self, pid: int, owner: Owner) -> None:
+        """Add the keeper of a command."""
         self._keepers[pid] = owner
 
     def release(self, owner: Owner) -> None:
-        """Its command has ended; what it left behind stays, under its keeper or without."""
+        """Forget a command that has ended. The processes that it left behind stay in the table."""
         if self._direct_owner is owner:
             self._direct = self._direct_owner = None
         for pid, known in self._keepers.items():
@@ -74,10 +79,11 @@ class Children(Generic[Owner]):
                 self._keepers[pid] = None
 
     def orphans(self) -> Set[int]:
-        """Our children that are neither keepers nor the seed, nor the nursery."""
+        """Return our children that are neither keepers nor the preforked process nor the fork
+        server."""
         try:
             children = _read(b"/proc/self/task/%d/children" % os.getpid()).split()
-        except OSError:  # a kernel without that file: be careful, have keepers
+        except OSError:  # the kernel lacks that file: to be safe, commands get keepers
             return {0} if self._keepers or self._direct else set()
         return {int(pid) for pid in children if int(pid) not in self}
 
@@ -85,18 +91,6 @@ class Children(Generic[Owner]):
 
     def is_direct(self, pid: int) -> bool:
         return pid == self._direct and self._direct_there
-
-    @property
-    def ending(self) -> bool:
-        return bool(self._ending)
-
-    def end_direct(self, pid: int) -> bool:
-        """Kill it, because it has come to its end: it will be gone soon. False if it is another."""
-        if not self.is_direct(pid):
-            return False
-        os.kill(pid, signal.SIGKILL)
-        self._ending.add(pid)
-        return True
 
     @property
     def direct_owner(self) -> Optional[Owner]:
@@ -107,29 +101,28 @@ class Children(Generic[Owner]):
 
     def remove(self, pid: int) -> Optional[Owner]:
         """It has ended; who it worked for."""
-        self._ending.discard(pid)
         if pid == self._direct:
             self._direct_there = False
-        if self._nursery is not None and self._nursery.pid == pid:
-            self._nursery.has_ended()
-            self._known_seed()  # what it still said of it
-            self._nursery.close()
-            self._nursery = None
-        elif self._known_seed() == pid:
-            self._forget_seed()
+        if self._fork_server is not None and self._fork_server.pid == pid:
+            self._fork_server.has_ended()
+            self._known_preforked()  # what it still said of it
+            self._fork_server.close()
+            self._fork_server = None
+        elif self._known_preforked() == pid:
+            self._forget_preforked()
         return self._keepers.pop(pid, None)
 
     # For killing
 
     def begin_hunt(self) -> None:
-        """From now on whatever has no keeper is killed: nobody may start without one."""
+        """Note that processes without a keeper are being killed: no command may start as one."""
         self._hunts += 1
 
     def end_hunt(self) -> None:
         self._hunts -= 1
 
     def end_keeper(self, pid: int) -> None:
-        """It has nothing left to keep: that it dies now is no accident."""
+        """Note that we kill this keeper because its tree has ended."""
         self._ended_by_us.add(pid)
 
     def was_ended_by_us(self, pid: int) -> bool:
@@ -138,72 +131,76 @@ class Children(Generic[Owner]):
         return known
 
     def alone(self, keeper: Optional[int]) -> bool:
-        """Whether nothing lives but the command of this keeper (None: the direct one)."""
+        """Return whether only the command of this keeper lives (None: the direct command)."""
         if any(pid != keeper for pid in self._keepers):
             return False
         return keeper is None or not (self._direct or self.orphans())
 
     def idle(self) -> List[int]:
-        """Keepers whose command has ended, but not what it started."""
+        """Return the keepers whose command has ended while some of its processes run."""
         return [pid for pid, owner in self._keepers.items() if owner is None]
 
     def keepers(self) -> List[int]:
         return list(self._keepers)
 
-    # The seed
+    # The preforked program
 
-    def have_seed(self, likely: Optional[Dict[str, Any]], tells: bool) -> None:
+    def prefork(self, likely: Optional[Dict[str, Any]]) -> None:
         """Fork one, unless it is there. Best done when nobody waits."""
-        if self._seed is None:
+        if self._preforked is None:
             try:
-                self._seed = fork_seed(likely, tells)
+                self._preforked = fork_program(likely)
             except OSError:
                 pass  # no process to spare: the next command will say so, if it lasts
 
-    def have_nursery(self, likely: Dict[str, Any]) -> None:
-        """For the seeds of a series."""
-        if self._nursery is None and can_fork_sibling():
+    def have_fork_server(self, likely: Dict[str, Any]) -> None:
+        """Fork it, unless it is there."""
+        if self._fork_server is None and main_thread() is not None:
             try:
-                self._nursery = Nursery(likely)
+                self._fork_server = ForkServer(likely)
             except OSError:
                 pass
 
-    def have_seed_of_series(self) -> bool:
-        """Have it forked by the nursery, if there is one; whether there is a seed."""
-        if self._seed is None and self._nursery is not None and not self._nursery.closed:
+    def prefork_in_series(self) -> bool:
+        """Have the fork server fork a preforked process, if there is one. Returns whether there is
+        a preforked process."""
+        server = self._fork_server
+        if self._preforked is None and server is not None and not server.closed:
             try:
-                self._seed = self._nursery.seed()
+                self._preforked = server.fork()
             except OSError:
                 pass
-        return self._seed is not None
+        return self._preforked is not None
 
     @property
-    def has_seed(self) -> bool:
-        return self._seed is not None
+    def has_preforked(self) -> bool:
+        return self._preforked is not None
 
-    def take_seed(self) -> Optional[Seed]:
-        if not self._known_seed() or self._seed is None or self._seed.closed:
+    def take_preforked(self) -> Optional[Preforked]:
+        if not self._known_preforked() or self._preforked is None or self._preforked.closed:
             return None
-        seed, self._seed = self._seed, None
-        return seed
+        taken, self._preforked = self._preforked, None
+        return taken
 
-    def drop_seed(self) -> None:
-        """It ends now, and is forgotten when it has; the nursery too."""
-        if self._known_seed() and self._seed is not None:
-            self._seed.end()
-        if self._nursery is not None:
-            self._nursery.end()
+    def drop_preforked(self) -> None:
+        """End the preforked process and the fork server. They are forgotten when they have
+        ended."""
+        if self._known_preforked() and self._preforked is not None:
+            self._preforked.end()
+        if self._fork_server is not None:
+            self._fork_server.end()
 
-    def _known_seed(self) -> Optional[int]:
-        """Its number. One that has none is given up."""
-        if self._seed is None:
+    def _known_preforked(self) -> Optional[int]:
+        """Return the preforked process's pid, or None. A preforked process without a pid is
+        forgotten."""
+        if self._preforked is None:
             return None
-        if not self._seed.pid:
-            self._forget_seed()
+        if not self._preforked.pid:
+            self._forget_preforked()
             return None
-        return self._seed.pid
+        return self._preforked.pid
 
-    def _forget_seed(self) -> None:
-        assert self._seed is not None
-        self._seed.close()
-        self._seed = None
+    def _forget_preforked(self) -> None:
+        assert self._preforked is not None
+        self._preforked.close()
+        self._preforked = None

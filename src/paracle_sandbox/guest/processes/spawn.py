@@ -1,7 +1,7 @@
-"""Starting a program, as a child of the guest or of a keeper.
+"""Start a program as a child of the guest or of a keeper.
 
 Programs are executed by posix_spawn, which copies no page tables; Python programs are forks of
-the guest, or the seed. Their descriptors, directory and oom score are put in place around
+the guest, or preforked. Their descriptors, directory and oom score are put in place around
 that, in the parent or in the child.
 """
 
@@ -13,12 +13,12 @@ import termios
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..kernel import close_from, fork, unblock_signals
-from ..prefork.preforked import Seed, grow, settle
+from ..prefork.preforked import Preforked, grow, settle
 from ..python.program import shadowed
 from ..request import Launch
 from .oom import OomFirst
 
-# Which step failed; the letters are also what a keeper tells the guest.
+# The step that failed. A keeper reports it to the guest by these letters.
 BAD_SOURCE = b"w"  # errno of writing the source
 BAD_DIRECTORY = b"c"  # errno of entering the working directory
 BAD_PROGRAM = b"x"  # errno of executing the program
@@ -27,7 +27,7 @@ Stdio = Tuple[int, int, int]
 
 
 class Refused(Exception):
-    """The command cannot be started; which step failed, and its errno."""
+    """The program cannot be started. It says which step failed, and its errno."""
 
     def __init__(self, tag: bytes, code: int) -> None:
         super().__init__(tag, code)
@@ -36,14 +36,14 @@ class Refused(Exception):
 
 
 def refusal(name: bytes, code: int) -> Tuple[bytes, int]:
-    """A program could not be executed: as a shell says it, and its exit code."""
+    """Return the line and the exit code with which a shell reports that a program cannot run."""
     reason = "command not found" if code == errno.ENOENT else os.strerror(code)
     line = b"paracle: %s: %s\n" % (name, reason.encode())
     return line, 127 if code == errno.ENOENT else 126
 
 
-def start_program(launch: Launch, stdio: Stdio, seed: Optional[Seed], oom: OomFirst) -> int:
-    """The pid of the program. Raises Refused."""
+def start_program(launch: Launch, stdio: Stdio, ready: Optional[Preforked], oom: OomFirst) -> int:
+    """Start a program and return its pid. Raises Refused."""
     tag = BAD_SOURCE
     try:
         if launch.source:
@@ -52,10 +52,10 @@ def start_program(launch: Launch, stdio: Stdio, seed: Optional[Seed], oom: OomFi
         os.chdir(launch.cwd)
         tag = BAD_PROGRAM
         if launch.program:
-            # Here, in the directory of the program: what it would look at itself, it would copy.
+            # Done in the parent, in the program's directory: the fork would copy what it reads.
             launch.program["shadowed"] = shadowed(launch.program)
-            if seed and seed.start(launch.program, launch.cwd, bool(launch.terminal), stdio):
-                return seed.pid
+            if ready and ready.start(launch.program, launch.cwd, bool(launch.terminal), stdio):
+                return ready.pid
             with oom:
                 return _fork(launch, stdio)
         with oom:
@@ -94,12 +94,12 @@ def _spawn(launch: Launch, stdio: Stdio) -> int:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except PermissionError as error:
-            refusal = error.errno or errno.EACCES  # the next in PATH may be a better one
+            refusal = error.errno or errno.EACCES  # a later folder of PATH may have another one
     raise OSError(refusal, os.strerror(refusal))
 
 
 def _spawn_in_terminal(launch: Launch, terminal: bytes) -> int:
-    """Like _spawn, where opening a terminal does not make it the controlling one."""
+    """Do the same as _spawn on a kernel where opening a terminal does not make it controlling."""
     news, ours = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -141,7 +141,7 @@ def _fork(launch: Launch, stdio: Stdio) -> int:
     if pid:
         return pid
     try:
-        # The guest's handler for SIGCHLD would write to a descriptor that is something else here.
+        # The guest's handler for SIGCHLD would write to a descriptor that is another file here.
         signal.set_wakeup_fd(-1)
         for number, fd in enumerate(stdio):
             os.dup2(fd, number)
@@ -149,11 +149,11 @@ def _fork(launch: Launch, stdio: Stdio) -> int:
         settle()
         grow(launch.program, bool(launch.terminal))
     finally:
-        os._exit(70)  # whatever was raised: never back into the guest's loop
+        os._exit(70)  # an exception must not return into the guest's loop
 
 
 def write_source(path: bytes, text: bytes) -> None:
-    """Put the text at the path, replacing whatever may be there, links and pipes included."""
+    """Write a program's source to the path. A file, link or pipe that is there is replaced."""
     try:
         os.mkdir(os.path.dirname(path))
     except OSError:
@@ -175,19 +175,19 @@ def write_source(path: bytes, text: bytes) -> None:
         try:
             os.unlink(draft)
         except OSError:
-            pass  # why it could not be written is what counts
+            pass  # the error to report is why it could not be written
         raise
     finally:
         os.close(fd)
 
 
 def candidates(name: bytes, env: Dict[bytes, bytes]) -> List[bytes]:
-    """The paths to try, in order, as execvp does with the PATH of the program."""
+    """Return the paths to try, in order, as execvp does with the PATH of the program."""
     if b"/" in name:
         return [name]
     paths = [
         os.path.join(folder or b".", name)
         for folder in env.get(b"PATH", os.defpath.encode()).split(b":")
     ]
-    # A failed spawn costs a process: leave out what is not there.
+    # A failed spawn costs a process, so paths that do not exist are left out.
     return [path for path in paths if os.path.lexists(path)] if name else []

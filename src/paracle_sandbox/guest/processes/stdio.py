@@ -15,13 +15,14 @@ from ..wire import Wire
 
 PIPE_BYTES = 1 << 20
 DEFAULT_PIPE_BYTES = 64 << 10
-# More than a terminal holds, so its last words are complete even if somebody keeps writing.
+# This is more than a terminal holds, so its last output is complete even if a process goes on
+# writing.
 TERMINAL_TAIL_BYTES = 256 << 10
 END_OF_FILE = b"\x04"
 
 
 class Output:
-    """What a command writes, read only as fast as the host consumes it."""
+    """The output of a command, which is read only as fast as the host consumes it."""
 
     def __init__(self, loop: Loop, fd: int, kind: int, wire: Wire, buffer: memoryview) -> None:
         os.set_blocking(fd, False)
@@ -36,7 +37,7 @@ class Output:
         self.closed = False
 
     def update(self) -> None:
-        """Read when there is something, but only while the host takes it."""
+        """Watch the output while the host has credit for it, and stop otherwise."""
         wanted = not self.closed and self._left is None and self._wire.credit > 0
         if wanted != self._watched:
             self._watched = wanted
@@ -50,9 +51,9 @@ class Output:
         self.update()
 
     def settle(self) -> None:
-        """The command ended: what it wrote is still to be sent, and nothing else.
+        """Fix how much is still sent, because the command has ended.
 
-        A background child may hold the other end and write for ever.
+        A background process may hold the other end and write for ever.
         """
         if self.closed or self._left is not None:
             return
@@ -64,7 +65,7 @@ class Output:
             self.close()
 
     def waiting(self) -> int:
-        """How many bytes the command has written that were not read."""
+        """Return how many bytes the command has written that were not read."""
         try:
             answer = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
         except OSError:
@@ -72,11 +73,12 @@ class Output:
         return int(struct.unpack("i", answer)[0])
 
     def drain(self) -> None:
-        """Send what is left, as far as the host takes it; then close."""
+        """Send the rest as far as the host has credit, and close when it is sent."""
         while not self.closed and self._wire.credit > 0:
             self._move()
 
     def close(self) -> None:
+        """Close the guest's end. A second call does nothing."""
         if not self.closed:
             self.closed = True
             self.update()
@@ -95,7 +97,7 @@ class Output:
                 self.close()
             return
         except OSError:
-            count = 0  # EIO: nobody has the terminal open any more
+            count = 0  # EIO: no process has the terminal open any more
         if count == 0:
             self.close()
             return
@@ -108,7 +110,7 @@ class Output:
             self.close()
 
     def _enlarge(self, count: int) -> None:
-        # Only for those who fill the pipe: the sum of pipe memory per user is limited.
+        # Only a pipe that was full is enlarged, because the pipe memory of a user is limited.
         if count < DEFAULT_PIPE_BYTES or self._enlarged:
             return
         self._enlarged = True
@@ -119,7 +121,10 @@ class Output:
 
 
 class Input:
-    """What the host writes to a command; held here, within the window, while it does not read."""
+    """The input of a command.
+
+    It waits here while the command does not read; the window bounds it.
+    """
 
     def __init__(self, loop: Loop, fd: int, wire: Wire, terminal: bool) -> None:
         os.set_blocking(fd, False)
@@ -132,6 +137,7 @@ class Input:
         self._closed = False
 
     def write(self, data: bytes) -> None:
+        """Queue data for the command. After its end it is dropped."""
         if self._ended or self._closed:
             self._wire.consumed(len(data))
             return
@@ -139,6 +145,7 @@ class Input:
         self._flush()
 
     def end(self) -> None:
+        """Let the command see the end of its input once it has read all of it."""
         if self._ended:
             return
         self._ended = True
@@ -147,10 +154,12 @@ class Input:
         self._flush()
 
     def resize(self, size: Size) -> None:
+        """Set the size of the terminal, if it is one."""
         if self._terminal and not self._closed:
             set_size(self._fd, size)
 
     def close(self) -> None:
+        """Close the guest's end and drop what is queued. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._loop.unwatch(self._fd)
@@ -171,7 +180,7 @@ class Input:
             self._loop.watch(self._fd, WRITE, self._flush)
             return
         except OSError:
-            self.close()  # the command reads no more: its choice
+            self.close()  # the command has closed its end
             return
         self._drained()
 
@@ -184,14 +193,15 @@ class Input:
 
 
 def open_terminal() -> Tuple[int, int]:
-    """Its master and its slave. Raises OSError."""
+    """Open a terminal and return its master and its slave. Raises OSError."""
     try:
         return os.openpty()
     except OSError as error:
-        if error.errno != errno.ENOSPC:  # which would be taken for a full disk
+        if error.errno != errno.ENOSPC:  # ENOSPC would be taken for a full disk
             raise
         raise OSError(errno.EMFILE, "no terminal is left") from error
 
 
 def set_size(fd: int, size: Size) -> None:
+    """Set the size of a terminal."""
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))

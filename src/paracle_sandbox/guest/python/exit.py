@@ -1,12 +1,12 @@
-"""End a program as the interpreter does: report what it raised, finalize, exit.
+"""End a program as the interpreter does: report its exception, finalize, exit.
 
-Finalization follows Py_FinalizeEx in what a program can see of it: threads joined, atexit
-callbacks, streams flushed, garbage collected, the program's own modules torn down so that their
-`__del__` run, streams flushed again. What the parent had imported is left alone: taking that apart
-would take longer than many programs run.
+Finalization follows Py_FinalizeEx in everything that a program can see: threads are joined, atexit
+callbacks run, streams are flushed, garbage is collected, the program's own modules are torn down so
+that their `__del__` run, and streams are flushed again. Modules that the parent had imported are
+left alone: tearing them down would take longer than many programs run.
 """
 
-# ruff: noqa: BLE001, S110 - as in the interpreter, whatever user code raises here is not the end
+# ruff: noqa: BLE001, S110 - as in the interpreter, an exception of user code does not stop this
 import _signal  # type: ignore[import-not-found]
 import _thread
 import atexit
@@ -23,13 +23,11 @@ from itertools import repeat, starmap
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ..prefork.early_exit import tell_end
 from .interpreter_state import SETTABLE_SIGNALS
 from .stack import Calls, Taken, flush_c_streams, make_struct
 
-# Our own, for what is defined below: a program may put something else in the place of any.
+# The functions below use these copies, because a program may replace any of the originals.
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
-# And of these.
 _collect, _gc_is_enabled, _tracked = gc.collect, gc.isenabled, gc.get_objects
 _kill, _getpid, _write, _dup, _close = os.kill, os.getpid, os.write, os.dup, os.close
 _threads = _thread._count
@@ -39,24 +37,24 @@ _exit_callbacks, _run_exit_callbacks = atexit._ncallbacks, atexit._run_exitfuncs
 _FLUSH_FAILED = 120
 _MISSING = object()
 _is_finalizing = functools.partial(bool, 1)
-# Not that of `os`: the loader finds a function when it is first called, and none is left to find it
-# for the next program.
+# os._exit would not do: the loader resolves a function on its first call, and as no process returns
+# from this call, each program would pay for that again.
 _leave = ctypes.CDLL(None)._exit
 _DROPPED_FROM_SYS = (
     "path", "argv", "ps1", "ps2", "last_type", "last_value", "last_traceback", "last_exc",
     "path_hooks", "path_importer_cache", "meta_path", "__interactivehook__",
 )  # fmt: skip
-# Those that the interpreter, or `site`, adds when it has started: at its end they are not there.
+# The interpreter or `site` adds these names when it has started. At its end they are gone.
 _LATE_BUILTINS = ("open", "exit", "quit", "copyright", "credits", "license", "help", "_")
 _BUILTINS = frozenset(vars(builtins)).difference(_LATE_BUILTINS)
-# What has no end to speak of; the last is what `__main__` has from the start.
+# Objects of these types run no code when they end. `__main__` has a loader from the start.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None), ModuleType, SourceFileLoader))
-# Those with something to write, each before what it writes to.
+# The types of streams that hold unwritten data, each before the type that it writes to.
 _WRITERS = (io.TextIOWrapper, io.BufferedRandom, io.BufferedWriter)
 
 
 class Ending:
-    """How one program ends, in stages (`program_stack`)."""
+    """The end of one program, in stages (see `stack`)."""
 
     def __init__(self) -> None:
         self._status = 0
@@ -71,7 +69,7 @@ class Ending:
         self.last_stages = (self._flush, self._clear, self._empty)
 
     def _report(self, exception: Optional[BaseException]) -> Sequence[Calls]:
-        """Show what the program raised, through sys.excepthook, as the user may have set it."""
+        """Report the program's exception through sys.excepthook, which the program may have set."""
         _flush_quietly("stderr")
         _flush_quietly("stdout")
         if exception is None:
@@ -96,7 +94,7 @@ class Ending:
         return (starmap(hook, [(type(exception), exception, traceback)]),)
 
     def _hooked(self, error: Optional[BaseException]) -> Sequence[Calls]:
-        """What that hook raised; then wait for the program's threads."""
+        """Report an exception of that hook, and wait for the program's threads."""
         exception, self._exception = self._exception, None
         if isinstance(error, SystemExit):
             self._exit_with(error)
@@ -117,46 +115,44 @@ class Ending:
         return (starmap(_run_exit_callbacks, [()]),) if _exit_callbacks() else ()
 
     def _flush(self, _: Optional[BaseException]) -> Sequence[Calls]:
-        # Until 3.9 the last error of an exit callback, already shown, comes out again.
+        # Until 3.9 the last error of an exit callback is raised again after it was shown.
         self._flushed = _flush_streams()
         _restore_signals()
         return (starmap(_collect, [()]),) if _gc_is_enabled() else ()
 
     def _clear(self, _: Optional[BaseException]) -> Sequence[Calls]:
-        """Take `__main__` and what was imported after it out of sys.modules."""
+        """Remove `__main__` and the modules that were imported after it from sys.modules."""
         _close_sys()
-        gc.callbacks.clear()  # nobody is told of the collections from here on
-        # Without modules the interpreter cannot read the source for tracebacks any more.
+        gc.callbacks.clear()  # the program must not see the collections from here on
+        # Without its modules, the interpreter cannot read the source for tracebacks any more.
         self._kept.append(sys.modules.pop("io", None))
         names = _own_modules()
         for name in names:
             if isinstance(sys.modules[name], ModuleType):
                 self._modules.append(_reference(sys.modules[name]))
-        # What ends with one may have taken out another.
+        # Code that runs when a module ends may have removed another one.
         drop = map(sys.modules.pop, names, repeat(None))
         self._plain = names == ["__main__"] and _is_plain(vars(sys.modules["__main__"]))
         late = () if self._plain else _without(_LATE_BUILTINS)
         return (*late, drop, starmap(_collect, [()]))
 
     def _empty(self, _: Optional[BaseException]) -> Sequence[Calls]:
-        """What somebody still has of these modules, and what they left with others."""
+        """Clear the modules that are still referenced, and remove the names that they added."""
         modules = [reference() for reference in reversed(self._modules)]
         calls = [_emptied(vars(module)) for module in modules if module is not None]
         return tuple(calls) if self._plain else (*calls, *_without(_added_builtins()))
 
     def leave(self) -> None:
-        """Does not return."""
+        """Exit the process. This does not return."""
         _flush_leftovers()
-        # What `__del__` printed is written if possible; failing to changes nothing any more.
+        # The output of `__del__` is written if possible; a failure changes nothing any more.
         _flush_quietly("stdout")
         _flush_quietly("stderr")
         flush_c_streams(None)
         if self._interrupted:
             _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
             _kill(_getpid(), _signal.SIGINT)
-        status = self._status & 0xFF if self._flushed else _FLUSH_FAILED
-        tell_end(status)
-        _leave(status)
+        _leave(self._status & 0xFF if self._flushed else _FLUSH_FAILED)
 
     def _exit_with(self, request: SystemExit) -> None:
         self._exits = True
@@ -170,7 +166,7 @@ def _display(exception: BaseException) -> None:
 def _exit_status(request: SystemExit) -> int:
     try:
         code: Any = request.code
-    except BaseException:  # a property may raise anything: the request itself is shown
+    except BaseException:  # a property may raise anything; then the exception itself is shown
         code = request
     if code is None:
         return 0
@@ -183,7 +179,7 @@ def _exit_status(request: SystemExit) -> int:
             _write_plainly(text)
         else:
             stderr.write(text)
-    except BaseException:  # of a strange object's __str__, or of a stream that is closed
+    except BaseException:  # from the object's __str__, or from a closed stream
         pass
     _write_error("\n")
     return 1
@@ -192,7 +188,7 @@ def _exit_status(request: SystemExit) -> int:
 def _write_error(text: str) -> None:
     try:
         sys.stderr.write(text)
-    except BaseException:  # whatever is in its place
+    except BaseException:  # stderr may be any object
         _write_plainly(text)
 
 
@@ -217,7 +213,7 @@ def _flush_quietly(name: str) -> None:
 
 
 def _flush_streams() -> bool:
-    """Whether stdout could be flushed; says why not on stderr."""
+    """Flush stdout and stderr. Returns whether that worked; says on stderr why stdout failed."""
     flushed = True
     stdout = vars(sys).get("stdout")
     if stdout is not None and not _closed(stdout):
@@ -239,12 +235,12 @@ def _flush_streams() -> bool:
 def _closed(stream: Any) -> bool:
     try:
         return bool(stream.closed)
-    except Exception:  # replaced by any object: what has no such attribute counts as open
+    except Exception:  # the stream may be any object; without that attribute it counts as open
         return False
 
 
 def _ignore(error: BaseException, source: Any, traceback: Any, message: str) -> None:
-    """Tell the unraisable hook; since 3.13 a message says what failed, before that the object."""
+    """Call the unraisable hook. Since 3.13 a message says what failed, before that the object."""
     worded = sys.version_info >= (3, 13)
     values = {
         "exc_type": type(error),
@@ -255,7 +251,7 @@ def _ignore(error: BaseException, source: Any, traceback: Any, message: str) -> 
     }
     try:
         sys.unraisablehook(make_struct(_UNRAISABLE, values))
-    except Exception:  # the user's hook; there is nobody left to tell
+    except Exception:  # it is the program's hook, and there is no other to report to
         pass
 
 
@@ -275,13 +271,13 @@ def _close_sys() -> None:
     scope["is_finalizing"] = _is_finalizing
     threading = sys.modules.get("threading")
     if threading is not None:
-        # The interpreter stops daemon threads here. Ours run on for a moment, into a world
-        # without modules: nobody shall hear of it.
+        # The interpreter stops daemon threads here. Ours run on for a moment, without modules: the
+        # errors of that are not shown.
         vars(threading)["excepthook"] = lambda _: None
 
 
 def _own_modules() -> List[str]:
-    """The names of `__main__` and what was imported after it."""
+    """Return the names of `__main__` and of the modules that were imported after it."""
     names: List[str] = []
     if "__main__" in sys.modules:
         for name in reversed(sys.modules):
@@ -292,8 +288,10 @@ def _own_modules() -> List[str]:
 
 
 def _is_plain(scope: Dict[str, Any]) -> bool:
-    """Whether a program made nothing whose end runs code of its own, which could miss a built-in
-    name: no class, function or generator, nor anything that holds one."""
+    """Return whether the globals of a program hold no object whose end could run its code.
+
+    Classes, functions, generators and containers could. Their code might miss a built-in name.
+    """
     return all(type(value) in _PLAIN or _is_empty(value) for value in scope.values())
 
 
@@ -303,28 +301,30 @@ def _is_empty(value: Any) -> bool:
 
 def _added_builtins() -> List[str]:
     scope = vars(builtins)
-    if len(scope) <= len(_BUILTINS):  # to look at each name would write to its count
+    if len(scope) <= len(_BUILTINS):  # comparing each name would write to its reference count
         return []
     return [name for name in scope if name not in _BUILTINS]
 
 
 def _without(names: Sequence[str]) -> Sequence[Calls]:
-    """These taken from what every program has for built in."""
+    """Return the calls that remove these names from the built-in names."""
     return (map(vars(builtins).pop, names, repeat(None)),)
 
 
 def _emptied(scope: Dict[str, Any]) -> Calls:
-    """Names set to None, private ones first: the order of CPython."""
+    """Return the calls that set all names of a module to None, private names first, as CPython
+    does."""
     names = [name for name in scope if name != "__builtins__"]
     names.sort(key=lambda name: not (name[:1] == "_" and name[1:2] != "_"))
     return map(dict.__setitem__, repeat(scope), names, repeat(None))
 
 
 def _flush_leftovers() -> None:
-    """Have files written that the program hung on modules which are not taken apart.
+    """Flush the files that the program stored in modules which are not torn down.
 
-    Hardly any program has such, nor a descriptor left. Where threads run on, what they use is in
-    use."""
+    Few programs have such files, or any open descriptor. If threads run on, their files are left
+    alone.
+    """
     if _threads() or not _has_descriptors():
         return
     found = [item for item in _tracked() if type(item) in _WRITERS]
@@ -332,11 +332,11 @@ def _flush_leftovers() -> None:
         try:
             item.flush()
         except BaseException:
-            pass  # it may be closed, or what it writes to
+            pass  # the stream, or the one that it writes to, may be closed
 
 
 def _has_descriptors() -> bool:
-    """Whether there is one after the three that every program has."""
+    """Return whether a descriptor above 2 is open. Only the lowest free one is looked at."""
     try:
         lowest = _dup(1)
     except OSError:
@@ -346,7 +346,7 @@ def _has_descriptors() -> bool:
 
 
 def _unraisable_type() -> type:
-    """The type of what unraisable hooks get has no name to find it by: provoke one."""
+    """Find the type of the argument of unraisable hooks. It has no name, so one is provoked."""
     found: List[Tuple[type, ...]] = []
 
     class Provocation:

@@ -1,8 +1,8 @@
 """Give a fork of the guest the state of an interpreter that has just started.
 
-The modules that the parent imported stay imported, which is what makes a fork fast; what they
-hold (random numbers, thread and process tables, caches of the directory) is made new. Differences
-that stay are listed in `program`.
+The modules that the parent imported stay imported, which makes a fork fast. Their state (random
+numbers, thread and process tables, caches of the directory) is reset. Differences that remain are
+listed in `program`.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -31,18 +31,20 @@ _SPECIAL_SIGNALS = {
 SETTABLE_SIGNALS = tuple(_signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP})
 _MODULE_ENDINGS = tuple(importlib.machinery.all_suffixes())
 _ALWAYS_FOUND_FIRST = frozenset(sys.builtin_module_names)
-# To list a folder with more in it takes longer than to look for each name.
+# Listing a folder that is larger takes longer than looking for each name.
 _LARGE_FOLDER_BYTES = 16 << 10
 _imported: Dict[str, Any] = {}
-# Of .pth files: the folder, and a line that is to be executed.
+# The lines of .pth files that are to be executed, each with the folder of its file.
 _site_lines: List[Tuple[str, str]] = []
 _OPENSSL_SEED_BYTES = 48
 _HIDDEN_IF_LOADED = ("last_type", "last_value", "last_traceback", "last_exc", "tracebacklimit")
 
 
 def add_packages(folders: List[str]) -> None:
-    """What `site` does with folders of packages, but for the lines of .pth files that it executes:
-    those are code of whoever wrote the packages, and are executed in programs."""
+    """Add folders of packages to sys.path as `site` does, without executing lines of .pth files.
+
+    Those lines are code of the packages' authors. They are executed in programs (`run_site_lines`).
+    """
     for folder in folders:
         if not os.path.isdir(folder):
             continue
@@ -69,7 +71,7 @@ def _add_pth(folder: str, path: str) -> None:
 
 
 def run_site_lines() -> None:
-    """What was left of the start of an interpreter. A line that fails is told of, and no more."""
+    """Execute the lines of .pth files. An error in one is shown, and the next one is executed."""
     for folder, line in _site_lines:
         try:
             _run_site_line(folder, line)
@@ -82,13 +84,14 @@ def _run_site_line(sitedir: str, line: str) -> None:
 
 
 def replace_environment(env: Dict[str, str]) -> None:
+    """Replace the whole environment, and apply its time zone."""
     os.environ.clear()
     os.environ.update(env)
     time.tzset()
 
 
 def reset_signals() -> None:
-    """As at interpreter start: three of them special, the rest to the system's default."""
+    """Set the signal handlers of a starting interpreter: three special ones, else the default."""
     _signal.set_wakeup_fd(-1)
     faulthandler.disable()
     for number in SETTABLE_SIGNALS:
@@ -98,7 +101,7 @@ def reset_signals() -> None:
 
 
 def reset_sys(env: Dict[str, str], python: str, utf8_mode: bool) -> None:
-    """What programs of the same surroundings have in common."""
+    """Reset the part of `sys` that depends only on the environment and the interpreter."""
     sys.executable = python
     _reset_prefix(python)
     sys.pycache_prefix = env.get("PYTHONPYCACHEPREFIX") or None
@@ -108,7 +111,7 @@ def reset_sys(env: Dict[str, str], python: str, utf8_mode: bool) -> None:
 
 
 def _heed_environment() -> None:
-    """Undo -E for what C looks up while a program runs, such as PYTHONBREAKPOINT."""
+    """Undo -E for variables that C code reads while a program runs, such as PYTHONBREAKPOINT."""
     try:
         ctypes.c_int.in_dll(ctypes.PyDLL(None), "Py_IgnoreEnvironmentFlag").value = 0
     except ValueError:
@@ -116,7 +119,7 @@ def _heed_environment() -> None:
 
 
 def reset_program(spec: Dict[str, Any], env: Dict[str, str]) -> None:
-    """What is this program's own, or not for whoever it is a fork of."""
+    """Reset the part of `sys` and `gc` that depends on the program."""
     sys.argv = [spec["path"], *spec["argv"]]
     if sys.version_info >= (3, 10):
         sys.orig_argv = [spec["python"], *sys.argv]
@@ -125,7 +128,7 @@ def reset_program(spec: Dict[str, Any], env: Dict[str, str]) -> None:
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     gc.enable()
     gc.set_threshold(*_GC_THRESHOLD)
-    # Collections need not walk what the parent made, nor copy the pages it is on.
+    # Collections then skip the parent's objects, and do not copy their pages.
     gc.freeze()
 
 
@@ -147,20 +150,25 @@ def _search_path(spec: Dict[str, Any], env: Dict[str, str]) -> List[str]:
 
 
 def first_folder(spec: Dict[str, Any]) -> str:
+    """Return the first folder of sys.path for a program."""
     first: Optional[str] = spec.get("path0")
     return os.path.dirname(os.path.realpath(spec["path"])) if first is None else first
 
 
 def is_shadowed(folders: List[str]) -> bool:
-    """Whether one of them has a module that a program would import in place of one that is
-    imported already."""
+    """Return whether one of the folders has a module with the name of one that is imported already.
+
+    A program would import that module instead.
+    """
     names = imported_names()
     return any(_is_module(f, name) for f in folders for name in _entries(f, names))
 
 
 def imported_names() -> FrozenSet[str]:
-    """Of modules that a file can stand before. Asked for in the parent when it has imported some,
-    to save time in each fork."""
+    """Return the names of the imported modules that a file could hide.
+
+    The parent calls this after its imports, to save time in each fork.
+    """
     if _imported.get("count") != len(sys.modules):
         names = frozenset(name.partition(".")[0] for name in sys.modules)
         _imported.update(count=len(sys.modules), names=names - _ALWAYS_FOUND_FIRST)
@@ -169,7 +177,7 @@ def imported_names() -> FrozenSet[str]:
 
 
 def _entries(folder: str, names: FrozenSet[str]) -> List[str]:
-    """Those of the folder that may be modules with one of the names."""
+    """Return the entries of the folder that may be modules with one of the names."""
     try:
         if os.stat(folder).st_size > _LARGE_FOLDER_BYTES:
             files = [name + ending for name in names for ending in ("", *_MODULE_ENDINGS)]
@@ -205,7 +213,8 @@ _USUAL_FLAGS = _make_flags(False, False, False)
 
 
 def reset_hooks() -> None:
-    """Modules may have changed them when they were imported."""
+    """Reset the hooks and limits of `sys`, which modules may have changed when they were
+    imported."""
     sys.excepthook = sys.__excepthook__
     sys.displayhook = sys.__displayhook__
     sys.unraisablehook = sys.__unraisablehook__
@@ -217,7 +226,7 @@ def reset_hooks() -> None:
 
 
 def reset_site(env: Dict[str, str]) -> None:
-    """What `site` does in an interpreter that was not started with -S."""
+    """Do what `site` does in an interpreter that was not started with -S."""
     if not hasattr(builtins, "exit"):
         site.setquit()
         site.setcopyright()
@@ -230,11 +239,11 @@ def reset_site(env: Dict[str, str]) -> None:
 
 
 def reset_modules() -> None:
-    """Make new what modules that are already imported remember."""
+    """Reset the state of modules that are already imported."""
     _call_if_loaded("linecache", "clearcache")
     _call_if_loaded("random", "seed")
     _call_if_loaded("numpy.random", "seed")
-    # OpenSSL makes new ones when the pid has changed, which may be the same in another namespace.
+    # OpenSSL seeds itself anew when the pid changes, but another namespace may have the same pid.
     if "_ssl" in sys.modules:
         sys.modules["_ssl"].RAND_add(os.urandom(_OPENSSL_SEED_BYTES), _OPENSSL_SEED_BYTES)
     _set_if_loaded("tempfile", tempdir=None, _name_sequence=None)
@@ -258,13 +267,16 @@ def _reset_logging(logging: Any) -> None:
         return
     if logging.root.handlers or logging.root.level != logging.WARNING:
         logging.root.handlers.clear()
-        logging.root.setLevel(logging.WARNING)  # empties the caches of all loggers: not for free
+        logging.root.setLevel(logging.WARNING)  # costly: it empties the caches of all loggers
     nanoseconds = isinstance(logging._startTime, int)
     logging._startTime = time.time_ns() if nanoseconds else time.time()
 
 
 def reset_threading() -> None:
-    """Called on the thread state that the program will have: the main thread belongs to it."""
+    """Reset the table of threads.
+
+    Runs on the program's thread state, which is the main thread's.
+    """
     threading: Any = sys.modules.get("threading")
     if threading is None:
         return
@@ -274,6 +286,7 @@ def reset_threading() -> None:
 
 
 def reset_multiprocessing(python: str) -> None:
+    """Reset the table of processes, and give the program an authentication key of its own."""
     process: Any = sys.modules.get("multiprocessing.process")
     if process is None:
         return
@@ -291,8 +304,9 @@ def reset_multiprocessing(python: str) -> None:
 
 
 def apply_warning_options(env: Dict[str, str]) -> None:
-    # The filters themselves are left alone: -I and -E do not change the defaults, and those that
-    # an imported module added would be there after the program's own import too.
+    """Apply PYTHONWARNINGS."""
+    # Other filters are left alone: -I and -E do not change the defaults, and filters that an
+    # imported module added would also be there after the program's own import.
     sys.warnoptions.clear()
     if env.get("PYTHONWARNINGS"):
         import warnings
@@ -304,17 +318,17 @@ def apply_warning_options(env: Dict[str, str]) -> None:
 
 
 def hide_guest(main: ModuleType) -> None:
-    """Leave no module of ours to be found, and make the given one `__main__`."""
+    """Hide our modules from the program, and make the given one `__main__`."""
     forget_guest()
-    # As the last entry, it divides what the parent imported from what the program will.
+    # As the last entry, it separates the parent's imports from the program's.
     sys.modules.pop("__main__", None)
     sys.modules["__main__"] = main
 
 
 def forget_guest() -> None:
-    """What is imported goes on to work; nothing of ours can be imported from here on.
+    """Make our modules impossible to import. Modules that are imported already go on to work.
 
-    May be called in the parent when it has imported all it will, to save time in each fork.
+    The parent may call this after its last import, to save time in each fork.
     """
     if _forgotten:
         return
@@ -336,5 +350,6 @@ def _is_ours(finder: Any) -> bool:
 
 
 def enable_faulthandler(env: Dict[str, str]) -> None:
+    """Enable faulthandler if PYTHONFAULTHANDLER asks for it."""
     if env.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()

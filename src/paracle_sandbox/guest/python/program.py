@@ -1,21 +1,24 @@
 """Become a Python program without starting Python.
 
-`become` is called in a fresh fork of the guest, whose descriptors, directory, session and
-signal mask are already the program's. It makes everything else as `python3 file.py` would have it,
-runs the file as `__main__` on an empty stack (`program_stack`) and exits like the interpreter
-(`program_end`). Whatever it cannot do faithfully it leaves to a new interpreter, by exec: files
-that do not compile, are missing, or are directories or archives; settings that only an
-interpreter that starts can honour; packages that the user installed at home; a module beside the
-program that has the name of one that is imported already.
+`become` is called in a fresh fork of the guest, whose descriptors, directory, session and signal
+mask are already the program's. It sets everything else as `python3 file.py` would, runs the file as
+`__main__` on an empty stack (`stack`), and exits like the interpreter (`exit`). In some cases it
+cannot do that faithfully, and executes a new interpreter instead: for files that do not compile,
+are missing, or are directories or archives; for settings that only a starting interpreter can
+honour; for packages that the user installed at home; and for a module beside the program that has
+the name of one that is imported already.
 
-What stays different: strings hash with the parent's seed; modules that the parent imported are
-in `sys.modules` before the program imports them, out of reach of the garbage collector
-(`gc.get_freeze_count()`), and not taken apart in the end: what a program hangs on one of them has
-its files written, but no `__del__` called; `/proc/self/cmdline` and `environ` are the parent's; an
-audit hook is told of `sys.unraisablehook` when the program ends with an exception; `sys.exit` of a
-tuple is, until 3.11, that of what is in it; on Python 3.8 the deepest recursion is one call less; a
-library that sets `sys.unraisablehook` for good gets the exception that ends the program (with 1).
-docs/guide.md tells users.
+These differences remain, and docs/guide.md tells users about them:
+
+- Strings hash with the parent's seed.
+- Modules that the parent imported are in `sys.modules` before the program imports them, hidden from
+  the garbage collector (`gc.get_freeze_count()`), and not torn down in the end. If a program stores
+  objects in them, their files are written, but `__del__` is not called.
+- `/proc/self/cmdline` and `environ` are the parent's.
+- An audit hook sees `sys.unraisablehook` when the program ends with an exception. A library that
+  replaces `sys.unraisablehook` for good gets the exception that ends the program (with 1).
+- Until 3.11, `sys.exit` of a tuple prints its items.
+- On Python 3.8 the deepest recursion is one call less.
 """
 
 import gc
@@ -31,7 +34,7 @@ from .exit import Ending
 from .stack import SUPPORTED, run_on_empty_stack
 from .streams import Text, open_streams, prepare_streams, settle_locale
 
-# Read by an interpreter while it starts, or by the loader and C library before that.
+# These variables are read by an interpreter while it starts, or by the loader and the C library.
 _FOR_PYTHON = """
     HOME HASHSEED OPTIMIZE DEVMODE MALLOC MALLOCSTATS TRACEMALLOC INSPECT PROFILEIMPORTTIME DEBUG
     VERBOSE UTF8 COERCECLOCALE SAFEPATH NODEBUGRANGES PLATLIBDIR INTMAXSTRDIGITS PERFSUPPORT
@@ -52,14 +55,14 @@ def become_program(spec: Dict[str, Any]) -> NoReturn:
 
 
 def become(receive: Callable[[], Dict[str, Any]]) -> NoReturn:
-    """Make everything ready for a program, receive it, run it, and end the process with it.
+    """Prepare for a program, receive it, run it, and end the process with it.
 
-    What is received: "path" of the file, "argv" after it, "env" in full, "python" (for
-    sys.executable and exec), and optionally "path0" (sys.path[0] in place of the file's directory),
-    "sys_path" (the rest of sys.path in place of this process's own) and "shadowed" (what that
-    function says, if it is known).
+    ``receive`` returns the "path" of the file, "argv" after it, the full "env", "python" (for
+    sys.executable and exec), and optionally "path0" (sys.path[0] instead of the file's directory),
+    "sys_path" (the rest of sys.path instead of this process's own) and "shadowed" (the result of
+    that function, if it is known).
     """
-    # Never let go, as this frame never ends: a stream that is collected writes out its buffer.
+    # This frame never ends, so these are never collected: a collected stream writes its buffer.
     _streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
     codes: List[CodeType] = []
     scopes: List[Dict[str, Any]] = []
@@ -75,7 +78,7 @@ def become(receive: Callable[[], Dict[str, Any]]) -> NoReturn:
 
 
 def _begin(spec: Dict[str, Any], codes: List[CodeType], scopes: List[Dict[str, Any]]) -> None:
-    """Called on the thread state that the program will have."""
+    """Fill in the program's code and globals. Runs on the thread state of the program."""
     code = _prepare(spec)
     if code is None:
         _start_interpreter(spec)
@@ -87,10 +90,10 @@ def _begin(spec: Dict[str, Any], codes: List[CodeType], scopes: List[Dict[str, A
 
 
 def make_ready(env: Dict[str, str], python: str) -> None:
-    """Be, in advance, what a program with this environment and interpreter starts as.
+    """Prepare this process for programs with this environment and interpreter.
 
-    May be called in the parent, to save time in each fork: whatever is written there, forks share.
-    Nothing that a program must not share with another is made here.
+    It may be called in the parent, to save time in each fork: forks share the memory that it
+    writes. It creates nothing that a program must not share with another one.
     """
     if is_ready(env, python):
         return
@@ -100,17 +103,18 @@ def make_ready(env: Dict[str, str], python: str) -> None:
         prepare_streams(text, bool(env.get("PYTHONUNBUFFERED")))
 
 
-# What make_ready made: "env", "python" and "text"; empty if it was not called.
+# The state that make_ready prepared: "env", "python" and "text". Empty if it was not called.
 _ready: Dict[str, Any] = {}
 
 
 def ready_for() -> Dict[str, Any]:
-    """The "env" and "python" that this process and its forks are ready for, if any."""
+    """Return the "env" and "python" that this process and its forks are ready for, if any."""
     return {name: _ready[name] for name in ("env", "python") if name in _ready}
 
 
 def is_ready(env: Dict[str, str], python: str) -> bool:
-    # To compare what is the same would write to the count of every value.
+    """Return whether this process is ready for programs with this environment and interpreter."""
+    # A comparison writes to the reference count of every value, so identity is tried first.
     known = _ready.get("env")
     return (known is env or known == env) and _ready.get("python") == python
 
@@ -130,7 +134,7 @@ def rehearse(spec: Dict[str, Any]) -> None:
 
 
 def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
-    """Make the interpreter fresh and compile the file; None if only a new one will do."""
+    """Reset the interpreter and compile the file. Returns None if a new interpreter is needed."""
     env, python = spec["env"], spec["python"]
     ready = is_ready(env, python)
     if not SUPPORTED or not (ready or _can_be_honoured(env)) or customized(env):
@@ -138,7 +142,7 @@ def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
     if spec["shadowed"] if "shadowed" in spec else shadowed(spec):
         return None
     source = _read(spec["path"])
-    if source is None or b"unraisablehook" in source:  # that hook is how we catch exceptions
+    if source is None or b"unraisablehook" in source:  # we catch exceptions by that hook
         return None
     text = _ready["text"] if ready else _surround(env, python)
     if text is None:
@@ -156,8 +160,10 @@ def _prepare(spec: Dict[str, Any]) -> Optional[CodeType]:
 
 
 def _surround(env: Dict[str, str], python: str) -> Optional[Text]:
-    """Environment, locale and what `site` and `sys` make of them; None if only a new interpreter
-    can."""
+    """Set the environment, the locale, and what `site` and `sys` derive from them.
+
+    Returns None if only a new interpreter can do it.
+    """
     _ready.clear()
     state.replace_environment(env)
     text = settle_locale(env)
@@ -172,7 +178,8 @@ def _can_be_honoured(env: Dict[str, str]) -> bool:
 
 
 def customized(env: Dict[str, str]) -> bool:
-    """Whether there are packages at home, or code that an interpreter runs when it starts."""
+    """Return whether there are packages at home, or code that an interpreter runs when it
+    starts."""
     if not env.get("PYTHONNOUSERSITE") and os.access(_user_site(env), os.F_OK):
         return True
     if not env.get("PYTHONPATH"):
@@ -182,8 +189,11 @@ def customized(env: Dict[str, str]) -> bool:
 
 
 def shadowed(spec: Dict[str, Any]) -> bool:
-    """Whether a module stands before one that is imported already, where imports look before they
-    look at the standard library. To be asked in the directory of the program."""
+    """Return whether a module of the program hides one that is imported already.
+
+    Imports look into the program's folder and PYTHONPATH before the standard library. Call this in
+    the directory of the program.
+    """
     extra = spec["env"].get("PYTHONPATH")
     folders = [folder for folder in extra.split(os.pathsep) if folder] if extra else []
     return state.is_shadowed([state.first_folder(spec), *folders])
@@ -202,7 +212,7 @@ def _read(path: str) -> Optional[bytes]:
         try:
             while not parts or parts[-1]:
                 parts.append(os.read(fd, size))
-                if len(parts[-1]) == size:  # else the next will find the end, most likely
+                if len(parts[-1]) == size:  # otherwise the next read most likely finds the end
                     size = _READ_BYTES
         finally:
             os.close(fd)
@@ -212,12 +222,12 @@ def _read(path: str) -> Optional[bytes]:
 
 
 def _compile(source: bytes, filename: str) -> Optional[CodeType]:
-    # Warnings wait until the file is known to compile: otherwise a new interpreter reads it to
-    # word the error (it parses files a little differently) and repeats them.
+    # Warnings are held back until the file has compiled. If it does not, a new interpreter reports
+    # the error (it parses files a little differently), and repeats the warnings.
     real, sys.stderr = sys.stderr, io.StringIO()
     try:
         if not source.isascii():
-            source.decode()  # compile() does not look into comments; another encoding is rare
+            source.decode()  # compile() does not check comments; other encodings are rare
         code: CodeType = compile(source, filename, "exec", dont_inherit=True)
         warnings = sys.stderr.getvalue()
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
@@ -230,13 +240,14 @@ def _compile(source: bytes, filename: str) -> Optional[CodeType]:
 
 
 def _absolute(path: str) -> str:
-    """The name a program's frames and `__file__` have."""
+    """Return the file name that a program's frames and `__file__` have."""
     if os.path.isabs(path) or sys.version_info < (3, 9):
         return path
     return os.path.join(os.getcwd(), path)
 
 
 def main_module(filename: str) -> ModuleType:
+    """Create the `__main__` module of a program."""
     module = ModuleType("__main__")
     scope = vars(module)
     scope["__loader__"] = importlib.machinery.SourceFileLoader("__main__", filename)

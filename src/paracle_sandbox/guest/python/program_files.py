@@ -1,7 +1,7 @@
-"""The texts of programs that were written for one run, and what becomes of them after it.
+"""Remove the program texts that were written for one run, after it.
 
-Whoever waits for a result need not wait until its text is removed, nor need the next program. So
-that is done a moment later, or before anybody looks.
+Removing a text delays neither the result of its program nor the next program: it is done a moment
+later, or before the next request that could see the file.
 """
 
 import os
@@ -13,7 +13,7 @@ LATER_SECONDS = 0.005
 
 
 class Texts:
-    """Paths, by the stream of the command that needs them. Each is alone in its folder."""
+    """The paths of the texts, by the stream of their command. Each text has a folder of its own."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -21,9 +21,11 @@ class Texts:
         self._spent: List[bytes] = []
 
     def need(self, stream: int, path: bytes) -> None:
+        """Keep the text until the command of this stream has ended."""
         self._needed[stream] = path
 
     def ended(self, stream: int) -> None:
+        """Note that a stream has ended, so that its text can be removed."""
         path = self._needed.pop(stream, None)
         if path is None:
             return
@@ -32,11 +34,11 @@ class Texts:
         self._spent.append(path)
 
     def remove(self) -> None:
-        """All that nobody needs any more. What a program has put beside its text is its own."""
+        """Remove all texts that are no longer needed. Files that a program put beside it stay."""
         spent, self._spent = self._spent, []
         for path in spent:
             for remove, what in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
                 try:
                     remove(what)
                 except OSError:
-                    pass  # the program was there before us
+                    pass  # the program has removed it, or put files beside it

@@ -1,21 +1,21 @@
 """Run code at the bottom of an empty Python stack, as the interpreter runs a script.
 
 A program that walks its stack (`inspect.stack()`, `warnings.warn(stacklevel=2)`, a debugger,
-faulthandler) must not find the guest below its `__main__`. Frames hang on CPython's thread state,
-so the forked child makes a new thread state for its only thread, switches over and drops the old
-one, by the C API. Two things make that possible from Python:
+faulthandler) must not find the guest below its `__main__`. CPython's thread state holds the frames.
+So the forked child creates a new thread state for its only thread, switches to it and drops the old
+one, by the C API. Two rules make that possible from Python:
 
-- The switch may not happen inside the evaluation loop, which remembers the state it started
-  with. So a chain of `map` objects, consumed by `deque` in C, makes the calls one after the other;
-  the frame that started the chain is never returned to, because the last call is `_exit`.
-- An exception may not leave the chain for the same reason. Calls that can raise go through a
-  ctypes callback, where C catches what they raise and hands it to `sys.unraisablehook`. That hook
-  is ours while the program runs; it keeps what the program raised and passes on everything else.
+- The switch may not happen inside the evaluation loop, which remembers the thread state that it
+  started with. So a chain of `map` objects, consumed by `deque` in C, makes the calls one after the
+  other. It never returns to the frame that started the chain, because the last call is `_exit`.
+- For the same reason no exception may leave the chain. Calls that can raise go through a ctypes
+  callback, where C catches the exception and passes it to `sys.unraisablehook`. That hook is ours
+  while the program runs: it keeps the program's exception and passes on everything else.
 
-What a program has left to be called at its end (its hook for exceptions, exit callbacks,
-finalizers) must not find us below it either. So a stage of the end says what is to be called, and
-has returned when that happens. Nor does the program's trace function see a stage: it is taken off
-before, from C, and put back for the calls.
+The functions that are called at a program's end (its exception hook, exit callbacks, finalizers)
+must not find us below them either. So each stage of the end returns the calls to be made, and has
+returned when they are made. The program's trace function does not see a stage: it is removed
+before, from C, and set again for the calls.
 """
 
 import _thread
@@ -30,15 +30,15 @@ from itertools import chain, starmap
 from types import CodeType, MemberDescriptorType
 from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequence, Tuple
 
-# Our own, for what is defined below: a program may put something else in the place of any.
+# The functions below use this copy, because a program may replace any built-in name.
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 
-# What makes calls, when it is consumed.
+# An iterable that makes calls when it is consumed.
 Calls = Iterable[Any]
-# Is told what the calls before it raised, and says which come next.
+# A stage gets the exception of the calls before it, and returns the calls to make next.
 Stage = Callable[[Optional[BaseException]], Sequence[Calls]]
 
-# Our own handle: prototypes set on ctypes.pythonapi would be visible to the program.
+# This is a handle of our own: prototypes set on ctypes.pythonapi would be visible to the program.
 _api = ctypes.PyDLL(None)
 
 
@@ -63,21 +63,21 @@ _struct_set = _function(
 )
 _keep_reference = _function("Py_IncRef", None, ctypes.py_object)
 flush_c_streams = ctypes.CDLL(None).fflush
-# A program may put something else in the place of these, too.
+# A program may replace these, too.
 _gettrace, _settrace = sys.gettrace, sys.settrace
 _getprofile, _setprofile = sys.getprofile, sys.setprofile
 
-# Made here, in the parent: a callback needs executable memory, which a sandbox may refuse.
+# Created here, in the parent: a callback needs executable memory, which a sandbox may refuse.
 _consume: "functools.partial[Any]" = functools.partial(deque, maxlen=0)
 _make = ctypes.PYFUNCTYPE(None, ctypes.py_object)(_consume)
 _guarded = ctypes.PYFUNCTYPE(None, ctypes.py_object)(lambda call: call())
 
 
 def _find_main_state() -> Optional[int]:
-    """Since 3.13 signals are announced to one thread state, by a pointer in the runtime.
+    """Find the pointer to the thread state that handles signals, which the runtime has since 3.13.
 
-    Nothing in the API moves it. It follows the number of the main thread, and the two together
-    are found at one place only.
+    No function of the API changes it. It follows the number of the main thread in memory, and the
+    two together occur only once. Returns None if they do not.
     """
     runtime = ctypes.addressof(ctypes.c_char.in_dll(_api, "_PyRuntime"))
     pattern = struct.pack("@LP", _thread.get_ident(), _current())
@@ -96,12 +96,12 @@ def _supported() -> bool:
     return sys.version_info < (3, 13) or (sys._is_gil_enabled() and _MAIN_STATE is not None)
 
 
-# Whether this is an interpreter on which all this is known to work.
+# Whether all this is known to work on this interpreter.
 SUPPORTED = _supported()
 
 
 class Taken(Exception):
-    """The program raised something, and whoever has `sys.unraisablehook` by now took it."""
+    """The program raised an exception that went to another `sys.unraisablehook` than ours."""
 
 
 def run_on_empty_stack(
@@ -112,11 +112,11 @@ def run_on_empty_stack(
     last_stages: Sequence[Stage],
     leave: Callable[[], None],
 ) -> NoReturn:
-    """begin(), the code in the scope, then each stage and its calls, leave(), _exit(1).
+    """Call begin(), the code in its scope, each stage with its calls, leave(), and _exit(1).
 
-    The code and scope come in lists of one, which are emptied: the frames of whoever calls are
-    never left, so a plain argument would keep the globals of the program alive. What is raised in
-    the ``last_stages`` is not caught any more. ``leave`` is expected to exit by itself.
+    The code and its scope come in lists of one, which are emptied: the calling frames never return,
+    so plain arguments would keep the globals of the program alive. Exceptions in the
+    ``last_stages`` are not caught. ``leave`` is expected to exit by itself.
     """
     raised: List[Optional[BaseException]] = [None]
     ended: List[None] = []
@@ -155,10 +155,10 @@ def _performed(
     traces: List[Any],
     profiles: List[Any],
 ) -> Iterable[Calls]:
-    """first(), and each stage with its calls after it.
+    """Call first(), and then each stage, followed by its calls.
 
-    Few objects, because they are made for each program: what is for tracers is made if there is
-    one, or may be when the calls have been made."""
+    Few objects are created, because each program pays for them: those for tracers are created only
+    if there is a tracer, or if the calls may have set one."""
     calls: List[Calls] = []
 
     def perform(stage: Stage) -> None:
@@ -177,8 +177,11 @@ def _performed(
 
 
 def _take_off(traces: List[Any], profiles: List[Any]) -> Calls:
-    """Keeping one returns None, which is what is to be set. What cannot be called is a profiler
-    in C, which could not be put back."""
+    """Remove the trace and profile functions and keep them.
+
+    ``append`` returns None, which is the value to set. A function that is not callable is a
+    profiler in C; it stays, because it could not be set again.
+    """
     return chain(
         map(_settrace, map(traces.append, filter(callable, starmap(_gettrace, [()])))),
         map(_setprofile, map(profiles.append, filter(callable, starmap(_getprofile, [()])))),
@@ -186,7 +189,7 @@ def _take_off(traces: List[Any], profiles: List[Any]) -> Calls:
 
 
 def _put_back(traces: List[Any], profiles: List[Any]) -> Calls:
-    """And forget them: they may take themselves off."""
+    """Set the trace and profile functions again, and forget them: they may remove themselves."""
     put = chain(map(_settrace, traces[:]), map(_setprofile, profiles[:]))
     traces.clear()
     profiles.clear()
@@ -199,13 +202,13 @@ def _program(codes: List[CodeType], scopes: List[Dict[str, Any]], ended: List[No
 
 
 def _one(function: Callable[..., Any], *arguments: Any) -> Iterable[Any]:
-    """The result of one call, made when it is asked for and not before."""
+    """Return an iterable of one value: the result of a call that is made when it is consumed."""
     return map(function, *[[argument] for argument in arguments])
 
 
 def _next_state(states: List[int]) -> int:
-    # Up to 3.11 only a state that is created when the thread has none becomes the one that
-    # PyGILState_Ensure finds, hence two switches: the first only to be rid of the old one.
+    # Up to 3.11 PyGILState_Ensure finds only a state that was created when the thread had none.
+    # So there are two switches, and the first one only removes the old state.
     _drop(states)
     states.append(_current())
     state: int = _new(_interpreter())
@@ -217,7 +220,7 @@ def _ready(states: List[int], begin: Callable[[], None]) -> Callable[[], None]:
     if _MAIN_STATE is not None:
         ctypes.c_void_p.from_address(_MAIN_STATE).value = _current()
     if (3, 9) <= sys.version_info < (3, 12):
-        # There calls in C count as recursion: make up for those that lead to the program.
+        # In these versions calls in C count as recursion: undo the count of those made here.
         for _ in range(4):
             _leave_recursion()
     return begin
@@ -231,7 +234,7 @@ def _drop(states: List[int]) -> None:
 
 
 def _catch_into(raised: List[Optional[BaseException]]) -> Callable[[], None]:
-    """Take the unraisable hook; returns the function that gives it back."""
+    """Set our unraisable hook. Returns the function that restores the old one."""
     original = sys.unraisablehook
 
     def unraisablehook(unraisable: Any, /) -> None:
@@ -250,7 +253,7 @@ def _catch_into(raised: List[Optional[BaseException]]) -> Callable[[], None]:
 
 
 def _is_ours(unraisable: Any) -> bool:
-    """Whether it comes from the calls that we make."""
+    """Return whether an unraisable exception comes from the calls that we make."""
     if unraisable.object is None:  # since 3.13 the object is part of the message
         message = unraisable.err_msg or ""
         return bool(message.endswith("ctypes callback function " + repr(_consume)))
@@ -258,14 +261,15 @@ def _is_ours(unraisable: Any) -> bool:
 
 
 def make_struct(kind: type, values: Dict[str, Any]) -> Any:
-    """An instance of a structure type that Python code cannot call, such as `sys.flags`."""
+    """Create an instance of a structure type that Python code cannot call, such as `sys.flags`."""
     made = _struct_new(kind)
     for index, name in enumerate(struct_fields(kind)):
-        _keep_reference(values[name])  # the next call takes one over
+        _keep_reference(values[name])  # the next call takes over one reference
         _struct_set(made, index, values[name])
     return made
 
 
 def struct_fields(kind: type) -> Tuple[str, ...]:
+    """Return the names of the fields of a structure type, in order."""
     members = vars(kind).items()
     return tuple(name for name, member in members if isinstance(member, MemberDescriptorType))

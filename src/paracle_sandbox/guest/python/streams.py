@@ -1,4 +1,4 @@
-"""The standard streams and the locale of a program, made as the interpreter makes them."""
+"""Create the standard streams and the locale of a program as the interpreter creates them."""
 
 import _locale
 import codecs
@@ -9,7 +9,7 @@ import sys
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 # With one of these as the locale for characters, the standard streams let undecodable bytes
-# through: they are what a program gets that did not choose a locale.
+# through. A program gets them if no locale was chosen for it.
 _LENIENT_LOCALES = ("C", "POSIX", "C.UTF-8", "C.utf8", "UTF-8")
 _COERCED = "C.UTF-8"
 _NAMES = ("<stdin>", "<stdout>", "<stderr>")
@@ -18,15 +18,17 @@ _LocaleError: Type[Exception] = _locale.Error  # type: ignore[attr-defined]
 
 
 class Text(NamedTuple):
+    """How the standard streams encode text."""
+
     encoding: str
     errors: str
     utf8_mode: bool
 
 
 def settle_locale(env: Dict[str, str]) -> Optional[Text]:
-    """Enter the locale that os.environ asks for; None if only a new interpreter can.
+    """Set the locale that os.environ asks for. Returns None if only a new interpreter can do it.
 
-    Follows PEP 538 and 540: without a usable locale, C.UTF-8 is put into the environment.
+    This follows PEP 538 and 540: without a usable locale, C.UTF-8 is put into the environment.
     """
     try:
         name = _locale.setlocale(_locale.LC_CTYPE, "")
@@ -58,7 +60,10 @@ def _chosen(setting: str, text: Text) -> Optional[Text]:
 
 
 def prepare_streams(text: Text, unbuffered: bool) -> None:
-    """Make those that most programs have: nothing to read, pipes to write to. Forks share them."""
+    """Create the streams that most programs have: no input, and pipes for output.
+
+    Forks share them.
+    """
     _prepared.clear()
     ends = os.pipe()
     null = os.open(os.devnull, os.O_RDONLY)
@@ -91,7 +96,7 @@ def _stream(fd: int, text: Text, unbuffered: bool, rehearsal: bool) -> Optional[
 
 
 def _is_usual(fd: int) -> bool:
-    """Whether it is what `prepare_streams` had."""
+    """Return whether a descriptor is of the kind that `prepare_streams` assumed."""
     try:
         found = os.fstat(fd)
     except OSError:

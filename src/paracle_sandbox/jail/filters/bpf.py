@@ -35,7 +35,7 @@ class Instruction(NamedTuple):
 
 
 def argument_offset(index: int, *, high: bool = False) -> int:
-    """Where a word of an argument is. Both architectures are little-endian."""
+    """The offset of a word of an argument. Both architectures are little-endian."""
     return 16 + 8 * index + (4 if high else 0)
 
 

@@ -46,7 +46,7 @@ _NOT_FOR_CONTAINERS = {"uprobe", "uretprobe"}
 
 
 def profile() -> dict[str, Any]:
-    """For ``docker run --security-opt seccomp=FILE``, and as a Localhost profile of Kubernetes."""
+    """Make a profile for ``docker run --security-opt seccomp=FILE``, and for Kubernetes."""
     names = {*policy.names(policy.ALLOWED), *RULES, *_NATIVE.split(), *_COMMON.split()}
     with_arguments = {"socket", "personality"}
     plain = sorted(names - with_arguments - _NOT_FOR_CONTAINERS)

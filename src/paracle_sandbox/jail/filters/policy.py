@@ -1,4 +1,4 @@
-"""What the filter lets through: the one table that every form of it is made from.
+"""The table of system calls that the filter lets through: every form of it is made from this one.
 
 Each known call is in exactly one place: ALLOWED, rules.RULES (allowed for some arguments),
 DENIED (EPERM), ABSENT (ENOSYS) or IGNORED (done, but nothing is); a test holds the table to that.

@@ -11,8 +11,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..shape import UID_INSIDE
+
 FULL = 0xFFFFFFFF
-UID_INSIDE = 1000  # and gid, of every program in every sandbox
 
 
 class Verdict(enum.Enum):
@@ -50,7 +51,7 @@ def never(argument: int, values: Mapping[str, int], mask: int = FULL) -> Check:
 
 
 def decide(tree: Tree, arguments: Sequence[int]) -> Verdict:
-    """What the table says of a call with these arguments: the meaning that the forms must have."""
+    """Decide about a call with these arguments: all forms of the filter must decide the same."""
     while isinstance(tree, Check):
         word = arguments[tree.argument] >> (32 if tree.high else 0) & FULL & tree.mask
         matching = (case.then for case in tree.cases if word in case.values.values())
@@ -161,7 +162,7 @@ _IOCTL = Check(
         # An immutable file would outlive its sandbox.
         Case({"file flags": 0x6600}, never(1, {"FS_IOC_SETFLAGS": 0x02}, _LOW_BYTE)),
         Case({"file attributes": 0x5800}, never(1, {"FS_IOC_FSSETXATTR": 0x20}, _LOW_BYTE)),
-        # Workspaces are btrfs subvolumes with a quota, and nobody inside has business with
+        # Workspaces are btrfs subvolumes with a quota, and no program inside has business with
         # descriptors of namespaces.
         Case({"btrfs": 0x9400, "namespaces": 0xB700}, Verdict.DENY),
     ),
@@ -270,7 +271,7 @@ _FCNTL = only(
 _MMAP = never(3, {"MAP_HUGETLB": 0x40000}, 0x40000)
 _MEMFD_CREATE = never(1, {"MFD_HUGETLB": 0x4}, 0x4)
 
-# Programs run as the user that the guest runs as. Whoever takes its descriptors away, or its turn
+# Programs run as the user that the guest runs as. One that takes its descriptors away, or its turn
 # on the processor, keeps it from killing what it has to kill.
 _PRLIMIT = Check(0, FULL, (Case({"self": 0}, Verdict.ALLOW),), only_null(2))
 _SETPRIORITY = Check(

@@ -20,21 +20,11 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from .. import kernel
-from ..confine import (
-    EXTRA_WRITABLE,
-    Identity,
-    Shape,
-    StepFailed,
-    Steps,
-    bind_text,
-    mount_dev,
-    mount_proc,
-    prepare_workspace,
-    set_rlimits,
-)
+from ..confine import bind_text, mount_dev, mount_proc, set_rlimits
 from ..filters import seccomp
-from ..filters.rules import UID_INSIDE
 from ..root import READ_ONLY, make_dev
+from ..shape import EXTRA_WRITABLE, UID_INSIDE, Identity, Shape, prepare_workspace
+from ..steps import StepFailed, Steps
 
 HOME = "/.paracle"
 FAILED = "paracle-step"
@@ -166,7 +156,7 @@ def _staging() -> Iterator[None]:
 
 
 def _replace(target: str, staged: str) -> None:
-    """What is there goes, with all that is mounted below it."""
+    """Unmount what is there, with all that is mounted below it."""
     with contextlib.suppress(OSError):  # nothing is, or the kernel keeps it: then it is covered
         kernel.umount(target)
     kernel.move(staged, target)
@@ -207,7 +197,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _with_user(name: str, line: str) -> str:
-    """The image's own file, without whoever else has the name or the number."""
+    """Copy the image's own file, without another user or group of this name or number."""
     try:
         with open(f"/etc/{name}", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()

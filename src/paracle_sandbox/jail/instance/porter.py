@@ -38,7 +38,7 @@ def leave_porter() -> None:
 def _be_porter(libc: ctypes.CDLL, guest: int) -> NoReturn:
     _let_go(0, 1)
     try:
-        _tell(os.waitpid(guest, 0)[1])  # fails when nobody listens any more
+        _tell(os.waitpid(guest, 0)[1])  # fails when the other end is closed
     finally:
         # In a pid namespace the kernel kills the first process, and with it the instance.
         libc.reboot(ctypes.c_uint(_POWER_OFF))
@@ -46,7 +46,7 @@ def _be_porter(libc: ctypes.CDLL, guest: int) -> NoReturn:
 
 
 def _tell(status: int) -> None:
-    """How the guest ended, for whoever did not want it to."""
+    """Say how the guest ended."""
     killed = os.WIFSIGNALED(status)
     how = f"killed by signal {os.WTERMSIG(status)}" if killed else f"exit {os.WEXITSTATUS(status)}"
     os.write(2, f"paracle-guest ended: {how}\n".encode())

@@ -1,4 +1,4 @@
-"""What a volume needs of btrfs, with no btrfs-progs: an empty file system, and ioctls on it.
+"""The ioctls of btrfs that a volume needs, and an empty file system: no btrfs-progs is called.
 
 Except for `write_seed` every function takes the descriptor of a directory on the file system and
 raises OSError with a message that names the step. Structures and numbers are those of
@@ -157,7 +157,7 @@ def sync(fd: int) -> None:
 
 
 def start_sync(fd: int) -> None:
-    """As `sync`, but do not wait for it."""
+    """Begin what `sync` does, and do not wait for it."""
     _ioctl(fd, _START_SYNC, bytearray(8), "start a sync")
 
 
@@ -180,7 +180,7 @@ def write_seed(image: int, identity: bytes) -> None:
 
 
 def _seed() -> Iterator[tuple[int, bytes]]:
-    """Where something is that is not zero, and what."""
+    """Yield each piece that is not zero, and its offset."""
     with open(_SEED, "rb") as file:
         content = file.read()
     position = 0

@@ -10,9 +10,11 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 TOP = "paracle-sandbox"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CPU_PERIOD_US = 100_000
 _MANY_CORES = 4096
 _V1_NEEDED = ("memory", "pids", "cpu")
@@ -30,7 +32,7 @@ class CgroupsUnavailable(Exception):
 
 
 class Limits(NamedTuple):
-    """What one sandbox may use."""
+    """The limits of one sandbox that cgroups keep."""
 
     memory_bytes: int
     cpu_cores: float
@@ -47,9 +49,6 @@ class Cgroups:
         # Hierarchies that share one mount (cpu,cpuacct) share one directory.
         self._fds = {path: _make_directory(path) for path in dict.fromkeys(self.paths.values())}
         self._above = [_open_directory(path) for path in dict.fromkeys(parents.values())]
-        self._own = -1
-        with contextlib.suppress(OSError):  # an ordinary user's own group may be another's
-            self._own = os.open(_own_group(), os.O_WRONLY | os.O_CLOEXEC)
         # The name is ours alone now: what is below it is left from one that was killed.
         for fd in self._fds.values():
             for slot in _slots(fd):
@@ -59,6 +58,19 @@ class Cgroups:
                 _enable_controllers(path)
         else:  # no limit, but the kernel counts from now on: to begin with each slot takes longer
             _write_if_there(self._fd("memory"), _V1_SOCKETS, "-1")
+
+    @classmethod
+    def adopt(cls, version: int, directories: list[int]) -> Cgroups:
+        """The same in another process, as far as to `enter`."""
+        adopted = cls.__new__(cls)
+        adopted.version, adopted.paths, adopted._above = version, {}, []
+        adopted._fds = {str(fd): fd for fd in directories}
+        return adopted
+
+    @property
+    def directories(self) -> list[int]:
+        """What `adopt` takes."""
+        return list(self._fds.values())
 
     @classmethod
     def find(cls, name: str) -> Cgroups:
@@ -84,21 +96,18 @@ class Cgroups:
 
     def enter(self, slot: str) -> None:
         """Move this process there. Takes 0.2 ms if another was moved just before, and more than
-        10 ms otherwise: the kernel waits until nobody is in the middle of a fork."""
+        10 ms otherwise: the kernel waits until no process is in the middle of a fork."""
         for fd in self._fds.values():
             _write(fd, f"{slot}/cgroup.procs", "0")
 
-    def enter_own(self) -> bool:
-        """Enter the group that this process was made in: that moves nobody (unless somebody else
-        has moved it), but whoever enters one within the next 10 ms need not wait. Takes as long as
-        `enter`. Whether it could be done."""
-        if self._own < 0:
-            return False
+    @contextlib.contextmanager
+    def open(self, slot: str) -> Iterator[int]:
+        """A descriptor of the one directory that a slot has with version 2."""
+        group = os.open(slot, _DIRECTORY, dir_fd=self._fd("unified"))
         try:
-            os.write(self._own, b"0")
-        except OSError:
-            return False
-        return True
+            yield group
+        finally:
+            os.close(group)
 
     def limit(self, slot: str, limits: Limits) -> None:
         quota = max(1000, int(limits.cpu_cores * _CPU_PERIOD_US))
@@ -118,7 +127,7 @@ class Cgroups:
         _write(self._fd("pids"), f"{slot}/pids.max", str(limits.max_processes))
 
     def lift_cpu(self, slot: str) -> None:
-        """Whoever is killed dies on its own time: hundreds that share a tenth of a processor would
+        """Killed processes die on their own time: hundreds that share a tenth of a processor would
         take half a minute. Not "no limit": to have the last of those go is dear."""
         quota = str(_CPU_PERIOD_US * _MANY_CORES)
         if self.version == 2:
@@ -150,7 +159,7 @@ class Cgroups:
         return True
 
     def close(self) -> None:
-        """Remove the subtree; the shared top directory too when nobody else uses it."""
+        """Remove the subtree; the shared top directory too when no other spawner uses it."""
         for fd in self._fds.values():
             for slot in _slots(fd):
                 _rmdir(slot, fd)
@@ -160,37 +169,23 @@ class Cgroups:
                 os.rmdir(f"{TOP}/{self._name}", dir_fd=above)
                 os.rmdir(TOP, dir_fd=above)
             os.close(above)
-        if self._own >= 0:
-            os.close(self._own)
         self._fds.clear()
         self._above.clear()
-        self._own = -1
 
 
-def enter_own(seconds: float = 0.0, pause_seconds: float = 0.0) -> None:
-    """As ``Cgroups.enter_own``, once and again."""
-    deadline = time.monotonic() + seconds
-    with contextlib.suppress(OSError):
-        group = os.open(_own_group(), os.O_WRONLY | os.O_CLOEXEC)
-        os.write(group, b"0")
-        while time.monotonic() < deadline:
-            time.sleep(pause_seconds)
-            os.write(group, b"0")
-
-
-def _own_group() -> str:
-    v1, v2 = _mounts()
+def find_own_group() -> str:
+    """The file by which a process enters a group of version 1 that this process is in."""
+    v1, _ = _mounts()
     with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as groups:
         for line in groups:
             _, kinds, path = line.rstrip("\n").split(":", 2)
-            mount = v1.get(kinds.partition(",")[0]) if kinds else v2
-            if mount:
+            if mount := v1.get(kinds.partition(",")[0]):
                 return f"{mount}{path}/cgroup.procs"
-    raise FileNotFoundError(errno.ENOENT, "no cgroup file system is mounted")
+    raise FileNotFoundError(errno.ENOENT, "no cgroup file system of version 1 is mounted")
 
 
 def _mounts() -> tuple[dict[str, str], str | None]:
-    """Where each v1 controller is mounted, and the v2 mount if there is one."""
+    """Find where each v1 controller is mounted, and the v2 mount if there is one."""
     v1: dict[str, str] = {}
     v2 = None
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
@@ -252,7 +247,7 @@ def _make_directory(path: str) -> int:
 
 
 def _open_directory(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return os.open(path, _DIRECTORY)
 
 
 def _slots(fd: int) -> list[str]:
@@ -265,7 +260,7 @@ def _rmdir(slot: str, fd: int) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # busy still, or for good: whoever waits for it says so in the end
+        return False  # busy still, or for good: the caller reports it in the end
     return True
 
 
@@ -280,7 +275,7 @@ def _write(directory: int, file: str, text: str) -> None:
 
 
 def _write_if_there(directory: int, file: str, text: str) -> None:
-    """For files of swap or socket accounting, which a kernel may not have, or no more."""
+    """Write to a file of swap or socket accounting, which a kernel may not have, or no more."""
     try:
         _write(directory, file, text)
     except OSError as error:

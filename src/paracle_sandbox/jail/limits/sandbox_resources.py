@@ -1,4 +1,4 @@
-"""Where a sandbox lives on the machine: its control groups, its subvolume, and what they grant it.
+"""The resources of one sandbox on this machine: control groups, subvolume, and their limits.
 
 The spawner makes the groups while the child is forked, changes the grant of a child that was made
 ahead of need, and removes the place when the child has ended, however far it came. The child enters
@@ -14,21 +14,22 @@ import resource
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..confine import Identity, Shape, Steps, prepare_workspace
 from ..root import VOLUME
+from ..shape import Identity, Shape, prepare_workspace
+from ..steps import Steps
 from .cgroups import Cgroups, Limits
 from .volume import Volume
 
 
 class Grant(NamedTuple):
-    """What one sandbox may use."""
+    """The limits of one sandbox."""
 
     limits: Limits
     disk_bytes: int
 
     @classmethod
     def asked(cls, message: dict[str, object]) -> Grant:
-        """Of a request to create."""
+        """Read the limits from a request to create a sandbox."""
         return cls(Limits(**message["limits"]), message["disk_bytes"])  # type: ignore[arg-type]
 
 
@@ -40,13 +41,16 @@ class Process(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What of the machine a spawner has to give: either may be missing."""
+    """The resources that a spawner has to give: either may be missing.
+
+    ``is_born_in_group``: the first process of a sandbox is forked into its group (`jail.clone`)."""
 
     cgroups: Cgroups | None
     volume: Volume | None
+    is_born_in_group: bool = False
 
     def make_groups(self, slot: str, limits: Limits, steps: Steps) -> None:
-        """In the spawner. Raises StepFailed."""
+        """Make and limit the groups. The spawner calls it. Raises StepFailed."""
         with steps.step("cgroup"):
             if self.cgroups:
                 self.cgroups.create(slot)
@@ -56,9 +60,9 @@ class Place(NamedTuple):
     def enter(
         self, slot: str, shape: Shape, identity: Identity, disk_bytes: int, steps: Steps
     ) -> None:
-        """In the child. Raises StepFailed."""
+        """Enter the groups and make the subvolume. The child calls it. Raises StepFailed."""
         with steps.step("cgroup attach"):
-            if self.cgroups:
+            if self.cgroups and not self.is_born_in_group:
                 self.cgroups.enter(slot)
         with steps.step("volume"):
             if self.volume and not shape.tmpfs_mb:
@@ -67,7 +71,7 @@ class Place(NamedTuple):
         self._limit_disk(slot, shape, disk_bytes, steps)
 
     def allow(self, slot: str, shape: Shape, grant: Grant, steps: Steps, process: Process) -> None:
-        """Set the limits. Raises StepFailed."""
+        """Set new limits. Raises StepFailed."""
         self._limit(slot, grant.limits, steps, process)
         self._limit_disk(slot, shape, grant.disk_bytes, steps)
 
@@ -106,7 +110,7 @@ class Place(NamedTuple):
 
 
 def _limit_process(process: Process, limits: Limits) -> None:
-    """Without a cgroup: what each process may have, and how many tasks in all."""
+    """Where there is no cgroup, limit each process, and the number of tasks in all."""
     with _real_ids(process.identity):
         for kind, most in (
             (resource.RLIMIT_DATA, limits.memory_bytes),

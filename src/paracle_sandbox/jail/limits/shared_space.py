@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 
-from ...own_directory import open_own_directory
+from ...host.own_directory import open_own_directory
 from ..numbers import claim_number, release_number
 
 _REGISTER = "/run/paracle-sandbox-volumes"
@@ -30,7 +30,7 @@ class Space:
     """The part of the disk that one volume may fill."""
 
     def __init__(self, directory: str, register: str = _REGISTER) -> None:
-        """For an image in this directory. Raises OSError."""
+        """``directory``: where the image will be. Raises OSError."""
         self._register = open_own_directory(register, make=True)
         try:
             # One at a time: who looks at the promises of others makes one itself.
@@ -66,7 +66,7 @@ class Space:
         return min(_MOST_BYTES, max(part, min(usable, _LEAST_BYTES)))
 
     def _promised(self) -> int:
-        """What the volumes of living spawners on the same disk may still take."""
+        """Add up what the volumes of living spawners on the same disk may still take."""
         total = 0
         for name in os.listdir(self._register):
             if name.isdecimal() and int(name) != self._number:
@@ -79,7 +79,7 @@ class Space:
         lock = os.open(name, flags, dir_fd=self._register)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return 0  # nobody holds it: its spawner has ended
+            return 0  # it is not locked: its spawner has ended
         except BlockingIOError:
             device, size, *identity = os.pread(lock, 256, 0).decode("ascii", "replace").split()
             if int(device) != self._device:

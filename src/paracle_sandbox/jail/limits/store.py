@@ -6,7 +6,7 @@ what the kernel would take apart by itself has to be unmounted here:
 
     owner ── control socket ── store: state_dir/store-N, mounted as long as the owner lives
 
-It ends with its owner. Killed itself, it leaves a mount whose number nobody holds, and the next
+It ends with its owner. Killed itself, it leaves a mount whose number is not held, and the next
 store that starts removes that. Containers that still live keep the file system until they end.
 
 If the disk below the volume was full, the kernel has given it up (``Volume.broken``), and every
@@ -30,10 +30,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...own_directory import open_own_directory
+from ...host.own_directory import open_own_directory
 from .. import kernel
-from ..confine import Identity, Shape, prepare_workspace
 from ..numbers import claim_number, release_number
+from ..shape import Identity, Shape, prepare_workspace
 from .shared_space import Space
 from .volume import MINIMUM_BYTES, Volume, VolumeUnavailable
 
@@ -44,7 +44,7 @@ class Store:
     """A mounted volume under a number of its own."""
 
     def __init__(self, state_dir: str, data_dir: str) -> None:
-        # What is mounted below it must be nobody else's to replace.
+        # No other user may be able to replace what is mounted below it.
         state = open_own_directory(state_dir, make=True)
         try:
             self._numbers = open_own_directory("stores", make=True, parent=state)
@@ -110,7 +110,7 @@ class Store:
 
 
 def sweep(state_dir: str, numbers: int, own: int) -> None:
-    """Unmount what nobody holds any more."""
+    """Unmount what no live process holds any more."""
     for name in os.listdir(state_dir):
         number = name.removeprefix("store-")
         if not name.startswith("store-") or not number.isdecimal():
@@ -125,7 +125,7 @@ def sweep(state_dir: str, numbers: int, own: int) -> None:
 
 @contextlib.contextmanager
 def _held(numbers: int, number: str) -> Iterator[bool]:
-    """True, with the number held so that nobody can take it meanwhile, if it was free."""
+    """True, with the number held so that no other process can take it meanwhile, if it was free."""
     lock = os.open(number, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=numbers)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -103,6 +103,16 @@ class Volume:
             kernel.umount(mountpoint)
             raise
 
+    @classmethod
+    def adopt(cls, root: int) -> Volume:
+        """The same in another process, as far as to make subvolumes and to limit them."""
+        return cls("", root, -1, "//")
+
+    @property
+    def root(self) -> int:
+        """What `adopt` takes."""
+        return self._root
+
     def path(self, name: str) -> str:
         return os.path.join(self.mountpoint, name)
 
@@ -232,7 +242,7 @@ def _prepare(mountpoint: str, identity: bytes) -> tuple[int, int, str]:
 
 
 def _shown(identity: bytes) -> str:
-    """As uuid would, which takes longer to import than all else that makes a volume."""
+    """Format it as uuid does, which takes longer to import than all else that makes a volume."""
     text = identity.hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
@@ -288,7 +298,7 @@ def _attach(image: int) -> tuple[int, str]:
 
 
 def _open_loop(number: int, device: str) -> int:
-    # Where /dev is no devtmpfs, as in a container, nobody made the node.
+    # Where /dev is no devtmpfs, as in a container, no node was made.
     with contextlib.suppress(FileExistsError):
         os.mknod(device, 0o660 | stat.S_IFBLK, os.makedev(_LOOP_MAJOR, number))
     return os.open(device, os.O_RDWR)

@@ -1,9 +1,9 @@
-"""What every request passes before anything of the application sees it.
+"""The outermost middleware: checks every request before the application sees it.
 
-In this order: who is it (401 for nobody, on every path but /health and /ready), how many
-requests has this key open, is what it announces acceptable; then its body is counted while it
-arrives, and must be there in time. What a key has open ends with the key. All of it is plain
-ASGI: it holds for routes, wrong addresses, documentation and WebSockets alike.
+It checks the key (401 without one, on every path but /health and /ready), then how many requests
+of this key are open, then the announced body. It counts the body while it arrives, which has to be
+in time. Open requests and WebSockets of a key end when the key is revoked or expires. All of it is
+plain ASGI, so that it holds for routes, wrong addresses, documentation and WebSockets alike.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import secrets
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..bodies import Budget, JsonScan, RefusedBodies, is_upload, limit_of
+from ..connections.budget import Budget
+from ..connections.transport import CountingTransport
 from ..errors import (
     RETRY_SECONDS,
     BadRequest,
@@ -33,29 +34,23 @@ from ..errors import (
     fault_body,
     is_refusal,
 )
-from ..guessing import Guessing
-from ..joining import JoiningTransport
 from ..journal import Journal
 from ..keys import Caller, Doorman
 from ..metrics import Metrics
-from ..users.addresses import routed_path
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from ..users.names import routed_path
+from .body_limits import JsonScan, RefusedBodies, is_upload, limit_of
+from .wrong_keys import WrongKeys
 
 logger = logging.getLogger(__name__)
 
 PUBLIC = ("/health", "/ready")
-# A client is waited for so long while it sends a body; with so many bytes it earns one second back.
+# How long the service waits for a body in all; each of so many bytes earns a second back.
 BODY_SECONDS = 20.0
 BODY_BYTES_PER_SECOND = 16 << 10
 # Bodies in memory at one time.
 BODY_BYTES_PER_KEY = 64 << 20
 BODY_BYTES = 256 << 20
-# How soon what a key has open ends after the key.
+# How soon open requests of a key end after the key.
 KEY_SECONDS = 1.0
 _DENIALS_LOGGED = 10
 _MINUTE = 60.0
@@ -67,7 +62,7 @@ _HEADERS = (
 
 
 class Unauthorised(ServiceFault):
-    """No key, or one that opens nothing."""
+    """There is no key, or a wrong one."""
 
     status = 401
     kind = "denied"
@@ -75,17 +70,17 @@ class Unauthorised(ServiceFault):
 
 
 class TooSlow(ServiceFault):
-    """The rest of the request did not come."""
+    """The rest of the request did not come in time."""
 
     status = 408
 
 
 class Gate:
-    """The outermost part of the application."""
+    """Wraps the application, and refuses what fails a check."""
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         *,
         doorman: Doorman,
         journal: Journal,
@@ -107,7 +102,7 @@ class Gate:
         self._refused_bodies = RefusedBodies()
         self._open: Counter[str] = Counter()
         self._held = _Held(doorman)
-        self._guessing = Guessing()
+        self._wrong_keys = WrongKeys()
         self._denials = _Denials(journal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,14 +112,14 @@ class Gate:
         guarded = _Answer(send, scope, self._metrics, self._journal)
         try:
             await self._know_keys(scope)
-            caller = self._admitted(scope)
+            caller = self._admit(scope)
         except ServiceFault as fault:
             await refuse(scope, guarded, fault)
             return
         state = scope.setdefault("state", {})
         state["caller"] = caller
         key_id = caller.key_id if caller else ""
-        connection: JoiningTransport | None = state.get("connection")
+        connection: CountingTransport | None = state.get("connection")
         if connection is not None:
             connection.key_id = key_id
         self._open[key_id] += 1
@@ -133,7 +128,7 @@ class Gate:
         if caller is not None:
             self._held.add(request)
         try:
-            await self._app(scope, self._counted(scope, receive, request), guarded)
+            await self._app(scope, self._limit_body(scope, receive, request), guarded)
         except ServiceFault as fault:
             self._note(fault, key_id)
             await refuse(scope, guarded, fault)
@@ -143,7 +138,7 @@ class Gate:
             if request.is_revoked:
                 await self._end_revoked(scope, guarded, connection)
                 return
-            # The service ends, and waits no longer for what is still under way.
+            # The service ends, and waits no longer for open requests.
             if scope["type"] == "http":
                 stopping = Unavailable("The service is shutting down", RETRY_SECONDS)
                 await refuse(scope, guarded, stopping)
@@ -155,14 +150,14 @@ class Gate:
                 self._bodies.set(request, key_id, 0)
                 if guarded.status in _REFUSED_BODIES:
                     self._refused_bodies.add(key_id, request.body)
-            # What the client has not read yet is kept for it: so long its request is open.
+            # A request counts as open until its client has read the answer.
             if connection is None or not connection.unsent:
                 self._leave(key_id)
             else:
-                connection.when_sent(partial(self._leave, key_id))
+                connection.call_when_sent(partial(self._leave, key_id))
 
     async def _know_keys(self, scope: Scope) -> None:
-        """Read those that were changed, unless nobody is asked for one. Raises ServiceFault."""
+        """Read the keys again if they were changed and this path needs one. Raises ServiceFault."""
         if self._doorman.is_current or _is_public(scope):
             return
         try:
@@ -177,7 +172,7 @@ class Gate:
             del self._open[key_id]
 
     async def _end_revoked(
-        self, scope: Scope, send: _Answer, connection: JoiningTransport | None
+        self, scope: Scope, send: _Answer, connection: CountingTransport | None
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -186,26 +181,26 @@ class Gate:
             await refuse(scope, send, Unauthorised("The key was revoked, or has expired"))
         elif connection is not None:
             connection.abort()
-            await connection.gone()
+            await connection.wait_lost()
 
-    def _admitted(self, scope: Scope) -> Caller | None:
-        """Who it is; None on the public paths. Raises ServiceFault."""
+    def _admit(self, scope: Scope) -> Caller | None:
+        """Return the caller, or None on the public paths. Raises ServiceFault."""
         _check_framing(scope)
         if _is_public(scope):
             return None
         address, key = (scope.get("client") or ("unknown",))[0], _key_in(scope)
         caller = None
         if key is not None:
-            self._guessing.check(address, key)
+            self._wrong_keys.check(address, key)
             caller = self._doorman.find(key)
         if caller is None:
             if key is not None:
-                self._guessing.was_wrong(address, key)
+                self._wrong_keys.was_wrong(address, key)
             self._metrics.refusals.labels("denied_key").inc()
             self._denials.note(scope)
             raise Unauthorised("Invalid API key")
         assert key is not None
-        self._guessing.was_right(address, key)
+        self._wrong_keys.was_right(address, key)
         if self._open[caller.key_id] >= self._max_open:
             fault = TooMany(f"{self._max_open} requests of this key are open already", 1)
             self._note(fault, caller.key_id, "connections")
@@ -221,10 +216,10 @@ class Gate:
         return caller
 
     def _note(self, fault: ServiceFault, key_id: str, reason: str | None = None) -> None:
-        """What no route has seen, or did not answer."""
+        """Count and log a refusal that no route has noted."""
         if is_refusal(fault) and not fault.noted:
             self._metrics.refusals.labels(reason or fault.kind).inc()
-            self._journal.refused(reason or fault.kind, key=key_id, what=str(fault))
+            self._journal.record_refusal(reason or fault.kind, key=key_id, what=str(fault))
 
     def _check_announced(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
@@ -235,8 +230,8 @@ class Gate:
         if not length.isdigit() or int(length) > limit:
             raise TooLarge(f"The body is larger than {limit} bytes")
 
-    def _counted(self, scope: Scope, receive: Receive, request: _Request) -> Receive:
-        """What a body may be, how soon it is there, and how much of it is in memory."""
+    def _limit_body(self, scope: Scope, receive: Receive, request: _Request) -> Receive:
+        """Wrap ``receive`` with the limits of a body: size, content, time and memory."""
         if scope["type"] != "http":
             return receive
         room, done, upload = limit_of(scope, self._max_upload), False, is_upload(scope)
@@ -256,14 +251,14 @@ class Gate:
             done = not message.get("more_body", False)
             room -= size
             request.body += size
-            # Of the time for all of the body only that counts in which we wait for it.
+            # Only the time in which we wait for the client counts.
             earned = patience - (clock() - begun) + size / BODY_BYTES_PER_SECOND
             patience = min(earned, self._body_seconds)
             if room < 0:
                 raise TooLarge("The body is larger than allowed here")
             return message
 
-        async def counted() -> Message:
+        async def receive_limited() -> Message:
             if done:
                 return await receive()
             message = await next_piece()
@@ -272,13 +267,13 @@ class Gate:
             try:
                 scan.feed(message["body"])
             except TooLarge:
-                while not done:  # or the client would not hear the answer
+                while not done:  # or the client would not read the answer
                     await next_piece()
                 raise
             self._keep(request)
             return message
 
-        return counted
+        return receive_limited
 
     def _keep(self, request: _Request) -> None:
         if self._bodies.set(request, request.key_id, request.body):
@@ -298,7 +293,7 @@ _REFUSED_BODIES = (400, 413, 422)
 
 @dataclass(eq=False)
 class _Request:
-    """A request or WebSocket that is open: whose it is, what serves it, the bytes of its body."""
+    """An open request or WebSocket: its key, the task that serves it, the bytes of its body."""
 
     key_id: str
     task: asyncio.Task[Any] | None
@@ -307,7 +302,7 @@ class _Request:
 
 
 class _Held:
-    """What is open with a key, so that it can be ended with the key."""
+    """The open requests of all keys, which are ended when their key is."""
 
     def __init__(self, doorman: Doorman) -> None:
         self._doorman = doorman
@@ -348,7 +343,7 @@ class _Held:
 
 
 def _key_in(scope: Scope) -> str | None:
-    """The key of a request; None if it has none, or several."""
+    """Return the key of a request, or None if it has none or several."""
     found = []
     for name, value in scope["headers"]:
         if name == b"x-api-key":
@@ -361,15 +356,15 @@ def _key_in(scope: Scope) -> str | None:
 
 
 def _check_framing(scope: Scope) -> None:
-    """Two lengths are read as one by us, and as the other by a proxy. Raises BadRequest."""
+    """Refuse two lengths, of which we might take one and a proxy the other. Raises BadRequest."""
     names = {name for name, _ in scope["headers"]}
     if b"content-length" in names and b"transfer-encoding" in names:
         raise BadRequest("A request has a Content-Length or a Transfer-Encoding, not both")
 
 
 class _Answer:
-    """The way back: our headers on every answer, and what became of it. No answer is sent before
-    the lines of the log that tell of it are written; those of the public paths write none."""
+    """Wraps ``send``: adds our headers, counts the answer, and holds it back until the log has its
+    lines. Requests to the public paths have none."""
 
     def __init__(self, send: Send, scope: Scope, metrics: Metrics, journal: Journal) -> None:
         self._send = send
@@ -400,7 +395,7 @@ class _Answer:
 
 
 def _is_due(message: Message) -> bool:
-    """Whether it begins or ends an answer; pieces in between tell of nothing that is logged."""
+    """Whether it begins or ends an answer; the pieces in between need no line of the log."""
     if message["type"] == "http.response.body":
         return not message.get("more_body", False)
     return bool(message["type"] != "websocket.send")
@@ -410,7 +405,7 @@ _METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "WEBSOCK
 
 
 class _Denials:
-    """Wrong keys in the log: the first few of an address each minute, the rest as a number."""
+    """Logs the first few wrong keys of an address each minute, and the rest as a number."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -421,16 +416,16 @@ class _Denials:
         if time.monotonic() - self._since > _MINUTE:
             for address, count in self._counts.items():
                 if count > _DENIALS_LOGGED:
-                    self._journal.record("suspicious", reason="key_guessing", address=address,
+                    self._journal.record("suspicious", reason="key_wrong_keys", address=address,
                                          count=count)  # fmt: skip
             self._since = time.monotonic()
             self._counts.clear()
         address = (scope.get("client") or ("unknown",))[0]
         self._counts[address] += 1
         if self._counts[address] <= _DENIALS_LOGGED:
-            self._journal.refused("denied_key", address=address, path=scope["path"][:200])
+            self._journal.record_refusal("denied_key", address=address, path=scope["path"][:200])
         elif self._counts[address] == _DENIALS_LOGGED + 1:
-            self._journal.record("suspicious", reason="key_guessing", address=address)
+            self._journal.record("suspicious", reason="key_wrong_keys", address=address)
 
 
 async def refuse(scope: Scope, send: _Answer, fault: ServiceFault) -> None:

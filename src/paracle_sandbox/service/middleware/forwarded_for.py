@@ -1,21 +1,19 @@
-"""Who a request came from, when a proxy passed it on.
+"""Middleware: sets the client's address of a request that a proxy passed on.
 
-Anybody can send X-Forwarded-For. It is believed only when the connection comes from a proxy that
-the operator has named (SANDBOX_TRUSTED_PROXIES), and only as far as proxies of that list wrote it:
-each appends the address that it saw, so the client is the last one that is no such proxy. What is
-no address is not believed, and never reaches the log.
+Anybody can send X-Forwarded-For. It counts only when the connection comes from a proxy that the
+operator has named (SANDBOX_TRUSTED_PROXIES), and only as far as proxies of that list wrote it:
+each appends the address that it saw, so the client is the last one that is no such proxy. Text
+that is no address is ignored, and never reaches the log.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .auth import App, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-# More proxies than this in a row are somebody's invention.
+# A longer chain of proxies is an invention of the client.
 MAX_PROXIES = 16
 _MAX_ADDRESS = 64
 
@@ -25,7 +23,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class ForwardedFor:
     """Wraps the application, and sets the client's address and scheme of each request."""
 
-    def __init__(self, app: App, trusted_proxies: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, trusted_proxies: Sequence[str]) -> None:
         self._app = app
         self._trusted = [ipaddress.ip_network(one) for one in trusted_proxies]
 
@@ -46,7 +44,7 @@ class ForwardedFor:
             scope["scheme"] = scheme if web else {"http": "ws", "https": "wss"}[scheme]
 
     def _client(self, given: list[str], peer: Address) -> Address:
-        """The last that is no proxy of ours, or the farthest that can be believed."""
+        """Return the last address that is no proxy of ours, or the farthest that can be trusted."""
         client = peer
         for text in reversed(given[-MAX_PROXIES:]):
             address = _address(text)
@@ -62,13 +60,13 @@ class ForwardedFor:
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
-    """The parts of a header, also where it was sent in several lines."""
+    """Return the parts of a header, also where it was sent in several lines."""
     lines = [value.decode("latin-1") for key, value in scope["headers"] if key == name]
     return [part.strip() for line in lines for part in line.split(",")]
 
 
 def _address(text: str) -> Address | None:
-    """Also with a port, as some proxies write it."""
+    """Parse an address, also with a port, as some proxies write it."""
     if len(text) > _MAX_ADDRESS:
         return None
     if text.startswith("["):

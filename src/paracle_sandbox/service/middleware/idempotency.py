@@ -1,9 +1,8 @@
-"""Requests that may be sent twice: the second gets the answer of the first.
+"""Middleware: a request with an ``Idempotency-Key`` runs once, however often it is sent.
 
-With an ``Idempotency-Key`` a POST runs to its end even when its client goes away, and whoever
-sends it again, with the same body, waits for that answer or gets it at once. Answers are kept
-for a day, also when the service is started anew in between; a request that was under way when it
-ended is not run again, since it may have run half.
+Such a POST runs to its end even when its client goes away. Sent again with the same body, it waits
+for the first answer, or gets it at once. Answers are kept for a day, also over a restart. A request
+that was under way when the service ended is not run again, because it may have run in part.
 """
 
 from __future__ import annotations
@@ -15,17 +14,18 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from ..errors import BadRequest, Conflict, ServiceFault, Unprocessable
-from ..users.addresses import user_in
-from .auth import App, Message, Receive, Scope, Send
-from .idempotency_store import Answer, Answers, Asked
+from ..users.names import user_in
+from .idempotency_store import Answer, Answers, RequestIdentity
 
 logger = logging.getLogger(__name__)
 
 MAX_KEY = 255
-# Nothing was done, as with all that is refused (4xx): the next one may try.
+# With these, as with refusals (4xx), nothing was done: the request may be sent again.
 _NOT_KEPT = (502, 503)
-# Secrets are in no file; a sandbox of a remote client ends with the service, and so its answer.
+# Their answers are in memory only: one is a secret, the other ends with the service.
 _UNKEPT = ("/keys", "/v1/sandboxes")
 
 
@@ -37,37 +37,39 @@ class Unfinished(Conflict):
 
 @dataclass(frozen=True)
 class _Request:
-    asked: Asked
+    identity: RequestIdentity
     body: bytes
     answers: Answers
 
     @property
     def key(self) -> bytes:
-        return self.asked.key
+        return self.identity.key
 
     @property
     def body_hash(self) -> bytes:
-        return self.asked.body_hash
+        return self.identity.body_hash
 
 
 class Idempotency:
-    """Wraps the application inside the gate, which tells the faults it raises."""
+    """Wraps the application inside the gate, which answers the faults it raises."""
 
-    def __init__(self, app: App, kept: Answers) -> None:
+    def __init__(self, app: ASGIApp, kept: Answers) -> None:
         self._app = app
         self._kept = kept
         self._unkept = Answers(None)
         self._running: dict[bytes, tuple[bytes, asyncio.Task[Answer]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = _given(scope)
+        given = _idempotency_key(scope)
         if not given:
             await self._app(scope, receive, send)
             return
         body = await _whole_body(receive)
         answers = self._unkept if scope["path"] in _UNKEPT else self._kept
-        asked = Asked(_key_of(scope, given), _owner_of(scope), hashlib.sha256(body).digest())
-        request = _Request(asked, body, answers)
+        identity = RequestIdentity(
+            _key_of(scope, given), _owner_of(scope), hashlib.sha256(body).digest()
+        )
+        request = _Request(identity, body, answers)
         if len(given) > MAX_KEY:
             raise BadRequest(f"The Idempotency-Key is longer than {MAX_KEY} characters")
         answer = await self._answer(request, scope)
@@ -76,7 +78,7 @@ class Idempotency:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def _answer(self, request: _Request, scope: Scope) -> Answer:
-        """Of the one that runs, or ran, or is begun now. Raises ServiceFault."""
+        """Return the answer of the request that runs, ran, or begins now. Raises ServiceFault."""
         if request.key in self._running:
             body_hash, task = self._running[request.key]
             _check_same(body_hash, request)
@@ -88,7 +90,7 @@ class Idempotency:
 
     async def _run(self, request: _Request, scope: Scope) -> Answer:
         answers = request.answers
-        before = await answers.in_thread(_found_or_begun, request)
+        before = await answers.in_thread(_find_or_begin, request)
         if before is not None:
             _check_same(before.body_hash, request)
             if before.status is None:
@@ -107,7 +109,7 @@ class Idempotency:
             await answers.in_thread(_try, answers.drop, request.key)
         else:
             kept = (answer.status, answer.headers, answer.body)
-            await answers.in_thread(_try, answers.complete, request.asked, *kept)
+            await answers.in_thread(_try, answers.complete, request.identity, *kept)
         return answer
 
     async def _run_once(self, request: _Request, scope: Scope) -> Answer:
@@ -131,19 +133,19 @@ class Idempotency:
 
 
 def did_nothing(status: int | None) -> bool:
-    """Whether a request that was answered so can be run as if for the first time."""
+    """Whether a request with such an answer can be run as if for the first time."""
     return status is not None and (400 <= status < 500 or status in _NOT_KEPT)
 
 
-def _found_or_begun(request: _Request) -> Answer | None:
-    """The answer of the same request before; this one is written down when there is none."""
-    before = _found(request)
+def _find_or_begin(request: _Request) -> Answer | None:
+    """Return the earlier answer of the same request; without one, note that it begins."""
+    before = _find(request)
     if before is None:
-        _try(request.answers.begin, request.asked)
+        _try(request.answers.begin, request.identity)
     return before
 
 
-def _found(request: _Request) -> Answer | None:
+def _find(request: _Request) -> Answer | None:
     try:
         return request.answers.find(request.key)
     except sqlite3.Error as error:
@@ -152,7 +154,7 @@ def _found(request: _Request) -> Answer | None:
 
 
 def _try(action: Any, *arguments: Any) -> None:
-    """A full disk must not keep a request from running: it then is kept nowhere, and said so."""
+    """Log a failure to store an answer: a full disk must not keep a request from running."""
     try:
         action(*arguments)
     except sqlite3.Error as error:
@@ -164,22 +166,22 @@ def _check_same(body_hash: bytes, request: _Request) -> None:
         raise Unprocessable("This Idempotency-Key was used with another body")
 
 
-def _given(scope: Scope) -> bytes:
-    """The key of a request that may be sent again; empty for all others."""
+def _idempotency_key(scope: Scope) -> bytes:
+    """Return the key of a request that may be sent again; empty for all others."""
     if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].endswith("/stream"):
         return b""
     return next((value for name, value in scope["headers"] if name == b"idempotency-key"), b"")
 
 
 def _key_of(scope: Scope, given: bytes) -> bytes:
-    """What makes two requests the same, but for their body."""
+    """Identify a request, without its body."""
     query = scope.get("query_string", b"")
     user = _user(_user_header(scope))
     return _digest(_caller(scope), scope["path"].encode(), query, given, user)
 
 
 def _owner_of(scope: Scope) -> bytes:
-    """Whose quota it is: the key's, for the user it acts for."""
+    """Identify the owner of an answer: the key, and the user it acts for."""
     parts: list[str] = scope["path"].split("/")
     is_named = len(parts) > 2 and parts[1] == "sandbox"
     return _digest(_caller(scope), _user(parts[2] if is_named else _user_header(scope)))
@@ -196,10 +198,10 @@ def _user_header(scope: Scope) -> str:
 
 
 def _user(named: str) -> bytes:
-    """One user is one owner, in whatever way its letters are encoded."""
+    """Decode the user, so that one user is one owner however the letters are encoded."""
     try:
         return user_in(named).encode()
-    except BadRequest:  # nobody is named, or none that there could be: that is refused further in
+    except BadRequest:  # no user, or an impossible one, is refused by the route
         return named.encode()
 
 

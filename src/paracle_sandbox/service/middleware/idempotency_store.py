@@ -1,12 +1,12 @@
-"""Answers to requests that may be sent again: kept in a file, so that they outlive the service.
+"""Stores answers to requests that may be sent again, in a file that outlives the service.
 
-A row is written before its request runs, and completed with the answer. One that was never
-completed belongs to a service that ended meanwhile: nobody knows how far the request came, and
-that is what whoever sends it again is told.
+A row is written before its request runs, and completed with the answer. A row without an answer is
+left by a service that ended meanwhile. It is unknown how far that request came, and the client that
+sends it again is told so.
 
-Each owner (a key, and the user it acts for) may have so many answers, of so many bytes; the oldest
-of that owner make room for its next. Only where all owners together have too much, those who have
-most lose some. So nobody's requests drive out the answers of others.
+Each owner (a key, and the user it acts for) may have so many answers, of so many bytes; its oldest
+answers make room for its next. Only where all owners together have too much, those with most lose
+some. So the requests of one owner do not drive out the answers of another.
 
 Answers are kept for a day by a clock that is set when the service starts and does not jump.
 """
@@ -42,7 +42,7 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Room:
-    """How much is kept, and how long: of all owners, and of each."""
+    """How much is kept, and how long: for all owners together, and for each."""
 
     seconds: float
     answers: int
@@ -52,14 +52,13 @@ class Room:
 
 
 IN_FILE = Room(86_400.0, 100_000, 256 << 20, 5_000, 16 << 20)
-# What a client sends again because it lost the connection comes within minutes. A thousand take a
-# megabyte of the service's memory.
+# A client that lost its connection sends again within minutes. A thousand answers take a megabyte.
 IN_MEMORY = Room(600.0, 2_000, 4 << 20, 500, 1 << 20)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """``status`` is None when nobody knows how the request ended."""
+    """A stored answer. ``status`` is None when it is unknown how the request ended."""
 
     body_hash: bytes
     status: int | None
@@ -68,8 +67,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What tells one request from others: its key, whose it is, and its body."""
+class RequestIdentity:
+    """The identity of a request: its key, its owner, and its body."""
 
     key: bytes
     owner: bytes
@@ -83,13 +82,13 @@ class _Kept:
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Seconds since 1970 as they were when the service started, and its age since then."""
+    """Return a clock of seconds since 1970 that is set once and never jumps."""
     offset = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset
 
 
 class Answers:
-    """Below a directory; in memory only without one, and then less and not as long."""
+    """The answers in a file below a directory; without one in memory, fewer and not as long."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class Answers:
         self._db = sqlite3.connect(
             path, timeout=10.0, isolation_level=None, check_same_thread=False
         )
-        # The other methods are called by it, or by whoever has no event loop.
+        # It calls the other methods; so does a caller without an event loop.
         self._thread = None if directory is None else ThreadPoolExecutor(1, "answers")
         self._kept: dict[bytes, _Kept] = {}
         try:
@@ -117,7 +116,7 @@ class Answers:
             raise
 
     def _prepare(self) -> None:
-        # A process that is killed loses nothing by this; a machine that is, the last moment.
+        # A killed process loses nothing by this; a machine that fails loses the last moment.
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(_TABLE)
@@ -136,8 +135,7 @@ class Answers:
         self._db.close()
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``work`` returns, which may wait for the file; in memory there is nothing to wait
-        for."""
+        """Call ``work`` in a thread, because it may wait for the file; directly if in memory."""
         if self._thread is None:
             return work(*args, **kwargs)
         loop = asyncio.get_running_loop()
@@ -154,33 +152,44 @@ class Answers:
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         return Answer(row[0], row[1], headers, row[3] or b"")
 
-    def begin(self, asked: Asked) -> None:
-        """Raises sqlite3.Error when it cannot be written."""
+    def begin(self, identity: RequestIdentity) -> None:
+        """Note that a request begins. Raises sqlite3.Error when it cannot be written."""
         self._db.execute(
             "INSERT OR REPLACE INTO answers (key, owner, body_hash, made) VALUES (?, ?, ?, ?)",
-            (asked.key, asked.owner, asked.body_hash, self._clock()),
+            (identity.key, identity.owner, identity.body_hash, self._clock()),
         )
 
-    def complete(self, asked: Asked, status: int, headers: Headers, body: bytes) -> None:
-        """Also where its beginning could not be written. Raises sqlite3.Error."""
+    def complete(
+        self, identity: RequestIdentity, status: int, headers: Headers, body: bytes
+    ) -> None:
+        """Store an answer, also where its beginning could not be written. Raises sqlite3.Error."""
         text = json.dumps([(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers])
         self._db.execute(
             "INSERT OR REPLACE INTO answers"
             " (key, owner, body_hash, made, status, headers, body, size)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (asked.key, asked.owner, asked.body_hash, self._clock(), status, text, body, len(body)),
+            (
+                identity.key,
+                identity.owner,
+                identity.body_hash,
+                self._clock(),
+                status,
+                text,
+                body,
+                len(body),
+            ),
         )
-        kept = self._kept.setdefault(asked.owner, _Kept())
+        kept = self._kept.setdefault(identity.owner, _Kept())
         kept.count += 1
         kept.size += len(body)
-        self._forget_some(asked.owner)
+        self._forget_some(identity.owner)
 
     def drop(self, key: bytes) -> None:
         self._db.execute("DELETE FROM answers WHERE key = ?", (key,))
 
     def _forget_some(self, owner: bytes) -> None:
-        """Those that are too old; the oldest of this owner, if it has too many; and of whoever has
-        most, if all together have."""
+        """Forget answers that are too old, the oldest of this owner if it has too many, and some of
+        the owners with most while all together have too many."""
         if self._clock() - self._counted > _MINUTE:
             self._count_all()
         if owner in self._kept:
@@ -195,7 +204,7 @@ class Answers:
         self._shrink(owner, kept.count // 2, kept.size // 2)
 
     def _shrink(self, owner: bytes, most: int, most_bytes: int) -> None:
-        """Somewhat more than needed, so that this is not done for each request from now on."""
+        """Drop somewhat more than needed, so that this is not repeated for each request."""
         kept = self._kept[owner]
         if kept.count <= most and kept.size <= most_bytes:
             return
@@ -213,7 +222,7 @@ class Answers:
             del self._kept[owner]
 
     def _count_all(self) -> None:
-        """What there is, once what is too old is gone."""
+        """Drop answers that are too old, and count the others."""
         self._counted = self._clock()
         self._db.execute(
             "DELETE FROM answers WHERE made <= ?", (self._counted - self._room.seconds,)

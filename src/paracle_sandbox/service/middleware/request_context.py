@@ -1,21 +1,51 @@
-"""Around each request: who asks is known to all below, and the answer tells of a loss.
+"""Middleware: keeps in a context variable who sent the current request, for the audit log, and adds
+``X-Sandbox-Recreated: true`` to the first answer after a sandbox was lost.
 
-Of a sandbox that was made anew, whatever is said about it says so in a header.
+Tasks that a request starts inherit the variable. Tasks of the service itself have none.
 """
 
 from __future__ import annotations
 
-from ..users.lost_sandboxes import Losses
-from .auth import App, Message, Receive, Scope, Send
-from .caller import ASKER, Asker
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..users.lost_sandboxes import Loss, Losses
 
 HEADER = (b"x-sandbox-recreated", b"true")
 
 
-class Telling:
-    """Wraps the application, inside of what keeps answers: those keep the header too."""
+@dataclass
+class Sender:
+    """One request's key and address. ``losses`` are the lost sandboxes that its answer reports."""
 
-    def __init__(self, app: App, losses: Losses) -> None:
+    key_id: str | None = None
+    address: str | None = None
+    is_admin: bool = False
+    losses: set[Loss] = field(default_factory=set)
+
+
+SENDER: ContextVar[Sender | None] = ContextVar("sender", default=None)
+
+
+def describe_sender() -> dict[str, object]:
+    """Return the current request's key and address, for the log; nothing in a service task."""
+    sender = SENDER.get()
+    return {} if sender is None else {"key": sender.key_id, "address": sender.address}
+
+
+def report_loss(loss: Loss | None) -> None:
+    """Have the answer to the current request report this loss, whatever the answer is."""
+    sender = SENDER.get()
+    if loss is not None and not loss.told and sender is not None:
+        sender.losses.add(loss)
+
+
+class RequestContext:
+    """Wraps the application inside of Idempotency, whose stored answers have the header, too."""
+
+    def __init__(self, app: ASGIApp, losses: Losses) -> None:
         self._app = app
         self._losses = losses
 
@@ -25,22 +55,22 @@ class Telling:
             return
         caller = scope["state"]["caller"]
         client = scope.get("client")
-        asker = Asker(
+        sender = Sender(
             caller.key_id if caller else None,
             client[0] if client else None,
             is_admin=caller is not None and caller.admin,
         )
 
-        async def tell(message: Message) -> None:
-            if message["type"] != "http.response.start" or not asker.losses:
+        async def send_with_losses(message: Message) -> None:
+            if message["type"] != "http.response.start" or not sender.losses:
                 await send(message)
                 return
             await send({**message, "headers": [*message.get("headers", []), HEADER]})
-            for loss in asker.losses:
+            for loss in sender.losses:
                 self._losses.tell(loss)
 
-        token = ASKER.set(asker)
+        token = SENDER.set(sender)
         try:
-            await self._app(scope, receive, tell)
+            await self._app(scope, receive, send_with_losses)
         finally:
-            ASKER.reset(token)
+            SENDER.reset(token)

@@ -1,11 +1,10 @@
-"""Sandboxes that remote clients hold: made and removed by request, spoken to over a WebSocket.
+"""Sandboxes of remote clients: made and removed by request, used over a WebSocket.
 
-The client runs the library, with its own Sandbox and Connection; the service makes the place
-and passes bytes between the WebSocket and the guest. It looks at what the client asks the guest
-(never the reverse), to count executions against the user's quota and to log them, and the limits
-that they ran into, whether the client asks for its figures or not. When the
-WebSocket breaks, the lease waits a while for the client to come back and resume where it was;
-then the sandbox is removed.
+The client runs the library, with its own Sandbox and Connection; the service makes the sandbox and
+passes bytes between the WebSocket and the guest. It reads the client's requests to the guest, to
+count executions against the user's quota and to log them with the limits that they reached. When
+the WebSocket breaks, the lease waits for the client to come back and resume where it was; then the
+sandbox is removed.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from typing import Any, NoReturn
 from ...backends.base import Usage
 from ...config import SandboxConfig
 from ...errors import SandboxError
-from ...sandbox.limits import Counts, verdict
+from ...sandbox.outcome import Counts, verdict
 from ..errors import Conflict, NotFound
 from ..journal import Journal
 from ..metrics import Metrics
-from ..recovery import made
 from ..users.names import Names
 from ..users.quotas import Executions
-from ..users.user_sandboxes import LABEL, Hosting
+from ..users.user_sandboxes import LABEL, UserSandboxes, create_with_retry
 from .relay import Relay
 
 logger = logging.getLogger(__name__)
@@ -56,7 +54,7 @@ class Lease:
     breached: str | None = None
 
     def is_abandoned(self, seconds: float) -> bool:
-        """Whether nobody has held its channel for so long."""
+        """Whether no client has held its channel for so long."""
         if self.relay is not None and self.relay.is_held:
             return False
         since = self.relay.unheld_since if self.relay is not None else self.unheld_since
@@ -64,11 +62,11 @@ class Lease:
 
 
 class Leases:
-    """By user and the id that the user's client chose."""
+    """The leases, by user and the id that the client chose."""
 
     def __init__(
         self,
-        hosting: Hosting,
+        sandboxes: UserSandboxes,
         executions: Executions,
         names: Names,
         journal: Journal,
@@ -76,7 +74,7 @@ class Leases:
         resume_seconds: float = RESUME_SECONDS,
     ) -> None:
         self._resume_seconds = resume_seconds
-        self._hosting = hosting
+        self._sandboxes = sandboxes
         self._executions = executions
         self._names = names
         self._journal = journal
@@ -98,7 +96,7 @@ class Leases:
         return lease
 
     def count(self, user_id: str | None = None) -> int:
-        """How many there are, of one user or of all."""
+        """Count the leases of one user, or of all."""
         return sum(user_id in (None, user) for user, _ in self._leases)
 
     def all(self, user_id: str) -> list[Lease]:
@@ -111,32 +109,34 @@ class Leases:
         """Raises Conflict, TooMany, Unavailable, SandboxCreationError."""
         if (user_id, sandbox_id) in self._leases:
             raise Conflict(f"Sandbox {sandbox_id} exists already")
-        self._hosting.take_room(user_id, config)
+        self._sandboxes.take_room(user_id, config)
         name = self._names.own_sandbox(user_id, sandbox_id)
         lease = Lease(user_id, sandbox_id, name, config, dict(labels))
         self._leases[user_id, sandbox_id] = lease
-        backend = self._hosting.backend
+        backend = self._sandboxes.backend
         try:
-            # The client's labels are ours to keep: on the backend they could be those by which
-            # something else on this machine finds its own.
-            await made(lambda: backend.create(name, config, {LABEL: self._names.installation}))
+            # The client's labels stay here: on the backend they could be the labels by which
+            # another program on this machine finds its own sandboxes.
+            await create_with_retry(
+                lambda: backend.create(name, config, {LABEL: self._names.installation})
+            )
         except BaseException as error:
             self._forget(lease)
-            self._hosting.failed(user_id, error)
+            self._sandboxes.report_failure(user_id, error)
             raise
         lease.ready = True
-        if self._hosting.is_closed:
+        if self._sandboxes.is_closed:
             await self.remove(user_id, sandbox_id, "shutdown")
-            self._hosting.refuse_when_closed()
+            self._sandboxes.refuse_when_closed()
         lease.unheld_since = time.monotonic()
         self._metrics.creations.labels("ok").inc()
         self._journal.record("create", user=user_id, sandbox_id=name, outcome="ok")
         return lease
 
     async def relay(self, lease: Lease) -> Relay:
-        """The connection to its guest, made when it is first asked for."""
+        """Return the relay to its guest, made at the first request."""
         if lease.relay is None:
-            channel = await self._hosting.backend.connect(lease.name)
+            channel = await self._sandboxes.backend.connect(lease.name)
             if lease.relay is not None or not lease.ready:  # meanwhile: by another, or removed
                 await channel.close()
                 return (await self.relay(lease)) if lease.ready else self._gone(lease)
@@ -151,21 +151,21 @@ class Leases:
         raise NotFound(f"Sandbox {lease.sandbox_id} not found")
 
     async def usage(self, lease: Lease) -> Usage:
-        usage = await self._hosting.backend.usage(lease.name)
+        usage = await self._sandboxes.backend.usage(lease.name)
         breach = verdict(usage, lease.seen, lease.config, failed=True)
         before, lease.seen = lease.seen, lease.seen.raised_to(usage)
-        # A count tells of one breach each; a full disk stays full, and is told once.
+        # Each count is one breach. A full disk stays full, and is logged once.
         if breach is not None and (lease.seen != before or breach.resource_type != lease.breached):
             self._journal.security_event("limit", lease.name, {"error": breach.message})
         lease.breached = breach.resource_type if breach is not None else None
         return usage
 
     def _look_soon(self, lease: Lease) -> None:
-        """A program in it failed."""
+        """Read its figures soon, because a program in it failed."""
         self._begin(self._look(lease))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task of its own, which close() ends."""
+        """Run work in a task of its own, which close() ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -175,7 +175,8 @@ class Leases:
             await self.usage(lease)
 
     async def remove(self, user_id: str, sandbox_id: str, reason: str = "request") -> bool:
-        """Whether there was one. Raises SandboxCleanupError; it can then be tried again."""
+        """Remove a lease. Returns whether there was one. Raises SandboxCleanupError; it can then be
+        tried again."""
         lease = self._leases.get((user_id, sandbox_id))
         if lease is None or not lease.ready:
             return False
@@ -183,7 +184,7 @@ class Leases:
         try:
             if lease.relay is not None:
                 await lease.relay.close()
-            await self._hosting.backend.destroy(lease.name)
+            await self._sandboxes.backend.destroy(lease.name)
         except BaseException:
             lease.ready = True
             raise
@@ -194,7 +195,7 @@ class Leases:
 
     def _forget(self, lease: Lease) -> None:
         if self._leases.pop((lease.user_id, lease.sandbox_id), None) is not None:
-            self._hosting.leave_room(lease.user_id, lease.config)
+            self._sandboxes.leave_room(lease.user_id, lease.config)
 
     async def _watch(self) -> None:
         while True:

@@ -1,15 +1,15 @@
 """Bytes between a remote client's WebSocket and the guest of its sandbox.
 
-The relay outlives the WebSocket: it reads the guest all the time, as far as its outbox has
-room, and a client that comes back gets what it missed. What the client asks of the guest is
-read frame by frame before it is passed on: an execution counts against the user's quota and is
-logged, however it ends; a frame that is none ends the relay.
+The relay outlives the WebSocket: it reads from the guest while its outbox has room, and a client
+that comes back gets what it missed. It reads the client's requests frame by frame before it passes
+them on: an execution counts against the user's quota and is logged, however it ends. A malformed
+frame ends the relay.
 
-What is over the quota the relay answers itself, in the guest's place. Such a refusal must not fall
-into the middle of a frame of the guest: that is why the guest's frames are passed on whole, and
-refusals between them. A refusal waits for room in the outbox like all else, yet nobody waits for
-it: the acknowledgements that make room come the same way as the requests that are refused. A client
-that has more refused than may wait ends the relay.
+The relay itself answers a request over the quota, in the guest's place. Such a refusal must not
+split a frame of the guest, so the guest's frames are passed on whole and refusals go between them.
+A refusal waits for room in the outbox, but the reader of requests does not wait for it, because the
+acknowledgements that make room arrive the same way. A client with more refusals than may wait
+ends the relay.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from ..metrics import Metrics
 from ..users.quotas import Executions
 
 SendBytes = Callable[[bytes], Awaitable[None]]
-# Of a program, for the log.
+# The part of a program that the log has.
 _MAX_CONTENT = 1 << 20
 # Our client puts 64 KiB of small frames into a message, which are seven thousand at most.
 _MAX_FRAMES = 16384
-# So many of them in a row; then others have their turn.
+# After so many frames in a row, other tasks run.
 _ASKED_IN_A_ROW = 512
 _GOODBYE_SECONDS = 1.0
 _PROGRAMS = {"exec": "shell", "python": "python"}
@@ -107,7 +107,7 @@ class Relay:
             with suppress(asyncio.CancelledError):
                 await self._reader
         await self._channel.close()
-        # A client that reads nothing is not told, and keeps nobody waiting.
+        # A client that does not read must not delay the end.
         with suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 await self._tell(END_MESSAGE)
@@ -121,7 +121,7 @@ class Relay:
             received += 1
             if received % RECEIVED_IN_A_ROW == 0:
                 await asyncio.sleep(0)
-            whole = await self._asked.answered(data)
+            whole = await self._asked.pass_answers(data)
             await self._outbox.wait_for_room()
             await self._put_refusals()
             for start in range(0, len(whole), MAX_MESSAGE):
@@ -134,14 +134,14 @@ class Relay:
         await self._tell(END_MESSAGE)
 
     async def _put(self, piece: bytes, in_frame: bool) -> None:
-        """``in_frame``: it ends where no frame does."""
+        """Send a piece of the guest's bytes, which with ``in_frame`` ends within a frame."""
         async with self._sending:
             self._in_frame = in_frame
             self._outbox.put(piece)
             await self._deliver(data_message(piece))
 
     async def _answer(self, frame: bytes) -> None:
-        """An answer of our own, in the guest's place. Raises ProtocolError."""
+        """Send an answer of our own, in the guest's place. Raises ProtocolError."""
         if self._over:
             return
         if self._asked.gave_up:
@@ -152,7 +152,8 @@ class Relay:
         await self._put_refusals()
 
     async def _put_refusals(self) -> None:
-        """If they may be said now; else whoever ends the frame, or makes room, calls it again."""
+        """Send the refusals, if there is room and no frame is open; otherwise the end of the frame
+        or the next acknowledgement calls this again."""
         async with self._sending:
             if self._over or self._in_frame or not self._refusals or not self._outbox.has_room:
                 return
@@ -162,8 +163,7 @@ class Relay:
             await self._deliver(data_message(piece))
 
     async def _break_off(self) -> None:
-        """The client broke the protocol: it is told that this is the end, else it would come back
-        and resume."""
+        """End a relay whose client broke the protocol, and say so: it would resume otherwise."""
         self._over = True
         if self._reader is not None:
             self._reader.cancel()
@@ -179,17 +179,17 @@ class Relay:
         try:
             async with asyncio.timeout(None) as self._patience:
                 await self._send(message)
-        except Exception:  # noqa: BLE001  however it broke: the client is not there any more
+        except Exception:  # noqa: BLE001  however it broke, the client is gone
             self._send = None
             self.unheld_since = time.monotonic()
 
     # The client's side
 
     async def attach(self, send: SendBytes, received: int) -> int:
-        """A client is there that has so many bytes already. Another one before it is let go.
-        Raises OutOfStep. The answer is the number of the holder, for detach()."""
+        """Attach a client that has so many bytes already; a client before it is detached. Raises
+        OutOfStep. Returns the number of the holder, for detach()."""
         if self._patience is not None and self._send is not None:
-            # The one before may hang on a connection whose other end is long gone.
+            # The client before may hang on a connection whose other end is long gone.
             with suppress(RuntimeError):  # nothing is being sent
                 self._patience.reschedule(0)
         # First let a message that is being passed on get through: then the count is exact.
@@ -212,8 +212,8 @@ class Relay:
             self.unheld_since = time.monotonic()
 
     async def take(self, message: bytes, holder: int) -> None:
-        """One message of a client. Raises OutOfStep, also when another holds the channel by now:
-        what was still on the way over the broken connection is sent again over the new one."""
+        """Take one message of a client. Raises OutOfStep, also when another client has the channel
+        by now: messages of the broken connection are sent again over the new one."""
         kind, payload = parse(message)
         async with self._taking:
             if holder != self._holder:
@@ -229,7 +229,7 @@ class Relay:
         if told is not None:
             await self._tell(told)
         try:
-            passed = await self._asked.passed(payload)
+            passed = await self._asked.pass_requests(payload)
         except ProtocolError as error:
             await self._break_off()
             raise OutOfStep(str(error)) from None
@@ -239,8 +239,8 @@ class Relay:
 
 
 class Watch:
-    """What the client asks the guest, as far as quota and log are concerned. ``on_failure`` is
-    called when a program did not succeed."""
+    """Reads the requests to the guest for quota and log. ``on_failure`` is called when a program
+    failed."""
 
     def __init__(
         self,
@@ -267,11 +267,11 @@ class Watch:
 
     @property
     def gave_up(self) -> bool:
-        """What the guest says are no frames."""
+        """Whether the guest sent something that is no frame."""
         return self._answers is None
 
-    async def passed(self, data: bytes) -> bytes:
-        """The frames to hand on. Raises ProtocolError."""
+    async def pass_requests(self, data: bytes) -> bytes:
+        """Return the client's frames to pass on. Raises ProtocolError."""
         parts: list[bytes] = []
         for number, (kind, stream, payload) in enumerate(self._asked.feed(data), 1):
             if number > _MAX_FRAMES:
@@ -280,7 +280,7 @@ class Watch:
                 raise ProtocolError("an empty frame")
             if number % _ASKED_IN_A_ROW == 0:
                 await asyncio.sleep(0)
-            if kind == OPEN and not await self._begins(stream, payload):
+            if kind == OPEN and not await self._note_begin(stream, payload):
                 continue
             if kind == OPEN:
                 parts += request_frames(stream, payload)
@@ -288,8 +288,8 @@ class Watch:
                 parts.append(encode(kind, stream, payload))
         return b"".join(parts)
 
-    async def _begins(self, stream: int, payload: bytes) -> bool:
-        """Whether the guest may do it."""
+    async def _note_begin(self, stream: int, payload: bytes) -> bool:
+        """Note a request that begins. Returns whether the guest may have it."""
         request = decode_json(payload, MAX_REQUEST_ITEMS)
         kind = _PROGRAMS.get(str(request.get("op")))
         if kind is None:
@@ -299,7 +299,7 @@ class Watch:
             allowance.enter_context(self._executions.one(self._user_id))
         except TooMany as refusal:
             self._metrics.refusals.labels("quota").inc()
-            self._journal.refused("quota", user=self._user_id, sandbox_id=self._name)
+            self._journal.record_refusal("quota", user=self._user_id, sandbox_id=self._name)
             message = {"code": "quota", "message": str(refusal)}
             await self._answer(encode_json(ERROR, stream, message))
             return False
@@ -307,9 +307,9 @@ class Watch:
         self._running[stream] = _Running(kind, allowance, str(content)[:_MAX_CONTENT])
         return True
 
-    async def answered(self, data: bytes) -> bytes:
-        """What the guest says: only the ends of programs matter, and it may lie. The frames to
-        hand on, each of them whole; once they are none, everything."""
+    async def pass_answers(self, data: bytes) -> bytes:
+        """Return the guest's frames to pass on, each whole, and note the ends of programs. Once the
+        guest has sent something that is no frame, everything is passed on."""
         if self._answers is None:
             return data
         self._begun += data
@@ -320,7 +320,7 @@ class Watch:
                     await asyncio.sleep(0)
                 if kind in (RESULT, ERROR) and stream in self._running:
                     running = self._running.pop(stream)
-                    running.context.run(self._ended, running, kind, payload)
+                    running.context.run(self._note_end, running, kind, payload)
         except ProtocolError:
             self._answers = None  # the client sees it as well, and breaks off
         unfinished = self._answers.unfinished if self._answers is not None else 0
@@ -329,7 +329,7 @@ class Watch:
         del self._begun[:end]
         return whole
 
-    def _ended(self, running: _Running, kind: int, payload: bytes) -> None:
+    def _note_end(self, running: _Running, kind: int, payload: bytes) -> None:
         result: dict[str, object] = {}
         with suppress(ProtocolError):
             result = decode_json(payload, MAX_ANSWER_ITEMS)
@@ -346,13 +346,13 @@ class Watch:
         seconds = time.monotonic() - running.started
         self._metrics.executions.labels(running.kind, cause).inc()
         self._metrics.durations.labels(running.kind).observe(seconds)
-        self._journal.execution(
+        self._journal.record_execution(
             user=self._user_id, ok=cause == "ok", content=running.content, kind=running.kind,
             cause=cause, sandbox_id=self._name, exit_code=code, seconds=round(seconds, 6),
         )  # fmt: skip
 
     def close(self, cause: str) -> None:
-        """Whatever still ran has ended with its sandbox."""
+        """Log the programs that ended with the sandbox."""
         running, self._running = self._running, {}
         for one in running.values():
             one.context.run(self._log, one, cause)
@@ -361,7 +361,7 @@ class Watch:
 
 
 class _Running:
-    """A program, and the context of the request that began it: whose it is, when it ends."""
+    """A program, and the context of the request that began it, in which its end is logged."""
 
     __slots__ = ("allowance", "content", "context", "kind", "started")
 

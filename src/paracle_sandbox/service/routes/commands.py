@@ -1,4 +1,4 @@
-"""Commands in the background: start, look, feed, signal, remove."""
+"""Routes for commands in the background: start, look, feed, signal, remove."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from ..schemas import (
 from ..service import Service
 from ..users.executions import Program, Run
 from ..users.spool import HeldText
-from .dependencies import Limit, Offset, StrictRoute, TheService, TheUser, next_offset
-from .sandboxes import answered, iso
+from .dependencies import Limit, Offset, TheService, TheUser, next_offset
+from .sandboxes import iso, to_response
+from .strict_json import StrictRoute
 
 router = APIRouter(tags=["commands"], route_class=StrictRoute)
 
 
 @router.post("/sandbox/{user_id}/commands", status_code=201, response_model=CommandAnswer)
-async def start(service: TheService, user: TheUser, wish: RunRequest) -> dict[str, Any]:
+async def start(service: TheService, user: TheUser, body: RunRequest) -> dict[str, Any]:
     """Start a program and return at once; it runs until it ends, its timeout, or DELETE."""
-    return await shown(service, await service.runner.start_background(user, Program.of(wish)))
+    return await describe(service, await service.background.start(user, Program.of(body)))
 
 
 @router.get("/sandbox/{user_id}/commands", response_model=CommandsAnswer)
@@ -40,8 +41,10 @@ async def list_commands(
     service: TheService, user: TheUser, offset: Offset = 0, limit: Limit = 100
 ) -> dict[str, Any]:
     """The background commands of the sandbox, oldest first, without their output."""
-    runs = service.runner.commands(user)
-    page = [await shown(service, run, with_output=False) for run in runs[offset : offset + limit]]
+    runs = service.background.all(user)
+    page = [
+        await describe(service, run, with_output=False) for run in runs[offset : offset + limit]
+    ]
     return {
         "commands": page,
         "total": len(runs),
@@ -52,19 +55,19 @@ async def list_commands(
 @router.get("/sandbox/{user_id}/commands/{command_id}", response_model=CommandAnswer)
 async def look(service: TheService, user: TheUser, command_id: str) -> Response:
     """How a command fares, and what it has printed so far, up to 2 MiB."""
-    return _whole(await shown(service, service.runner.command(user, command_id)))
+    return _with_output(await describe(service, service.background.get(user, command_id)))
 
 
 @router.post("/sandbox/{user_id}/commands/{command_id}/stdin", response_model=DoneAnswer)
 async def feed(
-    service: TheService, user: TheUser, command_id: str, wish: InputRequest
+    service: TheService, user: TheUser, command_id: str, body: InputRequest
 ) -> dict[str, Any]:
     """Write to its standard input; it must have been started with keep_stdin."""
-    run = service.runner.command(user, command_id)
+    run = service.background.get(user, command_id)
     if not run.takes_input:
         raise Conflict("Its input is closed: start it with keep_stdin, and close it last")
     try:
-        data = wish.data.encode() if wish.encoding == "utf-8" else base64.b64decode(wish.data)
+        data = body.data.encode() if body.encoding == "utf-8" else base64.b64decode(body.data)
     except (binascii.Error, ValueError) as error:
         raise BadRequest(f"The data cannot be read: {error}") from None
     try:
@@ -72,7 +75,7 @@ async def feed(
             await run.command.write_stdin(data)
     except BrokenPipeError:
         raise Conflict("The command has ended") from None
-    if wish.close:
+    if body.close:
         run.takes_input = False
         await run.command.close_stdin()
     return {"output": f"Written {len(data)} bytes"}
@@ -80,31 +83,31 @@ async def feed(
 
 @router.post("/sandbox/{user_id}/commands/{command_id}/signal", response_model=DoneAnswer)
 async def send_signal(
-    service: TheService, user: TheUser, command_id: str, wish: SignalRequest
+    service: TheService, user: TheUser, command_id: str, body: SignalRequest
 ) -> dict[str, Any]:
     """Send a signal to its process group."""
-    command = service.runner.command(user, command_id).command
+    command = service.background.get(user, command_id).command
     if command.poll() is not None:
         raise Conflict("The command has ended")
-    await command.send_signal(wish.signal)
-    return {"output": f"Signal {wish.signal} sent"}
+    await command.send_signal(body.signal)
+    return {"output": f"Signal {body.signal} sent"}
 
 
 @router.delete("/sandbox/{user_id}/commands/{command_id}", response_model=CommandAnswer)
 async def remove(service: TheService, user: TheUser, command_id: str) -> Response:
     """End it with everything it started, and forget it."""
-    return _whole(await shown(service, await service.runner.remove_command(user, command_id)))
+    return _with_output(await describe(service, await service.background.remove(user, command_id)))
 
 
-def _whole(answer: dict[str, Any]) -> Response:
-    """The answer with all its fields; what it printed is sent in pieces if it is much."""
+def _with_output(answer: dict[str, Any]) -> Response:
+    """Return the answer with all its fields; a large output is sent in pieces."""
     fields = CommandAnswer(**answer).model_dump()
-    return answered(
+    return to_response(
         {**fields, **{name: HeldText.of(fields[name]) for name in ("stdout", "stderr")}}
     )
 
 
-async def shown(service: Service, run: Run, *, with_output: bool = True) -> dict[str, Any]:
+async def describe(service: Service, run: Run, *, with_output: bool = True) -> dict[str, Any]:
     command = run.command
     code = command.poll()
     answer: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What every route needs of a request: the service, the caller, the user it is about."""
+"""What routes take from a request: the service, the caller, the user; and how they log refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Header, Query, Request, WebSocket
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 
@@ -23,14 +22,13 @@ from ..errors import (
     is_refusal,
     status_of,
 )
-from ..escaping import unescaped
 from ..keys import Caller
 from ..service import Service
-from ..users.addresses import user_in
+from ..users.names import user_in
+from .escaped_paths import unescape
 
 T = TypeVar("T")
 
-MAX_DEPTH = 32
 MAX_PAGE = 1000
 MAX_OFFSET = 1 << 40
 _MAX_TOLD = 200
@@ -46,34 +44,34 @@ def caller_of(connection: HTTPConnection) -> Caller:
 
 
 def user_of(connection: HTTPConnection) -> str:
-    """The user in the address. For anybody else's, the answer is that of one that is not there."""
+    """Return the user in the address. A user of another key is answered like a missing one."""
     user_id = user_in(connection.path_params["user_id"])
     if not caller_of(connection).may_act_for(user_id):
         _note(connection, "other_user", user=user_id)
         raise NotFound("Sandbox not found")
-    return _known(connection, user_id)
+    return _remember_user(connection, user_id)
 
 
 def acting_user_of(connection: HTTPConnection) -> str:
-    """The user a remote client acts for: the header's (encoded as in an address), or the only one
-    of its key."""
+    """Return the user a remote client acts for: the one in the header (encoded as in an address),
+    or the only one of its key."""
     caller = caller_of(connection)
     named = connection.headers.get("x-sandbox-user")
     if named is None:
         if caller.admin:
-            return _known(connection, f"key:{caller.key_id}")
+            return _remember_user(connection, f"key:{caller.key_id}")
         if len(caller.users) != 1:
             raise BadRequest("This key acts for several users: name one in X-Sandbox-User")
-        return _known(connection, next(iter(caller.users)))
+        return _remember_user(connection, next(iter(caller.users)))
     user_id = user_in(named)
     if not caller.may_act_for(user_id):
         _note(connection, "other_user", user=user_id)
         raise NotFound("Sandbox not found")
-    return _known(connection, user_id)
+    return _remember_user(connection, user_id)
 
 
-def _known(connection: HTTPConnection, user_id: str) -> str:
-    """Remember whom a request is about, for the log."""
+def _remember_user(connection: HTTPConnection, user_id: str) -> str:
+    """Remember the user of a request, for the log."""
     connection.scope["state"]["user"] = user_id
     return user_id
 
@@ -81,37 +79,37 @@ def _known(connection: HTTPConnection, user_id: str) -> str:
 def admin_of(connection: HTTPConnection) -> Caller:
     caller = caller_of(connection)
     if not caller.admin:
-        raise noted(connection, "admin_only", Forbidden("Only an admin key may do this"))
+        raise note_refusal(connection, "admin_only", Forbidden("Only an admin key may do this"))
     return caller
 
 
-# Refusals: each is counted, and one line of the log.
+# Each refusal is counted, and has one line in the log.
 
 
 def note_fault(connection: HTTPConnection, fault: ServiceFault | SandboxError) -> None:
-    """For every failure that is told; what is no refusal, or is noted already, is left alone."""
+    """Count and log a failure, if it is a refusal and not noted already."""
     if is_refusal(fault) and not getattr(fault, "noted", False):
         body = fault_body(fault)
         note_bad_input(connection, body["error"], body["kind"])
 
 
 def note_bad_input(connection: HTTPConnection, what: str, reason: str = "bad_input") -> None:
-    """``what`` is in our words, with nothing in it that may be code or a secret."""
-    _note(connection, reason, what=what[:_MAX_TOLD], **_named(connection))
+    """Count and log a bad request. ``what`` is our text, without code or secrets of the client."""
+    _note(connection, reason, what=what[:_MAX_TOLD], **_user_fields(connection))
 
 
-def noted(
+def note_refusal(
     connection: HTTPConnection, reason: str, fault: ServiceFault, **fields: object
 ) -> ServiceFault:
-    """The fault to raise, whose line is written here: it knows more than the fault."""
-    _note(connection, reason, **_named(connection), **fields)
+    """Count and log a refusal with more fields than the fault has. Returns the fault."""
+    _note(connection, reason, **_user_fields(connection), **fields)
     fault.noted = True
     return fault
 
 
-def _named(connection: HTTPConnection) -> dict[str, str]:
-    """The user, or the text that is none of the caller's. Only a user is suspected of something
-    later on: a flood of texts would fill the memory."""
+def _user_fields(connection: HTTPConnection) -> dict[str, str]:
+    """Return the user for the log, or the text that names none of the caller's. Only users are
+    counted for suspicion: a flood of other texts would fill the memory."""
     if "user" in connection.scope["state"]:
         return {"user": connection.scope["state"]["user"]}
     text = connection.path_params.get("user_id") or connection.headers.get("x-sandbox-user")
@@ -128,10 +126,10 @@ def _note(connection: HTTPConnection, reason: str, **fields: Any) -> None:
     service = service_of(connection)
     caller: Caller | None = connection.scope["state"].get("caller")
     service.metrics.refusals.labels(reason).inc()
-    service.journal.refused(reason, key=caller.key_id if caller else None, **fields)
+    service.journal.record_refusal(reason, key=caller.key_id if caller else None, **fields)
 
 
-# FastAPI asks for a Request or a WebSocket by its own type; what is not async costs it a thread.
+# FastAPI tells a Request from a WebSocket by type, and runs what is not async in a thread.
 async def _service(request: Request) -> Service:
     return service_of(request)
 
@@ -142,7 +140,7 @@ async def _user(user_id: str, request: Request) -> str:
 
 async def _acting_user(
     request: Request,
-    # Read below; named here for the description.
+    # It is read in acting_user_of(), and declared here for the description.
     user: Annotated[
         str | None,
         Header(
@@ -171,7 +169,7 @@ async def _file_path(
         bool, Query(description="Whether the path is escaped, as in a list of files")
     ] = False,
 ) -> str:
-    return unescaped(path) if escaped else path
+    return unescape(path) if escaped else path
 
 
 FilePath = Annotated[str, Depends(_file_path)]
@@ -184,9 +182,8 @@ def next_offset(offset: int, limit: int, total: int) -> int | None:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do it, unless the client goes away: then it is cancelled, what it had started ends, and
-    ClientDisconnect is raised. Whether the client is there is asked from a moment on: most work
-    is done by then."""
+    """Do the work, and cancel it when the client goes away, with everything it started. Raises
+    ClientDisconnect then. The client is watched after a moment, by which most work is done."""
     loop, doer = asyncio.get_running_loop(), asyncio.current_task()
     assert doer is not None
     watches: list[asyncio.Task[bool]] = []
@@ -215,8 +212,8 @@ async def _cancel_when_gone(receive: Callable[[], Awaitable[Any]], doer: asyncio
     return True
 
 
-def told_body(connection: HTTPConnection, error: ServiceFault | SandboxError) -> dict[str, Any]:
-    """The JSON of a failure, without what only the operator is to know."""
+def error_body(connection: HTTPConnection, error: ServiceFault | SandboxError) -> dict[str, Any]:
+    """Return the JSON of a failure, without paths that are for the operator."""
     body = fault_body(error)
     caller: Caller | None = connection.scope["state"].get("caller")
     if caller is None or not caller.admin:
@@ -225,7 +222,7 @@ def told_body(connection: HTTPConnection, error: ServiceFault | SandboxError) ->
 
 
 class Json(JSONResponse):
-    """Carries any text: what is no Unicode stands as JSON has it, escaped."""
+    """JSON with any text: lone surrogates are escaped."""
 
     def render(self, content: Any) -> bytes:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -233,62 +230,8 @@ class Json(JSONResponse):
 
 
 async def deny_socket(socket: WebSocket, fault: ServiceFault | SandboxError) -> None:
-    """Refuse a WebSocket with the answer that a request would get."""
+    """Refuse a WebSocket with the answer that an HTTP request would get."""
     note_fault(socket, fault)
     status = fault.status if isinstance(fault, ServiceFault) else status_of(fault)
-    body = json.dumps(told_body(socket, fault))
+    body = json.dumps(error_body(socket, fault))
     await socket.send_denial_response(Response(body, status, media_type="application/json"))
-
-
-class StrictRoute(APIRoute):
-    """Reads JSON that means one thing only: no name twice, no NaN, no bottomless nesting."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def strict(request: Request) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
-
-        return strict
-
-
-class _StrictRequest(Request):
-    async def json(self) -> Any:
-        return await service_of(self).parser.read(await self.body(), parse_json)
-
-
-def parse_json(body: bytes | str) -> Any:
-    """A JSON text whose size was checked before (``bodies``)."""
-    try:
-        if isinstance(body, bytes):
-            body = body.decode("utf-8-sig")  # no other encoding: its quotes are not where we look
-        value = json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except RecursionError:
-        raise BadRequest("The JSON is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise BadRequest("The JSON is not UTF-8") from None
-    except json.JSONDecodeError:
-        raise
-    except ValueError as error:
-        raise BadRequest(f"The JSON cannot be read: {error}") from None
-    if _deeper(value, MAX_DEPTH):
-        raise BadRequest("The JSON is nested too deeply")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name appears twice")
-    return found
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _deeper(value: Any, room: int) -> bool:
-    if isinstance(value, dict | list):
-        items = value.values() if isinstance(value, dict) else value
-        return room == 0 or any(_deeper(item, room - 1) for item in items)
-    return False

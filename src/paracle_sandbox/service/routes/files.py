@@ -1,4 +1,4 @@
-"""Files of users: small ones as JSON, large ones raw."""
+"""Routes for users' files: small ones as JSON, large ones raw."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from ...results import FileInfo
-from ...sandbox.limits import MIB
+from ...sandbox.outcome import MIB
 from ..errors import BadRequest, NotFound, OutOfRange, TooLarge
-from ..escaping import escaped, is_odd, shown, unescaped
 from ..schemas import (
     DirectoryRequest,
     DoneAnswer,
@@ -33,25 +32,26 @@ from ..schemas import (
     UnzipRequest,
     WriteRequest,
 )
-from ..unpacking import UNPACK
 from ..users.executions import Program
 from ..users.spool import HeldText
-from ..users.user_sandboxes import Home
+from ..users.user_sandboxes import UserSandbox
 from .dependencies import (
     FilePath,
     Limit,
     Offset,
-    StrictRoute,
     TheService,
     TheUser,
     next_offset,
     while_connected,
 )
-from .sandboxes import answered
+from .escaped_paths import escape, is_odd, show, unescape
+from .sandboxes import to_response
+from .strict_json import StrictRoute
+from .unzip_program import UNPACK
 
 router = APIRouter(tags=["files"], route_class=StrictRoute)
 
-# What fits into a JSON answer; the rest is for /files/raw.
+# Larger files do not fit into a JSON answer; they are for /files/raw.
 MAX_INLINE = 4 * MIB
 _SORTED_AT_ONCE = 5_000
 _BY_PATH = itemgetter("path")
@@ -63,33 +63,33 @@ _RANGE = re.compile(r"(\d{0,18})-(\d{0,18})\Z")
 async def read_file(service: TheService, user: TheUser, path: FilePath) -> Response:
     """A file as text, or as base64 when it is none."""
 
-    async def read(home: Home) -> bytes:
-        info = await _file(home, path)
+    async def read(owned: UserSandbox) -> bytes:
+        info = await _file(owned, path)
         if info["size"] > MAX_INLINE:
-            raise TooLarge(f"{shown(path)} is larger than {MAX_INLINE} bytes: use files/raw")
-        return await home.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
+            raise TooLarge(f"{show(path)} is larger than {MAX_INLINE} bytes: use files/raw")
+        return await owned.sandbox.read_bytes(path, max_bytes=MAX_INLINE)
 
-    content = await service.hosting.read(user, read)
-    service.journal.record("read_file", user=user, path=shown(path), size=len(content))
+    content = await service.sandboxes.read(user, read)
+    service.journal.record("read_file", user=user, path=show(path), size=len(content))
     try:
         text, encoding = content.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(content).decode(), "base64"
     held = HeldText.of(text)
-    return answered(
-        {"path": shown(path), "content": held, "encoding": encoding, "size": len(content)}
+    return to_response(
+        {"path": show(path), "content": held, "encoding": encoding, "size": len(content)}
     )
 
 
 @router.post("/sandbox/{user_id}/file", response_model=DoneAnswer)
-async def write_file(service: TheService, user: TheUser, wish: WriteRequest) -> dict[str, Any]:
+async def write_file(service: TheService, user: TheUser, body: WriteRequest) -> dict[str, Any]:
     """Write a file, with the directories it needs: whole, or not at all."""
-    content = _decoded(wish)
-    async with service.hosting.using(user) as home:
-        await home.sandbox.write_file(wish.path, content)
-        await service.hosting.keep(home)
-    service.journal.record("write_file", user=user, path=wish.path, size=len(content))
-    return {"output": f"Written {len(content)} bytes to {wish.path}"}
+    content = _decode(body)
+    async with service.sandboxes.using(user) as owned:
+        await owned.sandbox.write_file(body.path, content)
+        await service.sandboxes.keep(owned)
+    service.journal.record("write_file", user=user, path=body.path, size=len(content))
+    return {"output": f"Written {len(content)} bytes to {body.path}"}
 
 
 @router.delete("/sandbox/{user_id}/file", response_model=DoneAnswer)
@@ -97,11 +97,11 @@ async def remove_file(
     service: TheService, user: TheUser, path: FilePath, recursive: bool = False
 ) -> dict[str, Any]:
     """Remove a file or an empty directory; any directory with recursive."""
-    async with service.hosting.using(user) as home:
-        await home.sandbox.remove(path, recursive)
-        await service.hosting.keep(home)
-    service.journal.record("remove_file", user=user, path=shown(path))
-    return {"output": f"Removed {shown(path)}"}
+    async with service.sandboxes.using(user) as owned:
+        await owned.sandbox.remove(path, recursive)
+        await service.sandboxes.keep(owned)
+    service.journal.record("remove_file", user=user, path=show(path))
+    return {"output": f"Removed {show(path)}"}
 
 
 @router.get("/sandbox/{user_id}/files", response_model=FilesAnswer)
@@ -116,14 +116,14 @@ async def list_files(
 ) -> dict[str, Any]:
     """What is in a directory, sorted by path, page by page. A path with bytes that are not UTF-8
     is escaped, and says so; to name it in a request, send it as it is with escaped=true."""
-    path = unescaped(path) if escaped_ else path
-    entries = await service.hosting.read(
-        user, lambda home: home.sandbox.list_files(path, recursive)
+    path = unescape(path) if escaped_ else path
+    entries = await service.sandboxes.read(
+        user, lambda owned: owned.sandbox.list_files(path, recursive)
     )
-    service.journal.record("list_files", user=user, path=shown(path))
+    service.journal.record("list_files", user=user, path=show(path))
     page = await _page(entries, offset, limit)
     return {
-        "path": shown(path),
+        "path": show(path),
         "files": [_entry(entry) for entry in page],
         "total": len(entries),
         "next_offset": next_offset(offset, limit, len(entries)),
@@ -133,29 +133,29 @@ async def list_files(
 @router.get("/sandbox/{user_id}/stat", response_model=FileEntry)
 async def stat(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
     """What a path is, with links followed; 404 when nothing is there."""
-    info = await service.hosting.read(user, lambda home: home.sandbox.stat(path))
-    service.journal.record("list_files", user=user, path=shown(path))
+    info = await service.sandboxes.read(user, lambda owned: owned.sandbox.stat(path))
+    service.journal.record("list_files", user=user, path=show(path))
     return _entry(info)
 
 
 @router.get("/sandbox/{user_id}/exists", response_model=ExistsAnswer)
 async def exists(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
     """Whether there is such a file or directory."""
-    there = await service.hosting.read(user, lambda home: home.sandbox.exists(path))
-    service.journal.record("list_files", user=user, path=shown(path))
-    return {"path": shown(path), "exists": there}
+    there = await service.sandboxes.read(user, lambda owned: owned.sandbox.exists(path))
+    service.journal.record("list_files", user=user, path=show(path))
+    return {"path": show(path), "exists": there}
 
 
 @router.post("/sandbox/{user_id}/mkdir", response_model=DoneAnswer)
 async def make_directory(
-    service: TheService, user: TheUser, wish: DirectoryRequest
+    service: TheService, user: TheUser, body: DirectoryRequest
 ) -> dict[str, Any]:
     """Make a directory; with parents the missing ones above it, and it may exist."""
-    async with service.hosting.using(user) as home:
-        await home.sandbox.mkdir(wish.path, wish.parents)
-        await service.hosting.keep(home)
-    service.journal.record("write_file", user=user, path=wish.path, size=0)
-    return {"output": f"Made {wish.path}"}
+    async with service.sandboxes.using(user) as owned:
+        await owned.sandbox.mkdir(body.path, body.parents)
+        await service.sandboxes.keep(owned)
+    service.journal.record("write_file", user=user, path=body.path, size=0)
+    return {"output": f"Made {body.path}"}
 
 
 @router.put(
@@ -167,11 +167,11 @@ async def upload(
     request: Request, service: TheService, user: TheUser, path: FilePath
 ) -> dict[str, Any]:
     """Write the body to a file, of any size the disk has room for."""
-    async with service.hosting.using(user) as home:
-        size = await home.sandbox.write_stream(path, request.stream())
-        await service.hosting.keep(home)
-    service.journal.record("write_file", user=user, path=shown(path), size=size)
-    return {"output": f"Written {size} bytes to {shown(path)}"}
+    async with service.sandboxes.using(user) as owned:
+        size = await owned.sandbox.write_stream(path, request.stream())
+        await service.sandboxes.keep(owned)
+    service.journal.record("write_file", user=user, path=show(path), size=size)
+    return {"output": f"Written {size} bytes to {show(path)}"}
 
 
 @router.get(
@@ -190,20 +190,20 @@ async def download(
 ) -> Response:
     """The exact bytes of a file, or the part that a Range header asks for."""
     stack = AsyncExitStack()
-    home = await stack.enter_async_context(service.hosting.using(user))
+    owned = await stack.enter_async_context(service.sandboxes.using(user))
     try:
-        info = await _file(home, path)
+        info = await _file(owned, path)
         part = _part(range_, info["size"])
     except BaseException:
         await stack.aclose()
         raise
     start, length = part or (0, info["size"])
-    service.journal.record("read_file", user=user, path=shown(path), size=length)
+    service.journal.record("read_file", user=user, path=show(path), size=length)
     headers = _headers(path, length)
     if part is not None:
         headers["content-range"] = f"bytes {start}-{start + length - 1}/{info['size']}"
     return StreamingResponse(
-        _pieces(stack, home, path, start, length),
+        _pieces(stack, owned, path, start, length),
         206 if part is not None else 200,
         headers,
         "application/octet-stream",
@@ -213,7 +213,7 @@ async def download(
 @router.head("/sandbox/{user_id}/files/raw", include_in_schema=False)
 async def look(service: TheService, user: TheUser, path: FilePath) -> Response:
     """What a download would be, without it."""
-    info = await service.hosting.read(user, lambda home: _file(home, path))
+    info = await service.sandboxes.read(user, lambda owned: _file(owned, path))
     headers = _headers(path, info["size"])
     return Response(headers=headers, media_type="application/octet-stream")
 
@@ -227,26 +227,26 @@ def _headers(path: str, length: int) -> dict[str, str]:
 
 
 async def _pieces(
-    stack: AsyncExitStack, home: Home, path: str, start: int, length: int
+    stack: AsyncExitStack, owned: UserSandbox, path: str, start: int, length: int
 ) -> AsyncIterator[bytes]:
     async with stack:
-        async for piece in home.sandbox.read_stream(path, offset=start, length=length):
+        async for piece in owned.sandbox.read_stream(path, offset=start, length=length):
             yield piece
 
 
 @router.post("/sandbox/{user_id}/unzip", response_model=ExecutionAnswer)
 async def unzip(
-    request: Request, service: TheService, user: TheUser, wish: UnzipRequest
+    request: Request, service: TheService, user: TheUser, body: UnzipRequest
 ) -> Response:
     """Unpack a zip, tar or gzip archive of the sandbox, inside it."""
-    program = Program("python", UNPACK, 300, args=(wish.path, wish.destination or ""))
-    return answered(await while_connected(request, service.runner.run(user, program)))
+    program = Program("python", UNPACK, 300, args=(body.path, body.destination or ""))
+    return to_response(await while_connected(request, service.runner.run(user, program)))
 
 
 async def _page(entries: list[FileInfo], offset: int, limit: int) -> list[FileInfo]:
-    """Some of the entries in the order of their paths. There may be a hundred thousand, whose
-    sorting would keep the event loop; a thread would not help, because it sorts with the
-    interpreter's lock. They are sorted in parts and merged; others have their turn in between."""
+    """Return one page of the entries, by path. There may be a hundred thousand, and sorting them at
+    once would hold the event loop, also from a thread, because it holds the interpreter's lock.
+    So they are sorted in parts and merged, and other tasks run in between."""
     parts = []
     for start in range(0, len(entries), _SORTED_AT_ONCE):
         parts.append(sorted(entries[start : start + _SORTED_AT_ONCE], key=_BY_PATH))
@@ -263,18 +263,18 @@ async def _page(entries: list[FileInfo], offset: int, limit: int) -> list[FileIn
     return page
 
 
-async def _file(home: Home, path: str) -> FileInfo:
-    info = await home.sandbox.stat(path)
+async def _file(owned: UserSandbox, path: str) -> FileInfo:
+    info = await owned.sandbox.stat(path)
     if info["kind"] != "file":
-        raise NotFound(f"{shown(path)} is not a file")
+        raise NotFound(f"{show(path)} is not a file")
     return info
 
 
-def _decoded(wish: WriteRequest) -> bytes:
-    if wish.encoding == "utf-8":
-        return wish.content.encode("utf-8", "surrogatepass")
+def _decode(body: WriteRequest) -> bytes:
+    if body.encoding == "utf-8":
+        return body.content.encode("utf-8", "surrogatepass")
     try:
-        return base64.b64decode(wish.content, validate=True)
+        return base64.b64decode(body.content, validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadRequest(f"The content is not base64: {error}") from None
 
@@ -282,18 +282,18 @@ def _decoded(wish: WriteRequest) -> bytes:
 def _entry(info: FileInfo) -> dict[str, Any]:
     entry = {**info, "is_dir": info["kind"] == "directory"}
     if is_odd(info["path"]):
-        entry.update(path=escaped(info["path"]), name=escaped(info["name"]), escaped=True)
+        entry.update(path=escape(info["path"]), name=escape(info["name"]), escaped=True)
     return entry
 
 
 def _file_name(path: str) -> str:
-    """Quoted, so that no name can add a header or hide its ending."""
+    """Quote the name, so that it cannot add a header or hide its ending."""
     return quote(posixpath.basename(path)[:200], safe="", errors="replace")
 
 
 def _part(text: str | None, size: int) -> tuple[int, int] | None:
-    """Offset and length of one range; None for all, also where the unit is none that we know.
-    Raises OutOfRange."""
+    """Return offset and length of one range; None for all, also where the unit is unknown. Raises
+    OutOfRange."""
     unit, _, asked = (text or "").partition("=")
     if unit.strip().lower() != "bytes":
         return None

@@ -1,4 +1,4 @@
-"""For the remote backend of the library: places and channels, without anything inside."""
+"""Routes for the library's remote backend: sandboxes, and the channel to their guests."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from ...channel.resumable import OutOfStep
 from ...config import InvalidConfigError, SandboxConfig
 from ...errors import SandboxError
-from ..errors import BadRequest, ServiceFault, Unprocessable, in_one_line
+from ..errors import BadRequest, ServiceFault, Unprocessable, first_fault
 from ..remote.leases import Lease
 from ..remote.relay import Relay
 from ..schemas import LeaseRequest
 from ..users.config_policy import checked_config
 from .dependencies import (
     ActingUser,
-    StrictRoute,
     TheService,
     acting_user_of,
     deny_socket,
     service_of,
 )
+from .strict_json import StrictRoute
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["remote"], route_class=StrictRoute)
 
@@ -31,19 +31,19 @@ CLOSE_OUT_OF_STEP = 4409
 
 
 @router.post("", status_code=201)
-async def create(service: TheService, user: ActingUser, wish: LeaseRequest) -> dict[str, Any]:
+async def create(service: TheService, user: ActingUser, body: LeaseRequest) -> dict[str, Any]:
     """Make a sandbox under an id of the client's choice."""
     try:
-        config = checked_config(service.settings, SandboxConfig.model_validate(wish.config))
+        config = checked_config(service.settings, SandboxConfig.model_validate(body.config))
     except InvalidConfigError as error:
-        raise Unprocessable(f"Not a configuration: {in_one_line(error)}") from None
-    return described(await service.leases.create(user, wish.sandbox_id, config, wish.labels))
+        raise Unprocessable(f"Not a configuration: {first_fault(error)}") from None
+    return describe(await service.leases.create(user, body.sandbox_id, config, body.labels))
 
 
 @router.get("")
 async def list_leases(service: TheService, user: ActingUser) -> dict[str, Any]:
     """Those of this user."""
-    return {"sandboxes": [described(lease) for lease in service.leases.all(user)]}
+    return {"sandboxes": [describe(lease) for lease in service.leases.all(user)]}
 
 
 @router.get("/{sandbox_id}/usage")
@@ -66,7 +66,7 @@ async def channel(socket: WebSocket) -> None:
     try:
         user = acting_user_of(socket)
         lease = service.leases.get(user, socket.path_params["sandbox_id"])
-        received = _received(socket)
+        received = _parse_received(socket)
         relay = await service.leases.relay(lease)
     except (ServiceFault, SandboxError) as fault:
         await deny_socket(socket, fault)
@@ -85,19 +85,19 @@ async def _talk(socket: WebSocket, relay: Relay, received: int) -> None:
         with suppress(RuntimeError, WebSocketDisconnect):
             await socket.close(CLOSE_OUT_OF_STEP)
     except (WebSocketDisconnect, KeyError, RuntimeError):
-        pass  # it is gone, or sent text
+        pass  # the client is gone, or sent text
     finally:
         relay.detach(holder)
 
 
-def _received(socket: WebSocket) -> int:
+def _parse_received(socket: WebSocket) -> int:
     text = socket.query_params.get("received", "0")
     if not text.isdecimal() or len(text) > 20:
         raise BadRequest("received is a number of bytes")
     return int(text)
 
 
-def described(lease: Lease) -> dict[str, Any]:
+def describe(lease: Lease) -> dict[str, Any]:
     shown = {"cpu_cores", "memory_mb", "disk_mb", "network_mode", "base_image"}
     return {
         "sandbox_id": lease.sandbox_id,

@@ -1,7 +1,6 @@
-"""What the OpenAPI description says beyond its routes: keys, and requests that may be sent twice.
+"""Completes the OpenAPI description with API keys and the Idempotency-Key.
 
-The gate and the idempotency check both before any route sees a request, so that no route names
-them.
+Middlewares check both before any route sees a request, so that no route declares them.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ _IDEMPOTENCY_KEY = {
 
 
 def describe(app: FastAPI) -> None:
-    """Complete what the application tells of itself, when it is first asked."""
+    """Have the application complete its description when it is first requested."""
     make = app.openapi
 
-    def described() -> dict[str, Any]:
+    def describe_all() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _completed(make())
+            app.openapi_schema = _complete(make())
         return app.openapi_schema
 
-    app.openapi = described  # type: ignore[method-assign]
+    app.openapi = describe_all  # type: ignore[method-assign]
 
 
-def _completed(schema: dict[str, Any]) -> dict[str, Any]:
+def _complete(schema: dict[str, Any]) -> dict[str, Any]:
     schema["components"]["securitySchemes"] = _SCHEMES
     schema["security"] = [{name: []} for name in _SCHEMES]
     for path, operations in schema["paths"].items():

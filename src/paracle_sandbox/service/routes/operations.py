@@ -1,4 +1,4 @@
-"""For operators: health, readiness, figures, keys."""
+"""Routes for operators: health, readiness, figures, keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..errors import NotFound
 from ..keys import Key
 from ..metrics import CONTENT_TYPE
 from ..schemas import HealthAnswer, KeyRequest
-from .dependencies import StrictRoute, TheAdmin, TheService, caller_of
+from .dependencies import TheAdmin, TheService, caller_of
+from .strict_json import StrictRoute
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
@@ -72,18 +73,18 @@ async def metrics(service: TheService, admin: TheAdmin) -> Response:
 @router.get("/keys")
 async def list_keys(service: TheService, admin: TheAdmin) -> dict[str, Any]:
     """The API keys, without their secrets. Needs an admin key."""
-    return {"keys": [_shown(key) for key in await service.keys.in_thread(service.keys.all)]}
+    return {"keys": [_describe(key) for key in await service.keys.in_thread(service.keys.all)]}
 
 
 @router.post("/keys", status_code=201)
-async def make_key(service: TheService, admin: TheAdmin, wish: KeyRequest) -> dict[str, Any]:
+async def make_key(service: TheService, admin: TheAdmin, body: KeyRequest) -> dict[str, Any]:
     """A new key, shown this once. Needs an admin key."""
-    expires = None if wish.expires_in is None else time.time() + wish.expires_in
+    expires = None if body.expires_in is None else time.time() + body.expires_in
     keys = service.keys
     text = await keys.in_thread(
-        keys.make, wish.users, admin=wish.admin, expires=expires, note=wish.note
+        keys.make, body.users, admin=body.admin, expires=expires, note=body.note
     )
-    service.journal.record("key_made", by=admin.key_id, key=text.split("_")[1], admin=wish.admin)
+    service.journal.record("key_made", by=admin.key_id, key=text.split("_")[1], admin=body.admin)
     return {"key": text, "key_id": text.split("_")[1]}
 
 
@@ -96,7 +97,7 @@ async def revoke_key(service: TheService, admin: TheAdmin, key_id: str) -> dict[
     return {"status": "revoked", "key_id": key_id}
 
 
-def _shown(key: Key) -> dict[str, Any]:
+def _describe(key: Key) -> dict[str, Any]:
     return {
         "key_id": key.key_id,
         "users": list(key.users),

@@ -1,4 +1,4 @@
-"""Sandboxes of users: make, run in, look at, remove."""
+"""Routes for users' sandboxes: make, run in, look at, remove."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ...config import InvalidConfigError, SandboxConfig
 from ...errors import SandboxError
-from ...setting_rows import parse_memory_mb
-from ..errors import NotFound, Unprocessable, in_one_line
+from ...settings import parse_memory_mb
+from ..errors import NotFound, Unprocessable, first_fault
 from ..schemas import (
     CreateRequest,
     DestroyAnswer,
@@ -27,63 +27,67 @@ from ..service import Service
 from ..users.config_policy import checked_config
 from ..users.executions import Program
 from ..users.spool import is_large, json_pieces
-from ..users.user_sandboxes import Home, Hosting
+from ..users.user_sandboxes import UserSandbox, UserSandboxes
 from .dependencies import (
     Limit,
     Offset,
-    StrictRoute,
     TheService,
     TheUser,
     caller_of,
     next_offset,
     while_connected,
 )
+from .strict_json import StrictRoute
 
 router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
-# What a caller knows the fields of a configuration by.
-_ASKED_AS = {"memory_mb": "memory_limit in MB", "cpu_cores": "cpu_limit", "base_image": "image"}
+# The names that a request has for fields of a configuration.
+_NAMES_IN_REQUEST = {
+    "memory_mb": "memory_limit in MB",
+    "cpu_cores": "cpu_limit",
+    "base_image": "image",
+}
 
 
 @router.post("/sandbox/{user_id}/create", response_model=SandboxAnswer)
 async def create(
-    service: TheService, user: TheUser, wish: CreateRequest | None = None
+    service: TheService, user: TheUser, body: CreateRequest | None = None
 ) -> dict[str, Any]:
     """The user's sandbox: made if there is none yet, else as it is."""
-    config = wished(service.hosting, wish)
-    async with service.hosting.using(user, config) as home:
-        return await described(home)
+    config = resolve_config(service.sandboxes, body)
+    async with service.sandboxes.using(user, config) as owned:
+        return await describe(owned)
 
 
 @router.post("/sandbox/{user_id}/execute", response_model=ExecutionAnswer)
 async def execute(
-    request: Request, service: TheService, user: TheUser, wish: ExecuteRequest
+    request: Request, service: TheService, user: TheUser, body: ExecuteRequest
 ) -> Response:
     """Run Python code. A program that fails, or is stopped, is an answer with success false."""
-    program = Program("python", wish.code, wish.timeout)
-    return answered(await while_connected(request, service.runner.run(user, program)))
+    program = Program("python", body.code, body.timeout)
+    return to_response(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.post("/sandbox/{user_id}/shell", response_model=ExecutionAnswer)
 async def shell(
-    request: Request, service: TheService, user: TheUser, wish: ShellRequest
+    request: Request, service: TheService, user: TheUser, body: ShellRequest
 ) -> Response:
     """Run a shell command."""
-    program = Program("shell", wish.command, wish.timeout)
-    return answered(await while_connected(request, service.runner.run(user, program)))
+    program = Program("shell", body.command, body.timeout)
+    return to_response(await while_connected(request, service.runner.run(user, program)))
 
 
 @router.get("/sandbox/{user_id}/status", response_model=SandboxAnswer)
 async def status(service: TheService, user: TheUser) -> dict[str, Any]:
     """What the user's sandbox does now; 404 when there is none."""
-    return await described(_found(service, user))
+    return await describe(_require(service, user))
 
 
 @router.get("/sandbox/{user_id}/usage")
 async def usage(service: TheService, user: TheUser) -> dict[str, Any]:
     """What the user's sandbox uses, what its kept files take, and the quotas."""
-    home = service.hosting.find(user)
-    stats = dict(await home.sandbox.get_stats()) if home is not None else None
+    owned = service.sandboxes.find(user)
+    stats = dict(await owned.sandbox.get_stats()) if owned is not None else None
     settings = service.settings
     return {
         "user_id": user,
@@ -112,11 +116,11 @@ async def stop(service: TheService, user: TheUser) -> dict[str, Any]:
 @router.post("/sandbox/{user_id}/restart", response_model=SandboxAnswer)
 async def restart(service: TheService, user: TheUser) -> dict[str, Any]:
     """A fresh sandbox with the kept files; processes and /tmp are gone."""
-    home = service.hosting.find(user)
-    config = home.sandbox.config if home is not None else None
+    owned = service.sandboxes.find(user)
+    config = owned.sandbox.config if owned is not None else None
     await _remove(service, user, "restart")
-    async with service.hosting.using(user, config) as fresh:
-        return await described(fresh)
+    async with service.sandboxes.using(user, config) as fresh:
+        return await describe(fresh)
 
 
 @router.delete("/sandbox/{user_id}/destroy", response_model=DestroyAnswer)
@@ -137,17 +141,17 @@ async def list_sandboxes(
 ) -> dict[str, Any]:
     """The live sandboxes of the users this key acts for, page by page."""
     caller = caller_of(request)
-    homes = [home for home in service.hosting.all() if caller.may_act_for(home.user_id)]
-    shown = await asyncio.gather(*map(described, homes[offset : offset + limit]))
+    visible = [one for one in service.sandboxes.all() if caller.may_act_for(one.user_id)]
+    shown = await asyncio.gather(*map(describe, visible[offset : offset + limit]))
     return {
         "sandboxes": shown,
-        "total": len(homes),
-        "next_offset": next_offset(offset, limit, len(homes)),
+        "total": len(visible),
+        "next_offset": next_offset(offset, limit, len(visible)),
     }
 
 
-def answered(answer: dict[str, Any]) -> Response:
-    """How a program ended, as an answer; a large output is sent piece by piece."""
+def to_response(answer: dict[str, Any]) -> Response:
+    """Return the response for an answer; a large output is sent piece by piece."""
     if is_large(answer):
         return StreamingResponse(_pieces(answer), media_type="application/json")
     return JSONResponse(answer)
@@ -158,43 +162,43 @@ async def _pieces(answer: dict[str, Any]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def wished(hosting: Hosting, wish: CreateRequest | None) -> SandboxConfig | None:
-    """The configuration a user asks for: never more than the service gives by itself."""
-    if wish is None:
+def resolve_config(sandboxes: UserSandboxes, body: CreateRequest | None) -> SandboxConfig | None:
+    """Return the configuration that a request names: never more than the service's default."""
+    if body is None:
         return None
-    base = hosting.default_config()
+    base = sandboxes.default_config()
     changes: dict[str, Any] = {}
     try:
-        if wish.memory_limit is not None:
-            changes["memory_mb"] = min(parse_memory_mb(wish.memory_limit), base.memory_mb)
-        if wish.cpu_limit is not None:
-            changes["cpu_cores"] = min(wish.cpu_limit, base.cpu_cores)
-        if wish.image is not None:
-            changes["base_image"] = wish.image
+        if body.memory_limit is not None:
+            changes["memory_mb"] = min(parse_memory_mb(body.memory_limit), base.memory_mb)
+        if body.cpu_limit is not None:
+            changes["cpu_cores"] = min(body.cpu_limit, base.cpu_cores)
+        if body.image is not None:
+            changes["base_image"] = body.image
         config = SandboxConfig(**{**base.model_dump(), **changes})
     except InvalidConfigError as error:
-        raise Unprocessable(in_one_line(error, _ASKED_AS)) from None
+        raise Unprocessable(first_fault(error, _NAMES_IN_REQUEST)) from None
     except (ValueError, OverflowError) as error:
         raise Unprocessable(f"memory_limit: {error}") from None
-    return checked_config(hosting.settings, config)
+    return checked_config(sandboxes.settings, config)
 
 
-async def described(home: Home) -> dict[str, Any]:
+async def describe(owned: UserSandbox) -> dict[str, Any]:
     try:
-        stats: dict[str, Any] = dict(await home.sandbox.get_stats())
+        stats: dict[str, Any] = dict(await owned.sandbox.get_stats())
     except SandboxError:
         stats = {}
     return {
-        "user_id": home.user_id,
-        "sandbox_id": home.sandbox.sandbox_id,
-        "container_id": home.sandbox.sandbox_id,
-        "status": "running" if home.sandbox.is_running else "lost",
-        "created_at": iso(home.created_at),
-        "last_used": iso(home.last_used),
-        "execution_count": home.execution_count,
+        "user_id": owned.user_id,
+        "sandbox_id": owned.sandbox.sandbox_id,
+        "container_id": owned.sandbox.sandbox_id,
+        "status": "running" if owned.sandbox.is_running else "lost",
+        "created_at": iso(owned.created_at),
+        "last_used": iso(owned.last_used),
+        "execution_count": owned.execution_count,
         "memory_usage_mb": stats.get("memory_mb", 0.0),
         "cpu_percent": stats.get("cpu_percent", 0.0),
-        "recreated": home.recreated,
+        "recreated": owned.recreated,
     }
 
 
@@ -202,14 +206,14 @@ def iso(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
 
 
-def _found(service: Service, user: str) -> Home:
-    home = service.hosting.find(user)
-    if home is None:
+def _require(service: Service, user: str) -> UserSandbox:
+    owned = service.sandboxes.find(user)
+    if owned is None:
         raise NotFound("Sandbox not found")
-    return home
+    return owned
 
 
 async def _remove(
     service: Service, user: str, reason: str, *, keep_files: bool = True
 ) -> bool | None:
-    return await service.hosting.remove(user, reason, keep_files=keep_files)
+    return await service.sandboxes.remove(user, reason, keep_files=keep_files)

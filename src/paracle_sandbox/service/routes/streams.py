@@ -1,4 +1,4 @@
-"""Programs watched while they run: server-sent events, WebSockets, terminals."""
+"""Routes that follow a program while it runs: server-sent events, WebSockets, terminals."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
-from ...errors import SandboxError, StoppedError
-from ...invalid import InvalidValueError
+from ...errors import InvalidValueError, SandboxError, StoppedError
 from ...sandbox.command import Command
-from ..bodies import check_json
-from ..errors import INTERNAL, BadRequest, Conflict, ServiceFault, TooLarge, fault_body, in_one_line
+from ..errors import INTERNAL, BadRequest, Conflict, ServiceFault, TooLarge, fault_body, first_fault
+from ..middleware.body_limits import check_json
 from ..schemas import RunRequest
 from ..service import Service
 from ..users.executions import Program, Run, stopped_answer
 from .dependencies import (
-    StrictRoute,
     TheService,
     TheUser,
     deny_socket,
+    error_body,
     note_bad_input,
     note_fault,
-    parse_json,
     service_of,
-    told_body,
     user_of,
 )
+from .strict_json import StrictRoute, parse_json
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["streams"], route_class=StrictRoute)
@@ -51,11 +49,11 @@ Event = dict[str, Any]
 
 
 @router.post("/sandbox/{user_id}/stream", response_class=Response, responses=_EVENTS)
-async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Response:
+async def stream(service: TheService, user: TheUser, body: RunRequest) -> Response:
     """Run a program and follow it: events ``start``, ``stdout``, ``stderr`` and at the end
     ``result`` or ``error``. Who goes away ends it."""
     stack = AsyncExitStack()
-    run = await stack.enter_async_context(service.runner.followed(user, Program.of(wish)))
+    run = await stack.enter_async_context(service.runner.following(user, Program.of(body)))
     return sse(_closing(stack, events(service, run)))
 
 
@@ -64,34 +62,34 @@ async def stream(service: TheService, user: TheUser, wish: RunRequest) -> Respon
 )
 async def follow(service: TheService, user: TheUser, command_id: str) -> Response:
     """Follow a background command from its beginning. Who goes away leaves it running."""
-    return sse(events(service, service.runner.command(user, command_id)))
+    return sse(events(service, service.background.get(user, command_id)))
 
 
 @router.websocket("/sandbox/{user_id}/ws")
 async def run_over_websocket(socket: WebSocket) -> None:
     """First a message with a program, as for /stream; then its events. Meanwhile messages
     {"stdin": text}, {"stdin_base64": text}, {"close_stdin": true}, {"signal": 15} reach it."""
-    await _served(socket, _run_program)
+    await _serve(socket, _run_program)
 
 
 @router.websocket("/sandbox/{user_id}/terminal")
 async def terminal(socket: WebSocket) -> None:
     """A shell on a terminal: binary messages are what is typed and shown; {"resize": [rows,
     columns]} changes its size; at the end comes {"exit_code": 0}."""
-    await _served(socket, _run_terminal)
+    await _serve(socket, _run_terminal)
 
 
 # Events
 
 
 async def events(service: Service, run: Run) -> AsyncGenerator[Event, None]:
-    """What happens to a program, from its beginning to its end."""
+    """Yield the events of a program, from its beginning to its end."""
     yield {
-        "event": "start", "command_id": run.command_id, "sandbox_id": run.home.sandbox.id,
+        "event": "start", "command_id": run.command_id, "sandbox_id": run.owned.sandbox.id,
         "recreated": run.recreated,
     }  # fmt: skip
     if run.loss is not None:
-        service.losses.tell(run.loss)  # whoever asks for the next event has sent this one
+        service.losses.tell(run.loss)  # the next event is asked for once this one is sent
     decoders = {
         name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
     }
@@ -132,7 +130,7 @@ async def _closing(
 
 
 def sse(source: AsyncGenerator[Event, None]) -> Response:
-    """Events as they come, and a comment now and then: proxies close what is silent for long."""
+    """Send events as they come, and comments in between: proxies close a silent connection."""
 
     async def lines() -> AsyncIterator[bytes]:
         following = asyncio.ensure_future(anext(source, None))
@@ -160,8 +158,8 @@ def sse(source: AsyncGenerator[Event, None]) -> Response:
 Conversation = Callable[[Service, str, WebSocket], Awaitable[None]]
 
 
-async def _served(socket: WebSocket, talk: Conversation) -> None:
-    """Check who it is, talk, and tell a failure as a last message."""
+async def _serve(socket: WebSocket, talk: Conversation) -> None:
+    """Check the user, have the conversation, and send a failure as the last message."""
     service = service_of(socket)
     try:
         user = user_of(socket)
@@ -174,20 +172,20 @@ async def _served(socket: WebSocket, talk: Conversation) -> None:
             await talk(service, user, socket)
     except (ServiceFault, SandboxError) as fault:
         note_fault(socket, fault)
-        await _said(socket, {"event": "error", "success": False, **told_body(socket, fault)})
+        await _send_last(socket, {"event": "error", "success": False, **error_body(socket, fault)})
     except (ValidationError, InvalidValueError, json.JSONDecodeError) as error:
         note_bad_input(socket, "a message that makes no sense")
-        text = in_one_line(error) if isinstance(error, ValidationError) else str(error)
-        await _said(socket, {"event": "error", "success": False, "error": text[:500]})
+        text = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        await _send_last(socket, {"event": "error", "success": False, "error": text[:500]})
     except Exception as error:
-        # A fault of ours is nobody's bad input: the client hears that, and the log hears what.
+        # It is our own fault: the client learns that, and the log has the details.
         logger.error("WebSocket %r broke", socket.url.path, exc_info=error)
-        await _said(socket, {"event": "error", "success": False, "error": INTERNAL})
+        await _send_last(socket, {"event": "error", "success": False, "error": INTERNAL})
     with suppress(RuntimeError, WebSocketDisconnect):
         await socket.close()
 
 
-async def _said(socket: WebSocket, event: Event) -> None:
+async def _send_last(socket: WebSocket, event: Event) -> None:
     with suppress(RuntimeError, WebSocketDisconnect):
         await socket.send_text(json.dumps(event))
 
@@ -198,8 +196,8 @@ async def _run_program(service: Service, user: str, socket: WebSocket) -> None:
             first = await socket.receive_text()
     except TimeoutError:
         raise BadRequest(f"No program came within {_FIRST_SECONDS:g} seconds") from None
-    wish = RunRequest.model_validate(_object(first))
-    async with service.runner.followed(user, Program.of(wish)) as run:
+    body = RunRequest.model_validate(_object(first))
+    async with service.runner.following(user, Program.of(body)) as run:
         await _both_ways(_listen(socket, run), _tell(service, socket, run))
 
 
@@ -233,7 +231,7 @@ async def _run_terminal(service: Service, user: str, socket: WebSocket) -> None:
     size = (_size(socket, "rows", 24), _size(socket, "columns", 80))
     text = socket.query_params.get("command", "command -v bash >/dev/null && exec bash; exec sh")
     program = Program("terminal", text, 3600, {"pty": size, "stdin": True})
-    async with service.runner.followed(user, program) as run:
+    async with service.runner.following(user, program) as run:
         await _both_ways(_type(socket, run.command), _show(service, socket, run))
 
 
@@ -265,7 +263,7 @@ async def _control(command: Command, message: dict[str, Any]) -> None:
 
 
 async def _both_ways(listen: Awaitable[None], tell: Awaitable[None]) -> None:
-    """Until all is told, or the client is gone."""
+    """Listen and tell until all is told or the client is gone."""
     tasks = [asyncio.ensure_future(listen), asyncio.ensure_future(tell)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

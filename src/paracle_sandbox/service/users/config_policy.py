@@ -1,4 +1,4 @@
-"""What a caller may ask of a sandbox: never more than the operator's settings give."""
+"""The policy for configurations that callers send: never more than the operator's settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from ...settings import Settings
 from ..errors import BadRequest
 
 _NETWORKS = ("none", "bridge", "host")
-# The images of this package, and plain Python. Anything else would be fetched from wherever the
-# caller says.
+# The images of this package, and plain Python. Any other would be fetched from anywhere.
 _IMAGE = re.compile(r"(paracle/sandbox|python)(:[A-Za-z0-9._-]{1,128})?\Z")
 
 
 def checked_config(settings: Settings, config: SandboxConfig) -> SandboxConfig:
-    """The configuration, unchanged. Raises BadRequest, or SandboxCreationError for an image."""
+    """Return the configuration. Raises BadRequest, or SandboxCreationError for an image."""
     if _NETWORKS.index(config.network_mode) > _NETWORKS.index(settings.network_mode):
         raise BadRequest(
             f"network_mode {config.network_mode!r} is more than this service gives: "
@@ -28,7 +27,7 @@ def checked_config(settings: Settings, config: SandboxConfig) -> SandboxConfig:
     try:
         allowed_volumes(config.volumes, settings.volumes)
     except SandboxCreationError:
-        # Without a word on what is there, or allowed: both are the operator's alone.
+        # The message does not say what exists or is allowed: that is for the operator.
         raise BadRequest("volumes: this service does not give these directories") from None
     if config.allow_degraded:
         raise BadRequest("allow_degraded is the operator's to say, not the caller's")

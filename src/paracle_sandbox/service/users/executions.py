@@ -1,4 +1,4 @@
-"""Running programs for users: quota, sandbox, program, kept files, log, in this order."""
+"""Programs of users: takes a quota, then the sandbox, runs the program, keeps the files, logs."""
 
 from __future__ import annotations
 
@@ -14,37 +14,32 @@ from typing import Any
 
 from ...backends.base import Usage
 from ...errors import SandboxError, StoppedError
-from ...executor import error_result
 from ...sandbox.command import Command
 from ...sandbox.command_options import CommandOptions
-from ...sandbox.limits import MIB
+from ...sandbox.execution import error_result
+from ...sandbox.outcome import MIB
 from ...sandbox.sandbox import Sandbox
-from ..errors import NotFound, TooMany
-from ..hiding import Hiding
+from ..errors import PathHider, classify
 from ..journal import Journal
 from ..metrics import Metrics
-from ..recovery import classify
 from ..schemas import RunRequest
 from .kept_files import Listed
 from .lost_sandboxes import Loss
 from .quotas import Executions
 from .spool import Spool
-from .user_sandboxes import Home, Hosting
+from .user_sandboxes import UserSandbox, UserSandboxes
 
 logger = logging.getLogger(__name__)
 
-# What is kept of a program's output in the memory of the service; streams have no such limit.
+# How much of a program's output an answer has; streams have no such limit.
 MAX_OUTPUT = 2 << 20
-MAX_COMMANDS = 100
-# Of commands in the background that have ended, for each user.
-MAX_KEPT_OUTPUT = 16 << 20
 
 Chunk = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run, and how."""
+    """A program that a request wants to run, and how."""
 
     kind: str
     text: str
@@ -74,22 +69,22 @@ class Program:
 class Run:
     """A program under way, or ended."""
 
-    home: Home
+    owned: UserSandbox
     command: Command
     saves: int
     takes_input: bool = False
     command_id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_at: float = field(default_factory=time.time)
     loss: Loss | None = None
-    files_kept: bool | None = None  # until they were saved, nobody knows
+    files_kept: bool | None = None  # None until they were saved
     before: Usage | None = None
     alone_at: int | None = None
     chunks: AsyncGenerator[Chunk, None] | None = None
 
     @property
     def was_alone(self) -> bool:
-        """Nobody else used the sandbox since it began."""
-        return self.alone_at == self.home.visits
+        """Whether no other request used the sandbox since it began."""
+        return self.alone_at == self.owned.visits
 
     @property
     def recreated(self) -> bool:
@@ -100,13 +95,13 @@ class Run:
         return len(self.command.stdout_bytes) + len(self.command.stderr_bytes)
 
     def output(self) -> AsyncIterator[Chunk]:
-        """What it prints: for who followed it from the start, else as far as it was kept."""
+        """Iterate over its output: all if it was followed from its start, else what is kept."""
         return self.command.output() if self.chunks is None else self.chunks
 
 
-def _followed(command: Command) -> AsyncGenerator[Chunk, None]:
-    """Its output from the first byte. To be called as soon as it is started: the follower has to
-    be there before the first output is, because nothing is kept for later ones."""
+def _follow(command: Command) -> AsyncGenerator[Chunk, None]:
+    """Iterate over its output from the first byte. Call this as soon as it is started: output that
+    comes before its consumer is not kept."""
     source = command.output()
     first = asyncio.ensure_future(anext(source, None))
 
@@ -127,37 +122,35 @@ class Runner:
 
     def __init__(
         self,
-        hosting: Hosting,
+        sandboxes: UserSandboxes,
         executions: Executions,
         journal: Journal,
         metrics: Metrics,
         spools: Path,
-        hide: Hiding,
+        hide: PathHider,
     ) -> None:
         self._hide = hide
         self._spools = spools
-        self._hosting = hosting
+        self._sandboxes = sandboxes
         self._executions = executions
         self._journal = journal
         self._metrics = metrics
-        self._background: dict[str, dict[str, Run]] = {}
-        self._watchers: set[asyncio.Task[Any]] = set()
-        hosting.when_removed(self.forget)
+        self._saves: set[asyncio.Task[Any]] = set()
 
     async def run(self, user_id: str, program: Program) -> dict[str, Any]:
-        """Run it to its end. A program that was stopped is an answer too, with its error. A large
-        output is a SpooledText in it."""
+        """Run it to its end. The answer of a program that was stopped has its error. A large output
+        is a SpooledText in it."""
         started = time.monotonic()
         run: Run | None = None
-        spool = Spool(self._spools, MAX_OUTPUT, self._hosting.sandbox_id(user_id))
+        spool = Spool(self._spools, MAX_OUTPUT, self._sandboxes.sandbox_id(user_id))
         try:
             options: dict[str, Any] = {"max_output": 0, "on_output_bytes": spool.take}
-            async with self.started(user_id, program, listed=True, **options) as run:
+            async with self.running(user_id, program, listed=True, **options) as run:
                 result = await run.command.wait()
                 answer = _answer(result["exit_code"], spool, run)
-                # Side by side: one waits for the spawner, the other has its listing by now.
-                saving = self._begin_save(run.home, Listed(run.command, run.saves))
-                answer["stats"] = await _stats(run.home.sandbox)
+                # These two overlap: one waits for the spawner, the other has its listing by now.
+                saving = self._begin_save(run.owned, Listed(run.command, run.saves))
+                answer["stats"] = await _stats(run.owned.sandbox)
                 run.files_kept = answer["files_kept"] = await asyncio.shield(saving)
         except StoppedError as error:
             answer = stopped_answer(
@@ -173,19 +166,19 @@ class Runner:
             spool.close()
             raise
         kept = run is None or run.files_kept
-        trouble = None if run is None or kept else run.home.workspace.trouble
+        trouble = None if run is None or kept else run.owned.workspace.trouble
         answer["files_error"] = self._hide(trouble) if trouble else trouble
         answer["execution_time"] = time.monotonic() - started
         return answer
 
     @asynccontextmanager
-    async def followed(self, user_id: str, program: Program) -> AsyncIterator[Run]:
-        """Like started(), for who reads all of its output as it comes: none of it is kept."""
-        async with self.started(user_id, program, follow=True, max_output=0) as run:
+    async def following(self, user_id: str, program: Program) -> AsyncIterator[Run]:
+        """Like running(), with all output read as it comes: none of it is kept."""
+        async with self.running(user_id, program, follow=True, max_output=0) as run:
             yield run
 
     @asynccontextmanager
-    async def started(
+    async def running(
         self,
         user_id: str,
         program: Program,
@@ -194,54 +187,54 @@ class Runner:
         listed: bool = False,
         **more: Any,
     ) -> AsyncIterator[Run]:
-        """A running program; leaving the block ends it, keeps the files and writes the log.
-        ``listed``: what it changed is listed as soon as it has ended."""
+        """A running program; leaving the block ends it, keeps the files and writes the log. With
+        ``listed``, the guest lists what it changed as soon as it has ended."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._executions.one(user_id))
-            home = await stack.enter_async_context(self._hosting.using(user_id))
-            home.execution_count += 1
-            loss = home.loss if home.recreated else None  # another answer may tell meanwhile
+            owned = await stack.enter_async_context(self._sandboxes.using(user_id))
+            owned.execution_count += 1
+            loss = owned.loss if owned.recreated else None  # another answer may tell meanwhile
             begun = time.monotonic()
             run: Run | None = None
             failure: BaseException | None = None
             try:
-                before, alone_at = home.sandbox.last_usage, home.alone_at
-                saves = home.workspace.saves
+                before, alone_at = owned.sandbox.last_usage, owned.alone_at
+                saves = owned.workspace.saves
                 if listed:
-                    more["then_listed"] = home.workspace.token
-                command = await program.start(home.sandbox, **more)
-                run = Run(home, command, saves, loss=loss, before=before, alone_at=alone_at)
+                    more["then_listed"] = owned.workspace.token
+                command = await program.start(owned.sandbox, **more)
+                run = Run(owned, command, saves, loss=loss, before=before, alone_at=alone_at)
                 run.takes_input = program.options.get("stdin") is True
                 if follow:
-                    run.chunks = _followed(run.command)
+                    run.chunks = _follow(run.command)
                 async with run.command:
                     yield run
             except BaseException as error:
                 failure = error
                 raise
             finally:
-                self._told(home, program, run, failure, time.monotonic() - begun)
-                await (self._save(home) if run is None else self.keep(run))
+                self._log(owned, program, run, failure, time.monotonic() - begun)
+                await (self._save(owned) if run is None else self.keep(run))
 
     async def keep(self, run: Run) -> bool:
-        """Save what a program that has ended left, unless that was done; whether all is kept."""
+        """Save what an ended program left, unless that was done. Returns whether all is kept."""
         if run.files_kept is None:
-            run.files_kept = await self._save(run.home)
+            run.files_kept = await self._save(run.owned)
         return run.files_kept
 
-    async def _save(self, home: Home) -> bool:
-        """Keep the files, though whoever waits for that may be cancelled again and again."""
-        return await asyncio.shield(self._begin_save(home))
+    async def _save(self, owned: UserSandbox) -> bool:
+        """Save the files to the end, also when the caller is cancelled meanwhile."""
+        return await asyncio.shield(self._begin_save(owned))
 
-    def _begin_save(self, home: Home, after: Listed | None = None) -> asyncio.Task[bool]:
-        saving = asyncio.create_task(self._hosting.save(home, after))
-        self._watchers.add(saving)
-        saving.add_done_callback(self._watchers.discard)
+    def _begin_save(self, owned: UserSandbox, after: Listed | None = None) -> asyncio.Task[bool]:
+        saving = asyncio.create_task(self._sandboxes.save(owned, after))
+        self._saves.add(saving)
+        saving.add_done_callback(self._saves.discard)
         return saving
 
-    def _told(
+    def _log(
         self,
-        home: Home,
+        owned: UserSandbox,
         program: Program,
         run: Run | None,
         failure: BaseException | None,
@@ -251,95 +244,24 @@ class Runner:
         outcome = _outcome(failure, code)
         self._metrics.executions.labels(program.kind, outcome).inc()
         self._metrics.durations.labels(program.kind).observe(seconds)
-        self._journal.execution(
-            user=home.user_id,
+        self._journal.record_execution(
+            user=owned.user_id,
             ok=outcome == "ok",
             content=program.text,
             kind=program.kind,
             cause=outcome,
-            sandbox_id=home.sandbox.sandbox_id,
+            sandbox_id=owned.sandbox.sandbox_id,
             exit_code=code,
             seconds=round(seconds, 6),
             resources=_resources(run),
         )
         if isinstance(failure, SandboxError) and outcome in ("limit", "sandbox_lost"):
-            self._journal.security_event(outcome, home.sandbox.id, {"error": failure.message})
-
-    # In the background
-
-    async def start_background(self, user_id: str, program: Program) -> Run:
-        """Start it and return; it stays in the list until it is removed."""
-        known = self._background.get(user_id, {})
-        self._forget_old(known)
-        if len(known) >= MAX_COMMANDS:
-            raise TooMany(f"{MAX_COMMANDS} background commands run; remove one first", 1)
-        begun: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
-        watcher = asyncio.create_task(self._watch(user_id, program, begun))
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
-        run = await begun
-        self._background.setdefault(user_id, {})[run.command_id] = run
-        return run
-
-    async def _watch(self, user_id: str, program: Program, begun: asyncio.Future[Run]) -> None:
-        # A consumer, so that output beyond what is kept is dropped instead of ending it.
-        quiet: dict[str, Any] = {
-            "max_output": MAX_OUTPUT,
-            "on_output_bytes": lambda name, data: None,
-        }
-        try:
-            async with self.started(user_id, program, **quiet) as run:
-                begun.set_result(run)
-                await run.command.wait()
-        except Exception as error:
-            if not begun.done():
-                begun.set_exception(error)
-            elif not isinstance(error, SandboxError):
-                logger.exception("A background command broke")
-
-    def _forget_old(self, known: dict[str, Run]) -> None:
-        """The oldest that have ended, when they are many or their output is much."""
-        ended = [run for run in known.values() if run.command.poll() is not None]
-        kept = sum(run.kept_bytes for run in ended)
-        for run in ended:
-            if len(known) < MAX_COMMANDS and kept <= MAX_KEPT_OUTPUT:
-                return
-            kept -= run.kept_bytes
-            del known[run.command_id]
-
-    @property
-    def users_with_commands(self) -> int:
-        """Of how many users commands are remembered."""
-        return len(self._background)
-
-    def commands(self, user_id: str) -> list[Run]:
-        self._hosting.find(user_id)  # so that the answer tells of a loss
-        return list(self._background.get(user_id, {}).values())
-
-    def command(self, user_id: str, command_id: str) -> Run:
-        self._hosting.find(user_id)
-        try:
-            return self._background[user_id][command_id]
-        except KeyError:
-            raise NotFound("There is no such command") from None
-
-    async def remove_command(self, user_id: str, command_id: str) -> Run:
-        run = self.command(user_id, command_id)
-        await run.command.kill()
-        known = self._background.get(user_id, {})
-        known.pop(command_id, None)
-        if not known:
-            self._background.pop(user_id, None)
-        return run
-
-    def forget(self, user_id: str) -> None:
-        """The sandbox is gone, and what ran in it."""
-        self._background.pop(user_id, None)
+            self._journal.security_event(outcome, owned.sandbox.id, {"error": failure.message})
 
     async def close(self) -> None:
-        for watcher in list(self._watchers):
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for saving in list(self._saves):
+            saving.cancel()
+        await asyncio.gather(*self._saves, return_exceptions=True)
 
 
 def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
@@ -357,7 +279,7 @@ def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
             "timed_out": False,
             "truncated": spool.truncated,
         },
-        "sandbox_id": run.home.sandbox.sandbox_id,
+        "sandbox_id": run.owned.sandbox.sandbox_id,
         "error_type": None,
         "kind": None,
         "state_lost": False,
@@ -366,11 +288,10 @@ def _answer(exit_code: int, spool: Spool, run: Run) -> dict[str, Any]:
 
 
 def stopped_answer(
-    error: StoppedError, *, hide: Hiding, recreated: bool, files_kept: bool
+    error: StoppedError, *, hide: PathHider, recreated: bool, files_kept: bool
 ) -> dict[str, Any]:
-    """A program that was stopped, as an answer."""
-    told = error_result(error)
-    partial = told["result"]
+    """Return the answer for a program that was stopped."""
+    partial = error_result(error)["result"]
     failure = classify(error)
     return {
         "success": False,
@@ -396,9 +317,9 @@ async def _stats(sandbox: Sandbox) -> dict[str, Any] | None:
 
 
 def _resources(run: Run | None) -> dict[str, Any] | None:
-    """For the log, what somebody has seen by now. The kernel counts for the sandbox; only a program
-    that had it for itself can be told from those before."""
-    after = run.home.sandbox.last_usage if run is not None else None
+    """Return figures for the log, if they were read since it began. The kernel counts for the whole
+    sandbox, so a program has its own figures only if it was alone in it."""
+    after = run.owned.sandbox.last_usage if run is not None else None
     if run is None or after is None or after is run.before:
         return None
     figures = {

@@ -1,10 +1,10 @@
 """Users' files, kept outside of their sandboxes.
 
-A sandbox is removed when it idles, when its user says so, and when the service dies; the files
-of its working directory stay. They are copied out whenever something in it has run or was
-written, file by file and only what changed, each whole or not at all; and copied into the next
-sandbox before anybody uses it. What comes out is hostile: it goes through the library's own
-extractor. Links and special files are not kept, nor is /tmp.
+A sandbox is removed when it idles, when its user removes it, and when the service dies; the files
+of its working directory stay. They are copied out after each program and each write, file by file
+and only what changed, each whole or not at all. They are copied into the next sandbox before it is
+used. Copies from a sandbox are hostile and go through the library's own extractor. Links, special
+files and /tmp are not kept.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from ...channel.drafts import DRAFT_NAME, DRAFT_STEP
+from ...backends.machine.drafts import DRAFT_NAME, DRAFT_STEP
 from ...errors import SandboxError, SandboxFileError
 from ...results import FileInfo
 from ...sandbox.command import Command
-from ...sandbox.files import Changes, in_thread
+from ...sandbox.files import Changes
+from ...sandbox.host_copy import in_thread
 from ...sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
 
 # With more changed files than this, one stream of everything is faster than one for each.
 _MANY = 100
-# Or with more than this part of all that there are.
+# The same with more than one in _SHARE of all files.
 _SHARE = 10
-# So much of a listing is gone through in a moment: characters of paths, and as many for each.
+# How much of a listing is handled at once: characters of its paths, and so many for each entry.
 _AT_ONCE = 128 << 10
 _EACH = 64
 
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Listed:
-    """A command with a listing for its end, and how many saves there were when it began."""
+    """A command whose end has a listing, and the number of saves when it began."""
 
     command: Command
     saves: int
@@ -50,19 +51,19 @@ class Listed:
 
 @dataclass
 class Workspace:
-    """The kept files of one user, and what of the sandbox is known to be in them."""
+    """The kept files of one user, and which files of the sandbox are known to be among them."""
 
     directory: Path
     known: dict[str, Mark] = field(default_factory=dict)
-    # Of the listing that ``known`` is; empty while some of it is not kept.
+    # The token of the listing in ``known``; empty while some of it is not kept.
     token: str = ""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     saves: int = 0
-    # Why the last save kept nothing, in words for the user; empty if it kept all.
+    # Why the last save failed, as a text for the user; empty if it kept all.
     trouble: str = ""
 
     async def restore(self, sandbox: Sandbox) -> None:
-        """Put the kept files into a new, empty sandbox."""
+        """Copy the kept files into a new, empty sandbox."""
         async with self.turn:
             if await asyncio.to_thread(_prepare, self.directory):
                 await sandbox.copy_to(self.directory, sandbox.config.working_dir)
@@ -70,22 +71,21 @@ class Workspace:
             self.known, self.token = await _marks(found.entries), found.token
 
     async def save(self, sandbox: Sandbox, after: Listed | None = None) -> None:
-        """Copy out what has changed. Raises SandboxError when that cannot be done; what was
-        kept before stays."""
+        """Copy out what has changed. Raises SandboxError when it cannot; earlier copies stay."""
         async with self.turn:
-            # What somebody saved meanwhile may be newer than what that command left.
+            # A save in between may have copied newer files than that command left.
             is_newest = after is not None and after.saves == self.saves
             self.saves += 1
             command = after.command if after is not None and is_newest else None
             since, self.token = self.token, ""
             found = await sandbox.list_changes(since, command)
-            changed, gone = await self._compared(found)
+            changed, gone = await self._compare(found)
             if changed or gone:
                 await self._keep(sandbox, changed, gone)
             self.token = found.token
 
-    async def _compared(self, found: Changes) -> tuple[dict[str, Mark], list[str]]:
-        """What is to be kept of a listing, and the kept paths that are not there any more."""
+    async def _compare(self, found: Changes) -> tuple[dict[str, Mark], list[str]]:
+        """Return the entries of a listing to copy, and the kept paths that are gone."""
         marks = await _marks(found.entries)
         gone: dict[str, None] = {}  # each once, however often it is told
         if not found.is_all:
@@ -114,7 +114,7 @@ class Workspace:
                 self.known.pop(path, None)
 
     async def _fetch(self, sandbox: Sandbox, path: str, mark: Mark) -> bool:
-        """Whether it was there to be fetched."""
+        """Copy one file. Returns False if it is not there any more."""
         target = self.directory / path
         if mark[0] == "directory":
             await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class Workspace:
         except SandboxFileError as error:
             if isinstance(error.__cause__, OSError):
                 raise  # our own disk, not a file that changed
-            # It was removed, or became something else, since it was listed: next time.
+            # It was removed or changed since it was listed; the next save sees that.
             logger.info("Not kept: %s: %s", path, error)
             return False
         return True
@@ -145,14 +145,14 @@ class Workspace:
 
 
 class Workspaces:
-    """All of them, below ``users`` of the data directory."""
+    """The kept files of all users, below ``users`` of the data directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._open: dict[str, Workspace] = {}
 
     def get(self, name: str) -> Workspace:
-        """``name`` is one of Names.workspace: never text of a user."""
+        """Return the workspace with a name of Names.workspace, which is never text of a user."""
         if name not in self._open:
             self._open[name] = Workspace(self._directory / name)
         return self._open[name]
@@ -173,7 +173,7 @@ class Workspaces:
 async def save_quietly(
     workspace: Workspace, sandbox: Sandbox, seconds: float, after: Listed | None = None
 ) -> bool:
-    """Save, within so many seconds. Whether all of it is kept."""
+    """Save within so many seconds. Returns whether all files are kept, and raises nothing."""
     if not sandbox.is_running:
         workspace.trouble = "the sandbox has ended"
         return False
@@ -188,7 +188,7 @@ async def save_quietly(
         )  # fmt: skip
         return False
     except (SandboxError, OSError) as error:
-        # One that ends meanwhile was saved by whoever ended it, or is lost and told so.
+        # A sandbox that ended meanwhile was saved by its removal, or is a loss and reported.
         told = isinstance(error, SandboxError)
         workspace.trouble = str(error) if told else "the disk of the service failed"
         level = logging.ERROR if sandbox.is_running else logging.INFO
@@ -199,7 +199,7 @@ async def save_quietly(
 
 
 async def _marks(listing: list[FileInfo]) -> dict[str, Mark]:
-    """What can be kept of a listing. The guest wrote it: every path is looked at."""
+    """Return the entries of a listing that can be kept. The guest wrote it: check each path."""
     marks: dict[str, Mark] = {}
     async for part in _in_parts(listing, lambda entry: len(entry["path"])):
         marks |= {
@@ -216,7 +216,7 @@ async def _marks(listing: list[FileInfo]) -> dict[str, Mark]:
 
 
 async def _in_parts(things: Iterable[T], length: Callable[[T], int]) -> AsyncIterator[list[T]]:
-    """All of them; others have their turn after each part. ``length`` is that of a thing's path."""
+    """Yield all things in parts, and let other tasks run after each. ``length`` measures a path."""
     part: list[T] = []
     room = _AT_ONCE
     for thing in things:
@@ -230,7 +230,7 @@ async def _in_parts(things: Iterable[T], length: Callable[[T], int]) -> AsyncIte
 
 
 def _is_below(path: str) -> bool:
-    """The guest names these paths, and the guest may lie."""
+    """Whether the path is below the working directory. The guest wrote it, and may lie."""
     steps = f"/{path}/"
     if "//" in steps or "/./" in steps or "/../" in steps or "\0" in path:
         return False
@@ -242,7 +242,8 @@ def _is_below(path: str) -> bool:
 
 
 def _prepare(directory: Path) -> bool:
-    """Make it, remove what a killed service left half written; whether anything is kept."""
+    """Make the directory and remove what a killed service left half written. Returns whether there
+    are files."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for base, folders, names in os.walk(directory):
         for name in filter(DRAFT_NAME.match, [*folders, *names]):

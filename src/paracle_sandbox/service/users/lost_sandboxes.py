@@ -1,8 +1,7 @@
-"""Sandboxes that ended without their users: who has not been told yet.
+"""Sandboxes that were lost, until an answer has reported that to their user.
 
-A loss is told when an answer has carried it, not before: a request whose client went away, or
-that never got a sandbox, tells nobody. While a sandbox is there, a file of its name is too; what
-files a service finds when it starts were sandboxes of one that ended, or died.
+A loss counts as told once an answer has carried it: a client that went away does not know. There is
+a file for each live sandbox, so that a service that starts knows which ones its predecessor lost.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Loss:
-    """Of the processes and /tmp of one sandbox. Several before it is told are one."""
+    """The loss of a sandbox's processes and /tmp. Several losses that are not told yet are one."""
 
     name: str
     told: bool = False
 
 
 class Losses:
-    """By the names of the sandboxes."""
+    """The losses and live sandboxes, by the names of the sandboxes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -31,7 +30,7 @@ class Losses:
         self._live: set[str] = set()
 
     def start(self) -> None:
-        """What a predecessor had is lost."""
+        """Note the sandboxes of a predecessor as lost."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self._directory.iterdir():
             self.note(path.name)
@@ -42,22 +41,22 @@ class Losses:
     def untold(self, name: str) -> Loss | None:
         return self._untold.get(name)
 
-    def made(self, name: str) -> None:
+    def note_made(self, name: str) -> None:
         self._live.add(name)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._directory / name).touch(mode=0o600)
         except OSError as error:
-            logger.error("If the service dies, nobody learns that %s was lost: %s", name, error)
+            logger.error("If the service dies, no user learns that %s was lost: %s", name, error)
 
-    def removed(self, name: str, *, is_loss: bool) -> None:
+    def note_removed(self, name: str, *, is_loss: bool) -> None:
         self._live.discard(name)
         if is_loss:
             self.note(name)
         self._forget(name)
 
     def tell(self, loss: Loss) -> None:
-        """An answer has carried it."""
+        """Note that an answer has carried the loss."""
         loss.told = True
         if self._untold.get(loss.name) is loss:
             del self._untold[loss.name]

@@ -1,4 +1,4 @@
-"""What one user may use at a time. Decisions are synchronous; a refusal says when to come back."""
+"""Quotas of one user. Decisions are synchronous, and a refusal says when to try again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...settings import Settings
 from ..errors import TooMany
 
 _MINUTE = 60.0
-# When a slot comes free nobody knows; this is a fair time to ask again.
+# It is unknown when a slot comes free; this is a fair time to ask again.
 _ASK_AGAIN_SECONDS = 1.0
 
 
@@ -25,7 +25,7 @@ class _User:
 
 
 class Executions:
-    """Executions of each user: so many in a minute, so many at the same time."""
+    """Counts executions of each user: so many in a minute, so many at the same time."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = settings.user_rate
@@ -35,7 +35,7 @@ class Executions:
 
     @contextmanager
     def one(self, user_id: str) -> Iterator[None]:
-        """One execution, for the length of the block. Raises TooMany."""
+        """Count one execution for the length of the block. Raises TooMany."""
         user = self._users.setdefault(user_id, _User(deque()))
         now = self._clock()
         while user.started and user.started[0] <= now - _MINUTE:
@@ -60,7 +60,7 @@ class Executions:
         return self._users[user_id].running if user_id in self._users else 0
 
     def forget_quiet(self) -> None:
-        """Users that did nothing for a minute cost no memory."""
+        """Forget users that did nothing for a minute."""
         horizon = self._clock() - _MINUTE
         for user_id, user in list(self._users.items()):
             if not user.running and (not user.started or user.started[-1] <= horizon):
@@ -68,7 +68,7 @@ class Executions:
 
 
 def check_room(settings: Settings, held: list[SandboxConfig], wanted: SandboxConfig) -> None:
-    """Whether a user who holds these may have one more. Raises TooMany."""
+    """Raise TooMany if a user who holds these sandboxes may not have one more."""
     everything = [*held, wanted]
     figures = (
         ("sandboxes", len(everything), settings.user_sandboxes),

@@ -1,7 +1,7 @@
-"""What a program prints, until it is sent: a little in memory, the rest in a file without a name.
+"""The output of a program until it is sent: a little in memory, the rest in a file without a name.
 
-Fifty programs that print all they may must not cost the service fifty times that much memory, so
-an answer with a large text in it is written piece by piece, straight out of the file.
+Fifty programs with as much output as is allowed must not take fifty times that memory. So an
+answer with a large text is sent piece by piece, as it is read from the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ...sandbox.limits import output_breach
+from ...sandbox.outcome import output_breach
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _PIECE = 64 << 10
 
 
 class SpooledText:
-    """Text that is not in memory. It stands in an answer where a str would."""
+    """A text in a file. It takes the place of a str in an answer."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -65,7 +65,8 @@ class Spool:
         return self._broken or self._size > self._limit
 
     def take(self, name: str, chunk: bytes) -> None:
-        """Raises ResourceLimitError when it is too much, which ends the program."""
+        """Take a piece of output. Raises ResourceLimitError when it is too much, which ends the
+        program."""
         room = max(0, self._limit - self._size)
         self._size += len(chunk)
         self._put(name, chunk[:room])
@@ -94,7 +95,7 @@ class Spool:
         return self._held[name].decode("utf-8", "replace")
 
     def close(self) -> None:
-        """For whoever sends nothing of it."""
+        """Close the files, if nothing of the output is sent."""
         for file in self._files.values():
             file.close()
 
@@ -125,7 +126,7 @@ def is_large(answer: dict[str, Any]) -> bool:
 
 
 def json_pieces(answer: dict[str, Any]) -> Iterator[bytes]:
-    """The answer as JSON, with its large texts read as they are needed; they are gone then."""
+    """Yield the answer as JSON. Its large texts are read as they are needed, and then closed."""
     mark = secrets.token_hex(16)
     texts: list[SpooledText | HeldText] = []
 

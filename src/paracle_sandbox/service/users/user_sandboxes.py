@@ -1,14 +1,14 @@
-"""The sandboxes of the users: one for each, made when it is needed, removed when it idles.
+"""The users' sandboxes: a policy over SandboxManager, which makes one for each user and removes it.
 
-Each user has a lock for making and removing, so that a storm of first requests makes one
-sandbox; nothing else waits on it. A sandbox that died is noticed by the next request, which
-gets a new one with the kept files; the first answer about it tells (``losses``). All sandboxes of
-the service, these and the ones that remote clients hold, share one number of slots.
+The manager knows how many sandboxes there are, which of them idle, and that the first of many
+requests makes a user's sandbox while the others wait. This module adds what a service promises:
+quotas of users, kept files, and losses that an answer reports. A sandbox that died is noticed by
+the next request, which gets a new one with the kept files. Leases of remote clients share the
+manager's slots.
 
-A removal ends, whatever runs inside: its programs are killed first, then the files are saved, and
-both together have ``SANDBOX_SAVE_TIMEOUT`` seconds. After that the sandbox is destroyed all the
-same, and what could not be kept is a loss that the next answer tells. Each removal is a task of
-its own, which goes on when whoever asked for it goes away.
+Each removal is a task of its own, which goes on when its caller goes away. It kills the programs,
+saves the files (both within ``SANDBOX_SAVE_TIMEOUT`` seconds), and then destroys the sandbox in
+any case. If files could not be saved, that is a loss, which the next answer reports.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ...config import SandboxConfig
 from ...errors import (
     BackendUnavailableError,
     SandboxConflictError,
+    SandboxCreationError,
     SandboxError,
     SandboxExecutionError,
     SandboxLimitError,
 )
 from ...ids import new_sandbox_id
+from ...manager import OwnerSandboxes
 from ...sandbox.sandbox import Sandbox
 from ...settings import Settings
-from ...slots import Slots
-from ..errors import RETRY_SECONDS, NotKept, Unavailable
+from ..errors import RETRY_SECONDS, NotKept, Unavailable, classify, is_refused
 from ..journal import Journal
 from ..metrics import Metrics
-from ..middleware.caller import notice
-from ..recovery import classify, made
+from ..middleware.request_context import report_loss
 from .kept_files import Listed, Workspace, Workspaces, save_quietly
 from .lost_sandboxes import Loss, Losses
 from .names import Names
@@ -49,21 +49,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOOK_SECONDS = 5.0
-# Of a save that no removal waits for. Its program is over, and whoever asked waits for it.
+# For a save that no removal waits for: its program is over, and its request waits for it.
 _SAVE_SECONDS = 300.0
 LABEL = "paracle.service"
+CREATE_ATTEMPTS = 3
+_RETRY_PAUSE_SECONDS = 0.1
 
 
 @dataclass
-class _Turns:
-    """One user's lock, and how many hold it or wait for it."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    wanted: int = 0
-
-
-@dataclass
-class Home:
+class UserSandbox:
     """One user's sandbox, and what the service knows of it."""
 
     user_id: str
@@ -72,43 +66,30 @@ class Home:
     loss: Loss | None = None
     created_at: float = field(default_factory=time.time)
     last_used: float = field(default_factory=time.time)
-    last_used_mark: float = field(default_factory=time.monotonic)
     execution_count: int = 0
     users_now: int = 0
     visits: int = 0
-    # Set while it is removed: whether its files could be kept.
+    keep_files: bool = True
+    # Set when its removal begins: whether its files could be kept.
     leaving: asyncio.Future[bool] | None = None
-    look: asyncio.Task[None] | None = None
-
-    def touch(self) -> None:
-        self.last_used = time.time()
-        self.last_used_mark = time.monotonic()
+    saving: asyncio.Task[bool] | None = None
 
     @property
     def recreated(self) -> bool:
-        """The one before it was lost, and no answer has told its user yet."""
+        """Whether the one before it was lost and no answer has reported that yet."""
         return self.loss is not None and not self.loss.told
 
     @property
     def alone_at(self) -> int | None:
-        """The number of the visit, if there is no other now."""
+        """The number of the current visit, if there is only one now."""
         return self.visits if self.users_now == 1 else None
 
     @property
     def is_busy(self) -> bool:
         return bool(self.users_now or self.sandbox.in_use)
 
-    @property
-    def is_usable(self) -> bool:
-        """It runs, and nobody removes it."""
-        return self.leaving is None and self.sandbox.is_running
 
-    @property
-    def idle_seconds(self) -> float:
-        return time.monotonic() - max(self.last_used_mark, self.sandbox.last_used)
-
-
-class Hosting:
+class UserSandboxes:
     """Makes, finds and removes the users' sandboxes."""
 
     def __init__(
@@ -123,18 +104,25 @@ class Hosting:
     ) -> None:
         self.backend = backend
         self.settings = settings
-        self.slots = Slots(settings.max_containers)
         self.losses = losses
+        self._labels = {LABEL: names.installation}
+        self._manager = OwnerSandboxes(
+            settings.max_containers,
+            stop=self._stop,
+            idle_timeout=settings.service_idle_timeout,
+            cleanup_interval=_LOOK_SECONDS,
+            backend=backend,
+            settings=settings,
+        )
         self._names = names
         self._workspaces = workspaces
         self._journal = journal
         self._metrics = metrics
-        self._homes: dict[str, Home] = {}
-        self._locks: dict[str, _Turns] = {}
+        self._owned: dict[str, UserSandbox] = {}
         self._held: dict[str, list[SandboxConfig]] = {}
         self._restoring: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._idle: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._closed = False
         self._taken_over = False
         self._in_the_way = ""
@@ -142,78 +130,72 @@ class Hosting:
         self._forget: Callable[[str], None] = lambda user_id: None
 
     def when_removed(self, forget: Callable[[str], None]) -> None:
-        """``forget`` is called with the user whose sandbox was removed, unless it was lost: what
-        was known of its programs goes with it."""
+        """Have ``forget`` called with the user of each sandbox that is removed without being lost:
+        what is known of its programs goes with it."""
         self._forget = forget
 
     @property
     def is_closed(self) -> bool:
         return self._closed
 
+    @property
+    def slots_taken(self) -> int:
+        """How many sandboxes there are, those of leases included."""
+        return self._manager.slots_taken
+
     # Finding
 
-    def find(self, user_id: str) -> Home | None:
-        home = self._homes.get(user_id)
-        if home is not None:
-            notice(home.loss)
-        return home
+    def find(self, user_id: str) -> UserSandbox | None:
+        owned = self._owned.get(user_id)
+        if owned is not None:
+            report_loss(owned.loss)
+        return owned
 
     def has(self, user_id: str) -> bool:
-        return user_id in self._homes
+        return user_id in self._owned
 
-    def all(self) -> list[Home]:
-        return [self._homes[user_id] for user_id in sorted(self._homes)]
+    def all(self) -> list[UserSandbox]:
+        return [self._owned[user_id] for user_id in sorted(self._owned)]
 
     def sandbox_id(self, user_id: str) -> str:
-        """What the user's sandbox is called, whether there is one or not."""
+        """Return the id of the user's sandbox, whether there is one or not."""
         return self._names.user_sandbox(user_id)
 
     def user_of(self, sandbox_id: str) -> str | None:
-        homes = self._homes.values()
-        return next((h.user_id for h in homes if h.sandbox.sandbox_id == sandbox_id), None)
+        owned = self._owned.values()
+        return next((o.user_id for o in owned if o.sandbox.sandbox_id == sandbox_id), None)
 
     @asynccontextmanager
-    async def using(self, user_id: str, config: SandboxConfig | None = None) -> AsyncIterator[Home]:
+    async def using(
+        self, user_id: str, config: SandboxConfig | None = None
+    ) -> AsyncIterator[UserSandbox]:
         """The user's sandbox, made if need be; it does not count as idle inside the block."""
-        home = await self.open(user_id, config)
-        notice(home.loss)
-        home.users_now += 1
-        home.visits += 1
-        home.touch()
-        try:
-            yield home
-        finally:
-            home.users_now -= 1
-            home.touch()
+        owned = await self._open(user_id, config)
+        async with self._manager.sandbox_operation(owned.sandbox.sandbox_id):
+            report_loss(owned.loss)
+            owned.users_now += 1
+            owned.visits += 1
+            owned.last_used = time.time()
+            try:
+                yield owned
+            finally:
+                owned.users_now -= 1
+                owned.last_used = time.time()
 
-    async def read(self, user_id: str, work: Callable[[Home], Awaitable[T]]) -> T:
-        """Do what only looks; once more when the sandbox was lost under it, which is safe."""
+    async def read(self, user_id: str, work: Callable[[UserSandbox], Awaitable[T]]) -> T:
+        """Do work that only reads. It is repeated once if the sandbox was lost meanwhile."""
         try:
-            async with self.using(user_id) as home:
-                return await work(home)
+            async with self.using(user_id) as owned:
+                return await work(owned)
         except SandboxExecutionError as error:
-            logger.warning("Looking again, in a new sandbox: %s", error)
-            async with self.using(user_id) as home:
-                return await work(home)
+            logger.warning("Reading again, in a new sandbox: %s", error)
+            async with self.using(user_id) as owned:
+                return await work(owned)
 
-    async def open(self, user_id: str, config: SandboxConfig | None = None) -> Home:
-        while True:
-            home = self._homes.get(user_id)
-            if home is not None and home.is_usable:
-                return home
-            if home is not None:
-                await asyncio.shield(self._begin(self._remove_lost(home)))
-                continue
-            async with self._alone(user_id):
-                if user_id not in self._homes:
-                    return await self._make(user_id, config)
-
-    async def _remove_lost(self, home: Home) -> None:
-        """Unless somebody removes it already, for whom this waits."""
-        async with self._alone(home.user_id):
-            if self._homes.get(home.user_id) is home:
-                self._journal.record("sandbox_lost", user=home.user_id, sandbox_id=home.sandbox.id)
-                await self._remove(home)
+    async def _open(self, user_id: str, config: SandboxConfig | None) -> UserSandbox:
+        name = self.sandbox_id(user_id)
+        await self._manager.open(name, lambda: self._make(user_id, name, config))
+        return self._owned[user_id]
 
     def default_config(self) -> SandboxConfig:
         settings = self.settings
@@ -230,39 +212,56 @@ class Hosting:
 
     # Making
 
-    async def _make(self, user_id: str, config: SandboxConfig | None) -> Home:
+    async def _make(self, user_id: str, name: str, config: SandboxConfig | None) -> Sandbox:
         wanted = config or self.default_config()
         self.take_room(user_id, wanted)
+        workspace = self._workspaces.get(self._names.workspace(user_id))
         try:
-            sandbox = await made(lambda: self._started(user_id, wanted))
-            workspace = self._workspaces.get(self._names.workspace(user_id))
-            try:
-                self.refuse_when_closed()
-                await self._restore(user_id, workspace, sandbox)
-                self.refuse_when_closed()
-            except OSError as error:
-                await sandbox.stop()
-                raise NotKept(f"The kept files cannot be read: {error}") from error
-            except BaseException:
-                await sandbox.stop()
-                raise
+            sandbox = await self._manager.add(
+                name, lambda: self._start_with_files(user_id, name, wanted, workspace)
+            )
         except BaseException as error:
             self._workspaces.release(self._names.workspace(user_id))
-            self.leave_room(user_id, wanted)
-            self.failed(user_id, error)
+            self._release_quotas(user_id, wanted)
+            self.report_failure(user_id, error)
             raise
-        self.losses.made(sandbox.sandbox_id)
-        home = Home(user_id, sandbox, workspace, self.losses.untold(sandbox.sandbox_id))
-        self._homes[user_id] = home
+        self.losses.note_made(name)
+        self._owned[user_id] = UserSandbox(user_id, sandbox, workspace, self.losses.untold(name))
         self._metrics.creations.labels("ok").inc()
         limits = wanted.model_dump(include={"cpu_cores", "memory_mb", "disk_mb", "base_image"})
         self._journal.record(
-            "create", user=user_id, sandbox_id=sandbox.sandbox_id, outcome="ok", resources=limits
+            "create", user=user_id, sandbox_id=name, outcome="ok", resources=limits
         )
-        return home
+        return sandbox
+
+    async def _start_with_files(
+        self, user_id: str, name: str, config: SandboxConfig, workspace: Workspace
+    ) -> Sandbox:
+        sandbox = await create_with_retry(lambda: self._start(name, config))
+        try:
+            self.refuse_when_closed()
+            await self._restore(user_id, workspace, sandbox)
+            self.refuse_when_closed()
+        except OSError as error:
+            await sandbox.stop()
+            raise NotKept(f"The kept files cannot be read: {error}") from error
+        except BaseException:
+            await sandbox.stop()
+            raise
+        return sandbox
+
+    async def _start(self, name: str, config: SandboxConfig) -> Sandbox:
+        sandbox = Sandbox(self.backend, name, config, self._labels)
+        try:
+            await sandbox.start()
+        except SandboxConflictError:
+            # The name is this user's alone: an earlier sandbox that could not be removed has it.
+            await self.backend.destroy(name)
+            await sandbox.start()
+        return sandbox
 
     async def _restore(self, user_id: str, workspace: Workspace, sandbox: Sandbox) -> None:
-        """Put the kept files into it, unless somebody removes it meanwhile."""
+        """Copy the kept files into the sandbox, unless it is removed meanwhile."""
         restoring = self._restoring[user_id] = asyncio.create_task(workspace.restore(sandbox))
         try:
             await restoring
@@ -274,19 +273,8 @@ class Hosting:
         finally:
             del self._restoring[user_id]
 
-    async def _started(self, user_id: str, config: SandboxConfig) -> Sandbox:
-        name = self._names.user_sandbox(user_id)
-        sandbox = Sandbox(self.backend, name, config, {LABEL: self._names.installation})
-        try:
-            await sandbox.start()
-        except SandboxConflictError:
-            # The name is this user's alone: one that could not be removed has it.
-            await self.backend.destroy(name)
-            await sandbox.start()
-        return sandbox
-
-    def failed(self, user_id: str, error: BaseException) -> None:
-        """A sandbox of this user could not be made."""
+    def report_failure(self, user_id: str, error: BaseException) -> None:
+        """Log and count that a sandbox of this user could not be made."""
         if not isinstance(error, SandboxError | OSError):
             return
         self._journal.record("create", user=user_id, outcome="failed", error=str(error))
@@ -298,122 +286,134 @@ class Hosting:
             self._doubt()
 
     def take_room(self, user_id: str, config: SandboxConfig) -> None:
-        """A slot for one more sandbox of this user. Raises TooMany, Unavailable or
-        BackendUnavailableError."""
+        """Take room for a sandbox of this user: of the user's quotas, and one of the service's
+        slots. Raises TooMany, Unavailable or BackendUnavailableError."""
         self.refuse_when_closed()
         if self._in_the_way:
             raise BackendUnavailableError(self._in_the_way)
         check_room(self.settings, self._held.get(user_id, []), config)
         try:
-            self.slots.take()
+            self._manager.take_slot()
         except SandboxLimitError:
-            limit = self.slots.limit
+            limit = self._manager.max_concurrent
             raise Unavailable(f"Maximum containers ({limit}) reached", RETRY_SECONDS) from None
         self._held.setdefault(user_id, []).append(config)
 
-    def refuse_when_closed(self) -> None:
-        """Also after a sandbox was made: the service may have begun to end meanwhile."""
-        if self._closed:
-            raise Unavailable("The service is shutting down", RETRY_SECONDS)
-
     def leave_room(self, user_id: str, config: SandboxConfig) -> None:
-        self.slots.free()
+        """Give back the room of a lease, which the manager does not have."""
+        self._manager.free_slot()
+        self._release_quotas(user_id, config)
+
+    def _release_quotas(self, user_id: str, config: SandboxConfig) -> None:
         held = self._held[user_id]
         held.remove(config)
         if not held:
             del self._held[user_id]
 
+    def refuse_when_closed(self) -> None:
+        """Raise Unavailable once the service has begun to end, also after a sandbox was made."""
+        if self._closed:
+            raise Unavailable("The service is shutting down", RETRY_SECONDS)
+
     # Removing
 
-    async def save(self, home: Home, after: Listed | None = None) -> bool:
-        """Keep what changed in the working directory; whether all of it is kept."""
-        if home.leaving is not None:
-            return await asyncio.shield(home.leaving)
-        return await save_quietly(home.workspace, home.sandbox, _SAVE_SECONDS, after)
+    async def save(self, owned: UserSandbox, after: Listed | None = None) -> bool:
+        """Save what changed in the working directory. Returns whether all of it is kept."""
+        if owned.leaving is not None:
+            return await asyncio.shield(owned.leaving)
+        return await save_quietly(owned.workspace, owned.sandbox, _SAVE_SECONDS, after)
 
-    async def keep(self, home: Home) -> None:
-        """Like save(), for what a user was promised. Raises NotKept."""
-        if not await self.save(home):
-            why = home.workspace.trouble
-            told = "It is in the sandbox, but could not be kept for the next one"
-            raise NotKept(f"{told}: {why}" if why else told)
+    async def keep(self, owned: UserSandbox) -> None:
+        """Save what a user was promised. Raises NotKept."""
+        if not await self.save(owned):
+            why = owned.workspace.trouble
+            text = "It is in the sandbox, but could not be kept for the next one"
+            raise NotKept(f"{text}: {why}" if why else text)
 
     async def remove(self, user_id: str, reason: str, *, keep_files: bool = True) -> bool | None:
-        """Save the files and remove the sandbox. Whether all files are kept; None if there was no
-        sandbox. It goes on when the caller is cancelled."""
-        return await asyncio.shield(self._begin(self._remove_of(user_id, reason, keep_files)))
+        """Save the files and remove the sandbox. Returns whether all files are kept, or None if
+        there was no sandbox. It goes on when the caller is cancelled."""
+        return await asyncio.shield(self._begin(self._remove(user_id, reason, keep_files)))
 
-    async def _remove_of(self, user_id: str, reason: str, keep_files: bool) -> bool | None:
+    async def _remove(self, user_id: str, reason: str, keep_files: bool) -> bool | None:
+        name = self.sandbox_id(user_id)
         impatient = self._begin(self._end_restoring(user_id))
         try:
-            async with self._alone(user_id):
-                impatient.cancel()
-                home = self._homes.get(user_id)
-                notice(self.losses.untold(self.sandbox_id(user_id)))
-                return None if home is None else await self._remove(home, reason, keep_files)
+            while await self._manager.wait_for_change(name):
+                pass
         finally:
             impatient.cancel()
+        report_loss(self.losses.untold(name))
+        owned = self._owned.get(user_id)
+        if owned is None:
+            return None
+        owned.keep_files = keep_files
+        await self._manager.remove(name, reason)
+        return owned.leaving is not None and owned.leaving.result()
 
     async def _end_restoring(self, user_id: str) -> None:
-        """Whoever removes a sandbox that is being made waits for its files, but not for ever."""
+        """Cut off the copying of files into a sandbox that is to be removed, and takes too long."""
         while True:
             await asyncio.sleep(self.settings.save_timeout)
             if user_id in self._restoring:
                 self._restoring[user_id].cancel()
 
-    async def _remove(self, home: Home, reason: str = "lost", keep_files: bool = True) -> bool:
-        """Whether all files are kept. To be called with the user's lock, and not cancelled."""
-        was_running = home.sandbox.is_running
-        home.leaving = asyncio.get_running_loop().create_future()
+    async def _stop(self, sandbox: Sandbox, reason: str) -> None:
+        """Remove a sandbox for the manager: save its files, destroy it, and forget it."""
+        (owned,) = (one for one in self._owned.values() if one.sandbox is sandbox)
+        if reason == "lost":
+            self._journal.record("sandbox_lost", user=owned.user_id, sandbox_id=sandbox.id)
+        was_running = sandbox.is_running
+        owned.leaving = asyncio.get_running_loop().create_future()
         kept = False
         try:
-            if keep_files:
-                kept = await self._save_last(home)
+            if owned.keep_files:
+                kept = await self._save_last(owned)
         finally:
-            home.leaving.set_result(kept)
-            await self._end(home, reason)
-        # Not what its user wished, nor what idle ones have to expect.
+            owned.leaving.set_result(kept)
+            await self._destroy(owned)
+        # A user who asked for the removal, or was idle, expects it; anything else is a loss.
         is_loss = (
             reason in ("lost", "shutdown")
             or (reason == "idle" and not was_running)
-            or (was_running and keep_files and not kept)
+            or (was_running and owned.keep_files and not kept)
         )
-        self.losses.removed(home.sandbox.id, is_loss=is_loss)
+        self.losses.note_removed(sandbox.id, is_loss=is_loss)
         self._metrics.removals.labels(reason).inc()
         self._journal.record(
-            "destroy", user=home.user_id, sandbox_id=home.sandbox.id, reason=reason, files_kept=kept
+            "destroy", user=owned.user_id, sandbox_id=sandbox.id, reason=reason, files_kept=kept
         )
         if reason != "lost":
-            self._forget(home.user_id)
-        return kept
+            self._forget(owned.user_id)
 
-    async def _save_last(self, home: Home) -> bool:
-        """Programs could starve the guest of processor time, and go on to change files: they are
-        killed first."""
+    async def _save_last(self, owned: UserSandbox) -> bool:
+        """Kill the programs, which could starve the guest of processor time or change files, and
+        save. Returns whether all files are kept."""
         seconds = self.settings.save_timeout
         begun = time.monotonic()
+        sandbox = owned.sandbox
         try:
             async with asyncio.timeout(seconds):
-                await home.sandbox.kill_programs()
+                await sandbox.kill_programs()
         except (TimeoutError, SandboxError) as error:
-            if home.sandbox.is_running:
+            if sandbox.is_running:
                 why = str(error) or f"not done within {seconds:g} seconds"
-                logger.error("Programs in sandbox %s were not killed: %s", home.sandbox.id, why)
+                logger.error("Programs in sandbox %s were not killed: %s", sandbox.id, why)
         left = seconds - (time.monotonic() - begun)
-        return left > 0 and await save_quietly(home.workspace, home.sandbox, left)
+        return left > 0 and await save_quietly(owned.workspace, sandbox, left)
 
-    async def _end(self, home: Home, reason: str) -> None:
-        """Destroy it, and let go of everything that was its."""
-        del self._homes[home.user_id]
+    async def _destroy(self, owned: UserSandbox) -> None:
+        """Destroy the sandbox, and release what the user held for it."""
+        del self._owned[owned.user_id]
         try:
-            await home.sandbox.stop()
+            await owned.sandbox.stop()
         except (SandboxError, OSError) as error:
-            # The next sweep removes the rest; the user's slot is not to blame.
-            logger.error("Sandbox %s was not removed: %s", home.sandbox.id, error)
+            # The next sweep removes the rest; the user gets a new sandbox meanwhile.
+            logger.error("Sandbox %s was not removed: %s", owned.sandbox.id, error)
         finally:
-            self.leave_room(home.user_id, home.sandbox.config)
-        async with home.workspace.turn:  # a save that was cut off still leaves the disk alone
-            self._workspaces.release(self._names.workspace(home.user_id))
+            self._release_quotas(owned.user_id, owned.sandbox.config)
+        async with owned.workspace.turn:  # wait for a save that was cut off to leave the disk alone
+            self._workspaces.release(self._names.workspace(owned.user_id))
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -421,30 +421,17 @@ class Hosting:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    @asynccontextmanager
-    async def _alone(self, user_id: str) -> AsyncIterator[None]:
-        """Nobody else makes or removes this user's sandbox inside the block."""
-        turns = self._locks.setdefault(user_id, _Turns())
-        turns.wanted += 1
-        try:
-            async with turns.lock:
-                yield
-        finally:
-            turns.wanted -= 1
-            if not turns.wanted:
-                del self._locks[user_id]
-
     # Life of the service
 
     def start(self, doubt: Callable[[], None] = lambda: None) -> None:
-        """``doubt`` is called when a sandbox could not be made."""
+        """Begin to watch the sandboxes. ``doubt`` is called when one could not be made."""
         self._doubt = doubt
         self.losses.start()
-        self._idle = asyncio.create_task(self._watch_idle())
+        self._watcher = asyncio.create_task(self._save_busy())
 
     async def take_over(self) -> None:
-        """Once, when the engine is there; until then nothing is made, which could bear the name of
-        something that a predecessor left. Raises SandboxError."""
+        """Remove what a predecessor left, once, when the engine is there. Until then no sandbox is
+        made, because its name could be taken. Raises SandboxError."""
         if self._taken_over:
             return
         try:
@@ -455,16 +442,15 @@ class Hosting:
         self._in_the_way, self._taken_over = "", True
 
     async def make_one(self) -> None:
-        """A sandbox as users get them, which is removed at once: proof that they can be made.
+        """Make a sandbox as users get them and remove it at once, as proof that it can be made.
         Raises SandboxError."""
-        labels = {LABEL: self._names.installation}
-        async with Sandbox(self.backend, new_sandbox_id(), self.default_config(), labels):
+        async with Sandbox(self.backend, new_sandbox_id(), self.default_config(), self._labels):
             pass
 
     async def _clean_up_predecessor(self) -> None:
         """Remove what a service that was killed left; its users' files are in the workspaces.
-        Whatever bears our name is a predecessor's, since the directory's lock is ours: no need to
-        judge by process numbers, which mean nothing when that was another container."""
+        Every sandbox with our label is a predecessor's, because we hold the directory's lock. The
+        process numbers in it mean nothing if the predecessor ran in another container."""
         left = [
             info
             for info in await self.backend.list_sandboxes()
@@ -478,39 +464,47 @@ class Hosting:
         if left:
             self._journal.record("cleanup", removed=len(left))
 
-    async def _watch_idle(self) -> None:
+    async def _save_busy(self) -> None:
+        """Save the files of busy sandboxes all along, each in a task of its own, so that a program
+        that runs for hours loses little."""
         pause = min(_LOOK_SECONDS, self.settings.service_idle_timeout / 2)
         while True:
             await asyncio.sleep(pause)
-            for home in self.all():
-                if home.leaving is None and (home.look is None or home.look.done()):
-                    home.look = self._begin(self._look_after(home))
-
-    async def _look_after(self, home: Home) -> None:
-        """A task for each: none waits for another's guest."""
-        try:
-            if home.is_busy:
-                await self.save(home)  # what runs for hours is kept all along
-            elif home.idle_seconds > self.settings.service_idle_timeout:
-                async with self._alone(home.user_id):
-                    if self._homes.get(home.user_id) is home and not home.is_busy:
-                        await self._remove(home, "idle")
-        except Exception:
-            logger.exception("Looking after sandbox %s failed", home.sandbox.id)
+            for owned in self.all():
+                is_saved = owned.saving is None or owned.saving.done()
+                if owned.is_busy and owned.leaving is None and is_saved:
+                    owned.saving = self._begin(self.save(owned))
 
     async def close(self) -> None:
-        """Save and remove everything, also what is being made."""
+        """Save and remove every sandbox, also those being made."""
         self._closed = True
-        if self._idle is not None:
-            self._idle.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
             with suppress(asyncio.CancelledError):
-                await self._idle
+                await self._watcher
         for restoring in self._restoring.values():
             restoring.cancel()
-        # Who is making one holds the lock, and then finds that it is too late.
-        users = {*self._homes, *self._locks}
-        removals = (self.remove(user_id, "shutdown") for user_id in users)
-        for ended in await asyncio.gather(*removals, return_exceptions=True):
-            if isinstance(ended, BaseException):  # one user's is no reason to leave the others'
-                logger.error("A sandbox was not removed as it should be: %r", ended)
+        try:
+            await self._manager.close()
+        except Exception:  # whatever it is, the rest of the service has to end, too
+            logger.exception("A sandbox was not removed as it should be")
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def create_with_retry(create: Callable[[], Awaitable[T]]) -> T:
+    """Make a sandbox, and try again when it failed for a reason that may pass."""
+    for attempt in range(1, CREATE_ATTEMPTS):
+        try:
+            return await create()
+        except SandboxCreationError as error:
+            if not _may_pass(error):
+                raise
+            logger.warning("Attempt %d to make a sandbox failed, trying again: %s", attempt, error)
+            await asyncio.sleep(_RETRY_PAUSE_SECONDS * attempt)
+    return await create()
+
+
+def _may_pass(error: SandboxCreationError) -> bool:
+    """Whether another attempt may succeed: not without the image, but after a guest that died."""
+    permanent = isinstance(error, BackendUnavailableError | SandboxConflictError)
+    return not permanent and not is_refused(error)

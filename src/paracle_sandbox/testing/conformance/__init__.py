@@ -1,9 +1,9 @@
-"""The contract of a backend, stated once as checks that any backend can be put to.
+"""The contract of a backend, as checks that run on any backend.
 
-A backend passes when every check passes on it. What a machine cannot keep (a limit without a
-cgroup, say) is a feature that the backend lacks there, and is named, never passed over in
-silence. The checks need no test framework: a test module of ours turns them into tests, and
-``paracle sandbox test`` runs the quick ones on a user's machine.
+A backend passes when every check passes on it. A feature that a machine does not allow, such as a
+limit without cgroups, is reported as missing and never skipped silently. The checks need no test
+framework: our test modules make tests of them, and ``paracle sandbox test`` runs the quick ones on
+a user's machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a check is given: the backend, sandboxes that are removed afterwards, a directory."""
+"""The argument of a check: a backend, sandboxes that are removed afterwards, a directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...sandbox.sandbox import Sandbox
 
 
 class Case:
-    """One run of one check. ``close()`` removes everything that was made through it."""
+    """One run of one check. close() removes everything that was made through it."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Case:
         self._stack = contextlib.AsyncExitStack()
 
     def new_id(self) -> str:
-        """An id for a sandbox made directly on the backend; it is destroyed afterwards too."""
+        """Return an id for a sandbox that the check makes on the backend. It is destroyed too."""
         sandbox_id = new_sandbox_id()
         self._remove_later(sandbox_id)
         return sandbox_id
@@ -41,18 +41,18 @@ class Case:
         self._stack.push_async_callback(self.backend.destroy, sandbox_id)
 
     def unstarted(self, config: SandboxConfig | None = None, **changes: Any) -> Sandbox:
-        """A sandbox that the check starts itself."""
+        """Return a sandbox that the check starts itself."""
         return Sandbox(self.backend, self.new_id(), self._config(config, changes))
 
     async def sandbox(self, config: SandboxConfig | None = None, **changes: Any) -> Sandbox:
-        """A started sandbox; ``changes`` are fields of its configuration."""
+        """Return a started sandbox. ``changes`` are fields of its configuration."""
         sandbox = self.unstarted(config, **changes)
         await sandbox.start()
         self._stack.push_async_callback(sandbox.stop)
         return sandbox
 
     def manager(self, max_concurrent: int = 4, **options: Any) -> SandboxManager:
-        """A manager of this backend."""
+        """Return a manager of this backend, which is closed afterwards."""
         manager = SandboxManager(max_concurrent, backend=self.backend, **options)
         self._stack.push_async_callback(manager.close)
         return manager

@@ -1,4 +1,4 @@
-"""Programs: what goes in, and exactly what comes out."""
+"""Checks of commands: their input, environment and exact output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 from ...errors import SandboxFileNotFoundError
 from ...sandbox.sandbox import Sandbox
 from .case import Case
-from .expect import contains, equal, expect, heard, raises
+from .expect import contains, equal, expect, expect_output, raises
 from .registry import check
 
 _TURNS = """
@@ -18,8 +18,8 @@ for number in range(1, 101):
 """
 
 
-async def _printed(sandbox: Sandbox, program: str) -> bytes:
-    """The exact bytes that a Python program writes to its stdout."""
+async def _capture_stdout(sandbox: Sandbox, program: str) -> bytes:
+    """Return the exact bytes that a Python program writes to its stdout."""
     command = await sandbox.start_command(["python3", "-c", program])
     equal((await command.wait())["exit_code"], 0, "exit code")
     return command.stdout_bytes
@@ -27,7 +27,7 @@ async def _printed(sandbox: Sandbox, program: str) -> bytes:
 
 @check(quick=True)
 async def stdout_and_stderr_are_separate(case: Case) -> None:
-    """Both streams come back, each for itself, and nothing is added."""
+    """Both streams come back separately, and nothing is added."""
     sandbox = await case.sandbox()
     result = await sandbox.execute("printf out; printf err >&2")
     expected = {"exit_code": 0, "stdout": "out", "stderr": "err",
@@ -100,14 +100,14 @@ async def a_large_stdin(case: Case) -> None:
 
 @check()
 async def stdin_can_be_kept_open(case: Case) -> None:
-    """A conversation: each line is answered before the next is written."""
+    """A program can answer each line before the next is written."""
     sandbox = await case.sandbox()
     echo = "while read line; do echo got $line; done; echo bye"
     async with await sandbox.start_command(echo, stdin=True) as command:
         answers = command.output()
         for word in ("one", "two"):
             await command.write_stdin(f"{word}\n")
-            await heard(answers, f"got {word}\n".encode(), command)
+            await expect_output(answers, f"got {word}\n".encode(), command)
         await command.close_stdin()
         equal((await command.wait())["stdout"], "got one\ngot two\nbye\n")
 
@@ -119,8 +119,8 @@ async def env_is_added(case: Case) -> None:
     show = 'printf %s "$FIRST/$BOTH/$ONLY/${PATH:+path}"'
     equal(await sandbox.run_command(show), "1/config//path")
     odd = "with 'quotes' \"and\" $signs\nand lines é"
-    told = await sandbox.run_command(show, env={"BOTH": "call", "ONLY": odd})
-    equal(told, f"1/call/{odd}/path")
+    output = await sandbox.run_command(show, env={"BOTH": "call", "ONLY": odd})
+    equal(output, f"1/call/{odd}/path")
 
 
 @check()
@@ -151,8 +151,8 @@ async def as_many_arguments_as_the_kernel_takes(case: Case) -> None:
         "print(sys.argv[1:] == [word] * 10, os.environ['BIG'] == word, sys.stdin.read())"
     )
     argv, env = ["python3", "-c", show, *[word] * 10], {"BIG": word}
-    told = await sandbox.run_command(argv, env=env, stdin="after it")
-    equal(told, "True True after it\n")
+    output = await sandbox.run_command(argv, env=env, stdin="after it")
+    equal(output, "True True after it\n")
     result = await sandbox.run_code(show, [word] * 10, env=env, stdin="after it")
     equal(result["stdout"], "True True after it\n")
     refused = await sandbox.execute(["true", "x" * (200 << 10)])
@@ -177,7 +177,7 @@ async def stderr_can_be_merged_in_order(case: Case) -> None:
 
 @check()
 async def commands_installed_for_the_user_are_found(case: Case) -> None:
-    """What ``pip install --user`` puts into ~/.local/bin is in the PATH."""
+    """Commands that ``pip install --user`` puts into ~/.local/bin are in the PATH."""
     sandbox = await case.sandbox()
     make = "mkdir -p ~/.local/bin; printf '#!/bin/sh\\necho mine' >~/.local/bin/mine-alone"
     await sandbox.execute(f"{make}; chmod +x ~/.local/bin/mine-alone")
@@ -246,7 +246,7 @@ async def bytes_are_exact(case: Case) -> None:
     sandbox = await case.sandbox()
     program = "import sys; sys.stdout.buffer.write(bytes(range(256)) + b'\\r\\n\\n')"
     expected = bytes(range(256)) + b"\r\n\n"
-    equal(await _printed(sandbox, program), expected)
+    equal(await _capture_stdout(sandbox, program), expected)
     result = await sandbox.execute(["python3", "-c", program])
     equal(result["stdout"], expected.decode("utf-8", "replace"))
 
@@ -281,7 +281,7 @@ async def commands_run_side_by_side(case: Case) -> None:
 
 @check()
 async def run_command_is_text(case: Case) -> None:
-    """run_command() answers what was printed, and stderr as well when the program failed."""
+    """run_command() returns the output, and stderr as well if the program failed."""
     sandbox = await case.sandbox()
     equal(await sandbox.run_command("echo out; echo note >&2"), "out\n")
     equal(await sandbox.run_command("echo out; echo why >&2; exit 1"), "out\nwhy\n")

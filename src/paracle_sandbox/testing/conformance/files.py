@@ -1,4 +1,4 @@
-"""Files inside: read, write, list, move, remove, and no way out."""
+"""Checks of files: read, write, list, move and remove them, but never outside the sandbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ODD_NAMES = (
 )  # fmt: skip
 
 
-async def _names(sandbox: Sandbox, path: str = ".") -> list[str]:
+async def _list_names(sandbox: Sandbox, path: str = ".") -> list[str]:
     return sorted(entry["name"] for entry in await sandbox.list_files(path))
 
 
@@ -40,7 +40,7 @@ async def write_then_read(case: Case) -> None:
 
 @check()
 async def bytes_come_back(case: Case) -> None:
-    """Any bytes survive; as text they are refused, or replaced where that is asked for."""
+    """Any bytes survive; read as text they are refused, or replaced on request."""
     sandbox = await case.sandbox()
     data = bytes(range(256)) * 33 + b"\xff\xfe\0"
     await sandbox.write_file("data.bin", data)
@@ -63,30 +63,30 @@ async def parents_are_made(case: Case) -> None:
 
 @check()
 async def absolute_paths(case: Case) -> None:
-    """Absolute paths below the working directory and /tmp are the same places."""
+    """Absolute paths below the working directory and /tmp name the same files."""
     sandbox = await case.sandbox()
     await sandbox.write_file(f"{sandbox.config.working_dir}/here", "here")
     equal(await sandbox.read_file("here"), "here")
-    place = f"/tmp/paracle-{sandbox.sandbox_id}"
-    await sandbox.write_file(f"{place}/there", "there")
-    equal(await sandbox.run_command(["cat", f"{place}/there"]), "there")
-    await sandbox.remove(place, recursive=True)
+    folder = f"/tmp/paracle-{sandbox.sandbox_id}"
+    await sandbox.write_file(f"{folder}/there", "there")
+    equal(await sandbox.run_command(["cat", f"{folder}/there"]), "there")
+    await sandbox.remove(folder, recursive=True)
 
 
 @check()
 async def any_name_is_a_name(case: Case) -> None:
-    """Spaces, quotes, shell characters, dashes and 255 bytes: all work everywhere."""
+    """Names with spaces, quotes, shell characters, dashes and 255 bytes work everywhere."""
     sandbox = await case.sandbox()
     for name in ODD_NAMES:
         await sandbox.write_file(f"dir/{name}", name)
     await sandbox.mkdir("moved")
-    equal(await _names(sandbox, "dir"), sorted(ODD_NAMES))
+    equal(await _list_names(sandbox, "dir"), sorted(ODD_NAMES))
     for name in ODD_NAMES:
         equal(await sandbox.read_file(f"dir/{name}"), name)
         await sandbox.move(f"dir/{name}", f"moved/{name}")
         equal(await sandbox.run_command(["cat", "--", f"moved/{name}"]), name)
         await sandbox.remove(f"moved/{name}")
-    equal(await _names(sandbox, "moved"), [])
+    equal(await _list_names(sandbox, "moved"), [])
 
 
 @check()
@@ -113,7 +113,7 @@ async def names_are_exact(case: Case) -> None:
     await sandbox.write_file("report.txt", "kept")
     for name in ("report", "report.tx?", "*", "REPORT.TXT", "report.txt ", "eport.txt"):
         await raises(SandboxFileNotFoundError, sandbox.remove(name))
-    equal(await _names(sandbox), ["report.txt"])
+    equal(await _list_names(sandbox), ["report.txt"])
 
 
 @check()
@@ -129,7 +129,7 @@ async def directories(case: Case) -> None:
     equal(await sandbox.read_file("one/two/file"), "x")
     await sandbox.remove("one/two/three")
     await sandbox.remove("one", recursive=True)
-    equal(await _names(sandbox), [])
+    equal(await _list_names(sandbox), [])
 
 
 @check()
@@ -186,7 +186,7 @@ async def a_directory_of_thousands(case: Case) -> None:
     """A directory of 3000 files is listed whole."""
     sandbox = await case.sandbox()
     await sandbox.execute("mkdir many; cd many; for i in $(seq 3000); do : >$i; done")
-    equal(await _names(sandbox, "many"), sorted(str(n) for n in range(1, 3001)))
+    equal(await _list_names(sandbox, "many"), sorted(str(n) for n in range(1, 3001)))
     await sandbox.remove("many", recursive=True)
 
 
@@ -222,7 +222,7 @@ async def a_file_is_written_as_a_program_would(case: Case) -> None:
     )
     await sandbox.write_file("link", "through")
     await sandbox.write_file("new", "made")
-    if (await sandbox.execute("printf '' >>locked"))["exit_code"]:  # else the user is almighty
+    if (await sandbox.execute("printf '' >>locked"))["exit_code"]:  # root may do everything
         for path in ("locked", "to-locked"):
             error = await raises(PermissionError, sandbox.write_file(path, "x"))
             equal(error.errno, errno.EACCES)
@@ -275,7 +275,7 @@ async def paths_that_leave_are_refused(case: Case) -> None:
 
 @check(needs=("identity",))
 async def places_that_were_made_writable(case: Case) -> None:
-    """With read_only_filesystem=False files of /home and the others are reached, and no others."""
+    """read_only_filesystem=False makes files of /home and similar directories reachable."""
     sandbox = await case.sandbox(read_only_filesystem=False)
     await sandbox.execute("mkdir /opt/dir; ln -s /opt/dir link; ln -s ../etc /srv/out")
     for path in ("/home/a/file", "/mnt/file", "link/file"):
@@ -338,7 +338,7 @@ async def _write_often(sandbox: Sandbox, size: int) -> None:
 
 @check()
 async def files_belong_to_the_user_inside(case: Case) -> None:
-    """What the host writes, programs inside may change and remove, and the other way round."""
+    """Programs inside may change and remove files that the host writes, and vice versa."""
     sandbox = await case.sandbox()
     await sandbox.write_file("dir/ours", "x")
     await sandbox.run_code("open('dir/ours', 'a').write('y'); open('dir/theirs', 'w').write('z')")

@@ -1,4 +1,4 @@
-"""What code sees of the world: its own place, and nothing of the host or of others."""
+"""Checks of isolation: code sees its own sandbox, and nothing of the host or of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from .case import Case
-from .expect import contains, equal, expect, first_line
+from .expect import contains, equal, expect, read_first_line
 from .registry import check
 
 _LOOK = """
@@ -74,9 +74,9 @@ async def the_working_directory_can_be_chosen(case: Case) -> None:
 async def the_system_is_read_only(case: Case) -> None:
     """Nothing can be written outside the working directory and /tmp."""
     sandbox = await case.sandbox()
-    for place in ("/", "/usr", "/usr/bin", "/etc", "/bin", "/lib", "/dev", "/proc", "/sys"):
-        result = await sandbox.execute(f"echo x >{place}/paracle-file")
-        expect(result["exit_code"] != 0, f"{place} can be written to")
+    for folder in ("/", "/usr", "/usr/bin", "/etc", "/bin", "/lib", "/dev", "/proc", "/sys"):
+        result = await sandbox.execute(f"echo x >{folder}/paracle-file")
+        expect(result["exit_code"] != 0, f"{folder} can be written to")
     words = ("Read-only", "Permission denied", "denied")
     result = await sandbox.execute("touch /etc/x")
     expect(any(word in result["stderr"] for word in words), f"it says {result['stderr']!r}")
@@ -160,7 +160,7 @@ async def there_is_no_network(case: Case) -> None:
     server = await asyncio.start_server(answer, "0.0.0.0", 0)  # noqa: S104
     async with server:
         port = server.sockets[0].getsockname()[1]
-        await _call("127.0.0.1", port)
+        await _connect("127.0.0.1", port)
         code = f"""
 import socket
 def tries(kind, address):
@@ -172,7 +172,7 @@ def tries(kind, address):
         except OSError:
             return
     print("reached", kind, address)
-hosts = ["{_own_address()}", "10.0.0.1", "192.0.2.1", "169.254.169.254", "1.1.1.1"]
+hosts = ["{_find_own_address()}", "10.0.0.1", "192.0.2.1", "169.254.169.254", "1.1.1.1"]
 for host in ["127.0.0.1", *hosts]:
     tries(socket.SOCK_STREAM, (host, {port}))
 for host in hosts:
@@ -191,15 +191,15 @@ print("done", [name for _, name in socket.if_nameindex() if name != "lo"])
     equal(calls, 1, "connections at the host (ours is one)")
 
 
-async def _call(host: str, port: int) -> None:
+async def _connect(host: str, port: int) -> None:
     reader, writer = await asyncio.open_connection(host, port)
     await reader.read()
     writer.close()
     await writer.wait_closed()
 
 
-def _own_address() -> str:
-    """The address under which others reach this machine, or a loopback one."""
+def _find_own_address() -> str:
+    """Return the address under which others reach this machine, or a loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -217,7 +217,7 @@ async def the_loopback_works(case: Case) -> None:
         "    print(s.getsockname()[1], flush=True)\n    c, _ = s.accept()\n    c.sendall(b'hi')\n"
     )
     async with await sandbox.start_code(server) as command:
-        port = int(await first_line(command.output()))
+        port = int(await read_first_line(command.output()))
         client = f"import socket; print(socket.create_connection(('127.0.0.1', {port})).recv(9))"
         expect((await other.run_code(client))["exit_code"], "the other sandbox reached it")
         equal((await sandbox.run_code(client))["stdout"], "b'hi'\n")
@@ -227,13 +227,13 @@ async def the_loopback_works(case: Case) -> None:
 async def files_are_not_shared(case: Case) -> None:
     """Two sandboxes have their own working directory, /tmp and /dev/shm."""
     one, two = await case.sandbox(), await case.sandbox()
-    places = ("/workspace", "/tmp", "/dev/shm")
-    for place in places:
-        equal((await one.execute(f"echo one >{place}/file; ls {place}"))["exit_code"], 0)
-    for place in places:
-        equal(await two.run_command(f"ls -A {place}"), "", place)
-        await two.execute(f"echo two >{place}/file")
-        equal(await one.run_command(f"cat {place}/file"), "one\n")
+    folders = ("/workspace", "/tmp", "/dev/shm")
+    for folder in folders:
+        equal((await one.execute(f"echo one >{folder}/file; ls {folder}"))["exit_code"], 0)
+    for folder in folders:
+        equal(await two.run_command(f"ls -A {folder}"), "", folder)
+        await two.execute(f"echo two >{folder}/file")
+        equal(await one.run_command(f"cat {folder}/file"), "one\n")
 
 
 @check(needs=("processes",))

@@ -1,4 +1,4 @@
-"""Making, finding and removing sandboxes: the backend's own methods."""
+"""Checks of the backend's own methods: making, finding and removing sandboxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNKNOWN = "no-such-sandbox"
 
 @check(quick=True)
 async def health_says_it_works(case: Case) -> None:
-    """health() answers for this backend and does not raise."""
+    """health() reports on this backend and does not raise."""
     health = await case.backend.health()
     equal(health.backend, case.backend.name)
     expect(health.available, f"not available: {health.detail}")
@@ -28,7 +28,7 @@ async def health_says_it_works(case: Case) -> None:
 
 @check()
 async def create_connect_destroy(case: Case) -> None:
-    """What create() made can be connected to, and destroy() ends it."""
+    """A sandbox that create() made can be connected to, and destroy() ends it."""
     sandbox_id = case.new_id()
     await case.backend.create(sandbox_id, case.config, {})
     channel = await case.backend.connect(sandbox_id)
@@ -42,7 +42,7 @@ async def create_connect_destroy(case: Case) -> None:
 
 @check()
 async def destroy_twice_is_success(case: Case) -> None:
-    """Removing what is gone is success."""
+    """Removing a sandbox again is success."""
     sandbox_id = case.new_id()
     await case.backend.create(sandbox_id, case.config, {})
     await case.backend.destroy(sandbox_id)
@@ -51,7 +51,7 @@ async def destroy_twice_is_success(case: Case) -> None:
 
 @check()
 async def destroy_unknown_is_success(case: Case) -> None:
-    """Removing what never was is success."""
+    """Removing an unknown sandbox is success."""
     await case.backend.destroy(_UNKNOWN)
 
 

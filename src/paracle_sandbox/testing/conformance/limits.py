@@ -1,4 +1,4 @@
-"""Limits: each holds for the sandbox as a whole, and running into one is told by its name."""
+"""Checks of limits: each covers the whole sandbox, and meeting one is reported by its name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MB = 1 << 20
 _SMALL_MB = 128
 
 
-async def _limit_error(work: Awaitable[object], resource: str) -> ResourceLimitError:
+async def _expect_limit_error(work: Awaitable[object], resource: str) -> ResourceLimitError:
     error = await raises(ResourceLimitError, work)
     equal(error.resource_type, resource)
     return error
 
 
-async def _usable_or_refused(sandbox: Sandbox) -> None:
-    """It works, or it says clearly that it is gone; it never hangs or lies."""
+async def _expect_usable_or_gone(sandbox: Sandbox) -> None:
+    """Expect that the sandbox works or says that it is gone, and neither hangs nor lies."""
     try:
         equal(await sandbox.run_command("echo alive", timeout=100), "alive\n")
     except SandboxError as error:
@@ -37,17 +37,17 @@ async def too_much_memory(case: Case) -> None:
     """Allocating more than memory_mb is a ResourceLimitError, not an exit code 137."""
     sandbox = await case.sandbox(memory_mb=_SMALL_MB)
     code = "print('begun', flush=True)\nx = bytearray(b'1') * (1 << 30)\nprint('not reached')"
-    error = await _limit_error(sandbox.run_code(code), "memory")
+    error = await _expect_limit_error(sandbox.run_code(code), "memory")
     contains(str(error), "Memory limit")
     equal(error.limit, _SMALL_MB * _MB, "limit")
     expect(error.usage is not None and error.usage > 0.7 * _SMALL_MB * _MB, f"usage {error.usage}")
     equal(error.stdout, "begun\n", "what it had printed")
-    await _usable_or_refused(sandbox)
+    await _expect_usable_or_gone(sandbox)
 
 
 @check(needs=("memory",))
 async def too_much_memory_in_children(case: Case) -> None:
-    """The memory of all processes counts together; a parent that lives on hides nothing."""
+    """The memory of all processes counts together, also if the parent lives on."""
     code = """
 import os, time
 for _ in range(6):
@@ -60,13 +60,13 @@ time.sleep({seconds})
     for seconds in (1000, 1):
         sandbox = await case.sandbox(memory_mb=_SMALL_MB)
         work = sandbox.run_code(code.format(seconds=seconds), timeout=200)
-        await _limit_error(work, "memory")
-        await _usable_or_refused(sandbox)
+        await _expect_limit_error(work, "memory")
+        await _expect_usable_or_gone(sandbox)
 
 
 @check(needs=("memory",))
 async def too_much_memory_in_files(case: Case) -> None:
-    """What lies in /dev/shm counts as memory."""
+    """Files in /dev/shm count as memory."""
     sandbox = await case.sandbox(memory_mb=_SMALL_MB)
     code = """
 block = b"1" * (1 << 20)
@@ -78,13 +78,13 @@ with open("/dev/shm/file", "wb", buffering=0) as file:
         pass
 x = bytearray(b"1") * (100 << 20)
 """
-    await _limit_error(sandbox.run_code(code), "memory")
-    await _usable_or_refused(sandbox)
+    await _expect_limit_error(sandbox.run_code(code), "memory")
+    await _expect_usable_or_gone(sandbox)
 
 
 @check(needs=("memory",))
 async def just_enough_memory(case: Case) -> None:
-    """What fits is given, and an exit code of 137 alone is no limit error."""
+    """A program within the limit runs, and an exit code of 137 alone is no limit error."""
     sandbox = await case.sandbox(memory_mb=256)
     result = await sandbox.run_code("x = bytearray(b'1') * (150 << 20); print(len(x))")
     equal(result["stdout"], f"{150 << 20}\n")
@@ -108,7 +108,7 @@ finally:
 
 @check(needs=("pids",))
 async def processes_are_limited(case: Case) -> None:
-    """No more than max_processes can be alive, and who is refused one is told why."""
+    """No more than max_processes can be alive, and a refused fork is reported as such."""
     sandbox = await case.sandbox(max_processes=24)
     try:
         result = await sandbox.run_code(_FORKS)
@@ -120,7 +120,7 @@ async def processes_are_limited(case: Case) -> None:
     expect(0 < int(count) < 24, f"{count} processes were made")
     try:
         equal(await sandbox.run_command("echo alive"), "alive\n")
-    except ResourceLimitError as error:  # those that were made may live on, and fill the limit
+    except ResourceLimitError as error:  # the forked processes may live on and fill the limit
         equal(error.resource_type, "pids")
     equal(await sandbox.list_files(), [], "files can be used all the same")
 
@@ -129,7 +129,7 @@ async def processes_are_limited(case: Case) -> None:
 async def too_many_processes(case: Case) -> None:
     """A program that fails because it may not fork is a ResourceLimitError."""
     sandbox = await case.sandbox(max_processes=24)
-    error = await _limit_error(sandbox.run_code(_FORKS), "pids")
+    error = await _expect_limit_error(sandbox.run_code(_FORKS), "pids")
     equal(error.limit, 24, "limit")
     contains(error.stderr, "BlockingIOError")
     equal(await sandbox.run_command("echo alive"), "alive\n")
@@ -150,10 +150,10 @@ async def threads_count_as_processes(case: Case) -> None:
 
 @check(needs=("disk",))
 async def too_much_disk(case: Case) -> None:
-    """Writing more than disk_mb is a ResourceLimitError; with room made it goes on."""
+    """Writing more than disk_mb is a ResourceLimitError; after a removal writing works again."""
     sandbox = await case.sandbox(disk_mb=256, memory_mb=1024)
     fill = "head -c 400M /dev/zero >filled"
-    error = await _limit_error(sandbox.execute(fill, timeout=200), "disk")
+    error = await _expect_limit_error(sandbox.execute(fill, timeout=200), "disk")
     equal(error.limit, 256 * _MB, "limit")
     size = (await sandbox.stat("filled"))["size"]
     expect(size <= 256 * _MB, f"{size} bytes were written")
@@ -174,7 +174,7 @@ async def too_much_disk_from_the_host(case: Case) -> None:
     source = case.directory / "large"
     with source.open("wb") as file:
         file.truncate(400 * _MB)
-    error = await _limit_error(sandbox.copy_to(source, "large"), "disk")
+    error = await _expect_limit_error(sandbox.copy_to(source, "large"), "disk")
     equal((error.limit, error.usage), (256 * _MB, 256 * _MB))
     equal(await sandbox.exists("large"), False)
     await sandbox.write_file("small", "fits")
@@ -186,7 +186,7 @@ async def temporary_files_count(case: Case) -> None:
     """/tmp is limited too."""
     sandbox = await case.sandbox(disk_mb=256, memory_mb=1024)
     work = sandbox.execute("head -c 400M /dev/zero >/tmp/filled", timeout=200)
-    await _limit_error(work, "disk")
+    await _expect_limit_error(work, "disk")
 
 
 @check(needs=("disk", "disk_apart"))
@@ -203,9 +203,9 @@ async def cpu_is_limited(case: Case) -> None:
     sandbox = await case.sandbox(cpu_cores=0.5)
     busy = [await sandbox.start_code("while True: pass") for _ in range(2)]
     shares: list[float] = []
-    # A machine with other work gives less than the limit for a while, but never more.
+    # A busy machine gives less than the limit for a while, but never more.
     for _ in range(12):
-        shares.append(await _cpu_share(case, sandbox, seconds=2.5))
+        shares.append(await _measure_cpu_share(case, sandbox, seconds=2.5))
         expect(shares[-1] <= 0.5 * 1.25, f"{shares[-1]:.2f} cores were used")
         if shares[-1] >= 0.5 * 0.75:
             break
@@ -215,7 +215,7 @@ async def cpu_is_limited(case: Case) -> None:
         await command.kill()
 
 
-async def _cpu_share(case: Case, sandbox: Sandbox, seconds: float) -> float:
+async def _measure_cpu_share(case: Case, sandbox: Sandbox, seconds: float) -> float:
     began = time.monotonic()
     before = await case.backend.usage(sandbox.sandbox_id)
     await asyncio.sleep(seconds)
@@ -233,7 +233,7 @@ async def stats_are_of_this_sandbox(case: Case) -> None:
     expect(0 < stats["memory_percent"] < 50, f"memory {stats['memory_percent']} %")
     expect(stats["memory_peak_mb"] >= stats["memory_mb"] * 0.9, "the peak is below the present")
     expect(stats["processes"] >= 1, "no process")
-    # What there is of processors cannot be exceeded; the making of it is nothing of the first look.
+    # Usage cannot exceed the processors, and making the sandbox is not part of the first figures.
     most = 120 * (os.cpu_count() or 1)
     expect(stats["cpu_percent"] <= most, f"{stats['cpu_percent']} % of CPU")
     expect(stats["duration_seconds"] > 0, "no time has passed")

@@ -1,4 +1,4 @@
-"""The parts above a backend, on the real thing: manager, executor and monitor."""
+"""Checks of manager, executor and monitor on a real backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .registry import check
 
 @check()
 async def a_manager_has_a_limit(case: Case) -> None:
-    """One sandbox too many is refused at once; when one is gone there is room again."""
+    """A sandbox above the limit is refused at once; after a removal there is room again."""
     manager = case.manager(2)
     first = await manager.create(case.config)
     await manager.create(case.config)
@@ -70,7 +70,7 @@ async def a_managed_sandbox_goes(case: Case) -> None:
 
 @check()
 async def idle_sandboxes_go(case: Case) -> None:
-    """One that nobody uses is removed, one that runs a program is not."""
+    """An idle sandbox is removed, and one that runs a program is not."""
     manager = case.manager(idle_timeout=0.3, cleanup_interval=0.05)
     idle, busy = await manager.create(case.config), await manager.create(case.config)
     command = await busy.start_command("cat", stdin=True)
@@ -89,7 +89,7 @@ async def idle_sandboxes_go(case: Case) -> None:
 
 @check(quick=True)
 async def executor_success(case: Case) -> None:
-    """execute_agent() answers success, result, stats and id; inputs are in inputs.json."""
+    """execute_agent() returns success, result, stats and id; inputs are in inputs.json."""
     executor = SandboxExecutor(case.manager())
     code = "import json; print(sum(json.load(open('inputs.json'))['numbers']))"
     answer = await executor.execute_agent(code, case.config, {"numbers": [1, 2, 39]})
@@ -161,15 +161,15 @@ async def a_batch_runs_side_by_side(case: Case) -> None:
     manager = case.manager(2)
     executor = SandboxExecutor(manager)
     together = asyncio.Event()
-    heard = most = 0
+    printed = most = 0
 
     async def hear(text: str) -> None:
-        # The first two jobs end only when both have been heard: side by side, or not at all.
-        nonlocal heard, most
-        heard += text.count("up")
+        # The first two jobs end only when both have printed, so that they have to run together.
+        nonlocal printed, most
+        printed += text.count("up")
         listed = await case.backend.list_sandboxes()
         most = max(most, len({i.sandbox_id for i in listed} & set(manager.active_sandboxes)))
-        if heard >= 2:
+        if printed >= 2:
             together.set()
         await asyncio.wait_for(together.wait(), 100)
 

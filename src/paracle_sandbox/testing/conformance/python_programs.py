@@ -1,4 +1,4 @@
-"""Python code: it behaves as under ``python3 file.py``."""
+"""Checks of Python code: it behaves as under ``python3 file.py``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def a_syntax_error_is_told(case: Case) -> None:
 
 @check()
 async def exit_codes(case: Case) -> None:
-    """sys.exit in each of its forms, os._exit and a signal."""
+    """sys.exit in each of its forms, os._exit and a signal give their exit codes."""
     sandbox = await case.sandbox()
     forms = {"": 0, "sys.exit()": 0, "sys.exit(3)": 3, "sys.exit(256 + 7)": 7,
              "raise SystemExit(9)": 9, "os._exit(4)": 4,
@@ -76,7 +76,7 @@ async def exit_codes(case: Case) -> None:
 
 @check()
 async def stdin_is_read(case: Case) -> None:
-    """input() and sys.stdin read what was given; without any there is an end at once."""
+    """input() and sys.stdin read the given stdin; without one they reach its end at once."""
     sandbox = await case.sandbox()
     code = "import sys; print(input().upper()); print(repr(sys.stdin.read()))"
     result = await sandbox.run_code(code, stdin="première\nrest\n")
@@ -137,11 +137,11 @@ async def runs_share_nothing_but_files(case: Case) -> None:
 
 @check()
 async def fresh_interpreters_have_nothing_in_common(case: Case) -> None:
-    """With fresh_interpreter=True each program has its own seed of hash(), and addresses."""
+    """Each program has its own seed of hash() and its own addresses if fresh_interpreter=True."""
     sandbox = await case.sandbox(fresh_interpreter=True)
     code = "print(hash('x'), id(object()))"
-    said = [(await sandbox.run_code(code))["stdout"].split() for _ in range(3)]
-    for what, found in zip(("seeds", "addresses"), zip(*said, strict=True), strict=True):
+    printed = [(await sandbox.run_code(code))["stdout"].split() for _ in range(3)]
+    for what, found in zip(("seeds", "addresses"), zip(*printed, strict=True), strict=True):
         equal(len(set(found)), 3, f"different {what} of {found}")
 
 

@@ -1,4 +1,4 @@
-"""What a check is, and the features that some of them need."""
+"""Defines checks, and the features that some of them need."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from .case import Case
 
 Body = Callable[[Case], Awaitable[None]]
 
-# A backend has a feature where it keeps what is said here; the checks prove that it does.
+# A backend has a feature if it keeps this promise. The checks prove it.
 FEATURES = {
-    "root": "an own file system, whose system part is read-only",
-    "identity": "an own user (paracle, uid 1000), host name and environment",
-    "processes": "own processes: nobody sees or signals those of others",
+    "root": "a file system of its own, whose system part is read-only",
+    "identity": "a user (paracle, uid 1000), host name and environment of its own",
+    "processes": "it sees and signals only its own processes",
     "network": 'no network but the loopback with network_mode="none"',
     "images": "a base_image that must be there",
     "usage": "measured figures of CPU, memory, disk and processes",
-    "memory": "memory_mb holds for all processes together, and running into it is told",
-    "cpu": "cpu_cores holds for all processes together",
-    "pids": "max_processes holds",
-    "pids_told": "running into max_processes is told",
-    "disk": "disk_mb holds, and running into it is told",
+    "memory": "memory_mb limits all processes together, and meeting it is reported",
+    "cpu": "cpu_cores limits all processes together",
+    "pids": "max_processes is enforced",
+    "pids_told": "meeting max_processes is reported",
+    "disk": "disk_mb is enforced, and meeting it is reported",
     "disk_apart": "disk_mb does not count against memory_mb",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """One clause of the contract. ``quick`` ones together take a few seconds."""
+    """One clause of the contract. All ``quick`` checks together take a few seconds."""
 
     name: str
     body: Body
@@ -40,12 +40,12 @@ class Check:
         return (self.body.__doc__ or self.name).strip()
 
     def missing(self, features: frozenset[str]) -> list[str]:
-        """The features it needs and does not find."""
+        """Return the features that it needs and that are not in ``features``."""
         return sorted(self.needs - features)
 
 
 def check(*, quick: bool = False, needs: tuple[str, ...] = ()) -> Callable[[Body], Check]:
-    """Make a check of ``async def name(case)``; it belongs to the module it is written in."""
+    """Make a check of ``async def name(case)``. Its name begins with that of its module."""
     if unknown := set(needs) - FEATURES.keys():
         raise ValueError(f"unknown feature {sorted(unknown)[0]!r}; there are {sorted(FEATURES)}")
 

@@ -1,4 +1,4 @@
-"""Running checks: all of them in tests, the quick ones on a user's machine."""
+"""Runs checks: all of them in tests, the quick ones on a user's machine."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ CHECK_SECONDS = 240.0
 
 _THEMES = (lifecycle, commands, stopping, python_programs, streams, files, transfers, terminals,
            limits, isolation, managers)  # fmt: skip
-# The layer of Health that has to be in force for a feature. Those not named here are only
-# known to the test module of a backend.
+# The layer of Health that has to be in force for a feature. No layer implies the other features:
+# the test module of a backend states them.
 _LAYERS = {
     "root": "read-only system",
     "identity": "own user",
@@ -49,14 +49,14 @@ _LAYERS = {
 
 
 def all_checks() -> list[Check]:
-    """Every check, theme by theme, in the order in which they are written."""
+    """Return every check, by theme, in the order in which they are written."""
     return [
         value for theme in _THEMES for value in vars(theme).values() if isinstance(value, Check)
     ]
 
 
 def features_of(health: Health) -> frozenset[str]:
-    """The features that a backend says it has on this machine, as far as layers tell."""
+    """Return the features that a backend reports on this machine, as far as layers imply them."""
     in_force = {layer.name for layer in health.layers if layer.in_force}
     return frozenset(feature for feature, layer in _LAYERS.items() if layer in in_force)
 
@@ -67,10 +67,11 @@ async def run_check(
     features: frozenset[str] = frozenset(FEATURES),
     config: SandboxConfig | None = None,
 ) -> None:
-    """Run one, and see that it left nothing behind. Raises CheckFailed, or whatever broke."""
+    """Run one check, and verify that it left nothing behind. Raises CheckFailed, or the error that
+    broke it."""
     if missing := check.missing(features):
         raise ValueError(f"{check.name} needs {', '.join(missing)}")
-    before = await _ours(backend)
+    before = await _list_own_sandboxes(backend)
     with tempfile.TemporaryDirectory(prefix="paracle-check-") as directory:
         case = Case(backend, features, Path(directory), config)
         try:
@@ -78,7 +79,7 @@ async def run_check(
                 await check.body(case)
         finally:
             await case.close()
-    left = await _ours(backend, case.made) - before
+    left = await _list_own_sandboxes(backend, case.made) - before
     if left:
         raise CheckFailed(f"still listed afterwards: {', '.join(sorted(left))}")
 
@@ -89,10 +90,11 @@ async def run_quick(
     config: SandboxConfig | None = None,
     features: frozenset[str] | None = None,
 ) -> bool:
-    """Run the quick checks, telling ``report`` the name, outcome and detail of each.
+    """Run the quick checks, pass name, outcome and detail of each to ``report``, and return
+    whether all passed.
 
-    The answer is whether all is well. A feature that the backend does not have here is told,
-    and is no failure: health shows what it takes to have it.
+    A feature that the backend lacks here is reported, but is not a failure: health shows what it
+    takes to have it.
     """
     if features is None:
         health = await backend.health()
@@ -116,7 +118,7 @@ async def _run_reported(
     features: frozenset[str],
 ) -> bool:
     if missing := check.missing(features):
-        report(check.name, True, f"left out: not to be had here: {', '.join(missing)}")
+        report(check.name, True, f"left out: not available here: {', '.join(missing)}")
         return True
     try:
         await run_check(check, backend, features, config)
@@ -127,8 +129,8 @@ async def _run_reported(
     return True
 
 
-async def _ours(backend: Backend, made: list[str] | None = None) -> set[str]:
-    """The sandboxes of this process; others come and go as they like."""
+async def _list_own_sandboxes(backend: Backend, made: list[str] | None = None) -> set[str]:
+    """Return the ids of sandboxes of this process. Other processes have sandboxes of their own."""
     return {
         info.sandbox_id
         for info in await backend.list_sandboxes()

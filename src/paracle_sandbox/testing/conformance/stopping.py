@@ -1,4 +1,4 @@
-"""Stopping programs: deadlines, kills and cancellation take the whole tree, and nothing else."""
+"""Checks of stopping: deadlines, kills and cancellation end the whole tree, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .case import Case
 from .expect import contains, equal, eventually, expect, fail, raises
 from .registry import check
 
-# Four ways to be hard to kill, each of which notes its pid: a plain child, one in a session of
-# its own, one that was orphaned by a double fork, and one that ignores what can be ignored.
+# Four processes that are hard to kill, each of which records its pid: a plain child, one in a
+# session of its own, one orphaned by a double fork, and one that ignores signals.
 _TREE = """\
 import os, signal, time
 def note():
@@ -43,7 +43,7 @@ while True:
     time.sleep(1000)
 """
 _TREE_SIZE = 5
-# Whoever is to kill these needs descriptors to find them: each is in a session of its own.
+# To find and kill these, the guest needs descriptors: each is in a session of its own.
 _STARVING = """\
 import os, resource, time
 for pid in (1, os.getppid()):
@@ -60,7 +60,7 @@ for number in range(20):
 print("begun", flush=True)
 time.sleep(1000)
 """
-# Two that spin take a core where there is one to be had, and nothing at all once they are gone.
+# Two of them spin: they use up to two cores, and nothing once they are gone.
 _QUIET_SECONDS, _QUIET_CPU = 1.0, 0.1
 _ALIVE = """\
 import os, sys
@@ -73,35 +73,35 @@ for pid in open("pids").read().split():
 """
 
 
-async def _noted(sandbox: Sandbox) -> list[str]:
+async def _read_pids(sandbox: Sandbox) -> list[str]:
     if not await sandbox.exists("pids"):
         return []
     return (await sandbox.read_file("pids")).split()
 
 
-async def _tree_is_up(sandbox: Sandbox) -> None:
+async def _wait_for_tree(sandbox: Sandbox) -> None:
     async def complete() -> bool:
-        return len(await _noted(sandbox)) == _TREE_SIZE
+        return len(await _read_pids(sandbox)) == _TREE_SIZE
 
     await eventually(complete, "the tree of processes did not start")
     alive = (await sandbox.run_code(_ALIVE))["stdout"].split()
     equal(len(alive), _TREE_SIZE, "processes alive before the kill")
 
 
-async def _tree_is_gone(sandbox: Sandbox) -> None:
+async def _expect_tree_gone(sandbox: Sandbox) -> None:
     async def gone() -> bool:
         return (await sandbox.run_code(_ALIVE))["stdout"] == ""
 
     await eventually(gone, "processes survived", seconds=20)
 
 
-async def _timed_out_tree(sandbox: Sandbox) -> SandboxTimeoutError:
-    """Let a tree run into its deadline; a busy machine may need a later one to have it grown."""
+async def _run_tree_into_timeout(sandbox: Sandbox) -> SandboxTimeoutError:
+    """Let a tree meet its deadline. A busy machine may need a longer one to start the tree."""
     for seconds in (1.0, 5.0, 25.0, 100.0):
         await sandbox.write_file("pids", "")
         error = await raises(SandboxTimeoutError, sandbox.run_code(_TREE, timeout=seconds))
         equal(error.timeout_seconds, seconds)
-        if len(await _noted(sandbox)) == _TREE_SIZE:
+        if len(await _read_pids(sandbox)) == _TREE_SIZE:
             break
     else:
         fail("the tree of processes did not start in time")
@@ -129,17 +129,17 @@ async def a_timeout_is_typed(case: Case) -> None:
 async def a_timeout_kills_the_whole_tree(case: Case) -> None:
     """Nothing that a program started survives its deadline, however it hides."""
     sandbox = await case.sandbox()
-    error = await _timed_out_tree(sandbox)
+    error = await _run_tree_into_timeout(sandbox)
     equal(error.stdout, "begun\n", "what it had printed")
-    await _tree_is_gone(sandbox)
+    await _expect_tree_gone(sandbox)
 
 
 @check(needs=("processes", "usage"))
 async def a_timeout_kills_what_hinders_it(case: Case) -> None:
-    """A program that takes the descriptors of whoever kills it ends at its deadline, too."""
+    """A program that takes descriptors from the process that kills it ends at its deadline."""
     for seconds in (1.0, 5.0, 25.0):
         sandbox = await case.sandbox()
-        # Beside another command: or all there is can be killed without a look.
+        # Another command runs beside it: otherwise the guest kills every process without a search.
         await sandbox.start_command("sleep 1000")
         error = await raises(SandboxTimeoutError, sandbox.run_code(_STARVING, timeout=seconds))
         if error.stdout == "begun\n":
@@ -155,7 +155,7 @@ async def a_timeout_kills_what_hinders_it(case: Case) -> None:
             before = await cpu_seconds()
             await asyncio.sleep(_QUIET_SECONDS)
             return await cpu_seconds() - before < _QUIET_CPU
-        except SandboxNotFoundError:  # it was destroyed, with all that was in it
+        except SandboxNotFoundError:  # the sandbox was destroyed with everything in it
             return True
 
     await eventually(gone, "processes survived", seconds=20)
@@ -175,7 +175,7 @@ async def a_timeout_spares_other_commands(case: Case) -> None:
 
 @check()
 async def a_busy_loop_is_stopped(case: Case) -> None:
-    """Code that never sleeps and never looks is stopped too."""
+    """Code that never sleeps and makes no calls is stopped too."""
     sandbox = await case.sandbox()
     await raises(SandboxTimeoutError, sandbox.run_code("while True: pass", timeout=1))
     await raises(SandboxTimeoutError, sandbox.execute("yes >/dev/null", timeout=1))
@@ -187,10 +187,10 @@ async def kill_takes_the_whole_tree(case: Case) -> None:
     """kill() returns when the command and everything it started are gone."""
     sandbox = await case.sandbox()
     command = await sandbox.start_code(_TREE)
-    await _tree_is_up(sandbox)
+    await _wait_for_tree(sandbox)
     await command.kill()
-    expect(command.poll(), "it is said to have succeeded")
-    await _tree_is_gone(sandbox)
+    expect(command.poll(), "the exit code is 0")
+    await _expect_tree_gone(sandbox)
     equal((await command.wait())["exit_code"], -signal.SIGKILL)
     await command.kill()
 
@@ -201,10 +201,10 @@ async def cancelling_kills_the_whole_tree(case: Case) -> None:
     sandbox = await case.sandbox()
     await sandbox.write_file("tree.py", _TREE)
     task = asyncio.create_task(sandbox.execute(["python3", "tree.py"]))
-    await _tree_is_up(sandbox)
+    await _wait_for_tree(sandbox)
     task.cancel()
     await raises(asyncio.CancelledError, task)
-    await _tree_is_gone(sandbox)
+    await _expect_tree_gone(sandbox)
 
 
 @check()
@@ -213,11 +213,11 @@ async def killing_all_programs(case: Case) -> None:
     sandbox = await case.sandbox()
     await sandbox.write_file("kept", "as it was")
     commands = [await sandbox.start_code(_TREE)]
-    await _tree_is_up(sandbox)
+    await _wait_for_tree(sandbox)
     commands.append(await sandbox.start_command("echo up; sleep 1000"))
-    await _begun(commands[-1])
+    await _wait_until_begun(commands[-1])
     await sandbox.kill_programs()
-    await _tree_is_gone(sandbox)
+    await _expect_tree_gone(sandbox)
     for command in commands:
         equal((await command.wait())["exit_code"], -signal.SIGKILL)
     equal(await sandbox.read_file("kept"), "as it was")
@@ -229,9 +229,9 @@ async def leaving_the_block_kills(case: Case) -> None:
     """``async with`` a command ends it on the way out."""
     sandbox = await case.sandbox()
     async with await sandbox.start_code(_TREE) as command:
-        await _tree_is_up(sandbox)
+        await _wait_for_tree(sandbox)
     expect(command.poll() is not None, "it still runs")
-    await _tree_is_gone(sandbox)
+    await _expect_tree_gone(sandbox)
 
 
 @check()
@@ -251,7 +251,7 @@ async def background_commands(case: Case) -> None:
     equal(sandbox.in_use, 0, "operations under way")
 
 
-async def _begun(command: Command) -> None:
+async def _wait_until_begun(command: Command) -> None:
     async for _ in command.output():
         return
 
@@ -262,7 +262,7 @@ async def signals_reach_the_program(case: Case) -> None:
     sandbox = await case.sandbox()
     script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     command = await sandbox.start_command(script)
-    await _begun(command)
+    await _wait_until_begun(command)
     await command.send_signal(signal.SIGTERM)
     result = await command.wait()
     equal((result["exit_code"], result["stdout"]), (5, "ready\ncaught\n"))

@@ -1,4 +1,4 @@
-"""Output as it comes: callbacks, iterators, terminals of the pty kind, and the output limit."""
+"""Checks of output as it comes: callbacks, iterators, ptys, and the output limit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import hashlib
 from ...errors import ResourceLimitError, SandboxTimeoutError
 from ...sandbox.sandbox import Sandbox
 from .case import Case
-from .expect import contains, equal, eventually, expect, heard, raises
+from .expect import contains, equal, eventually, expect, expect_output, raises
 from .registry import check
 
 _MB = 1 << 20
-# Prints 64 MB, and notes how far it has come.
+# It prints 64 MB, and records its progress.
 _TALKER = """\
 import os
 block = b"x" * 65536
@@ -35,12 +35,12 @@ async def callbacks_see_output_as_it_comes(case: Case) -> None:
     first = asyncio.Event()
     seen: list[str] = []
 
-    def hear(text: str) -> None:
+    def collect(text: str) -> None:
         seen.append(text)
         first.set()
 
     script = "echo 1; read line; for i in 2 3 4; do echo $i; done"
-    command = await sandbox.start_command(script, stdin=True, on_stdout=hear)
+    command = await sandbox.start_command(script, stdin=True, on_stdout=collect)
     await asyncio.wait_for(first.wait(), 120)
     equal((command.poll(), "".join(seen)), (None, "1\n"))
     await command.write_stdin("\n")
@@ -51,22 +51,22 @@ async def callbacks_see_output_as_it_comes(case: Case) -> None:
 
 @check()
 async def each_stream_has_its_callback(case: Case) -> None:
-    """on_stdout and on_stderr, plain or async, and on_output_bytes for both."""
+    """on_stdout and on_stderr get their stream, plain or async, and on_output_bytes gets both."""
     sandbox = await case.sandbox()
     out: list[str] = []
     err: list[str] = []
     raw: dict[str, bytes] = {"stdout": b"", "stderr": b""}
 
-    async def hear(text: str) -> None:
+    async def collect(text: str) -> None:
         await asyncio.sleep(0)
         err.append(text)
 
-    def take(name: str, chunk: bytes) -> None:
+    def collect_bytes(name: str, chunk: bytes) -> None:
         raw[name] += chunk
 
     await sandbox.run_code(
         "import sys; print('out'); print('err', file=sys.stderr)",
-        on_stdout=out.append, on_stderr=hear, on_output_bytes=take,
+        on_stdout=out.append, on_stderr=collect, on_output_bytes=collect_bytes,
     )  # fmt: skip
     equal(("".join(out), "".join(err)), ("out\n", "err\n"))
     equal(raw, {"stdout": b"out\n", "stderr": b"err\n"})
@@ -94,10 +94,10 @@ async def a_callback_that_raises_stops_the_program(case: Case) -> None:
     class Stop(Exception):
         pass
 
-    def hear(text: str) -> None:
+    def stop(text: str) -> None:
         raise Stop(text)
 
-    await raises(Stop, sandbox.execute("echo now; sleep 1000", on_stdout=hear))
+    await raises(Stop, sandbox.execute("echo now; sleep 1000", on_stdout=stop))
     equal(sandbox.in_use, 0, "operations under way")
 
 
@@ -125,7 +125,7 @@ async def stream_raises_at_the_end(case: Case) -> None:
     expect(b"".join(seen) in (b"begun\n", b""), f"got {seen}")
 
 
-async def _progress(sandbox: Sandbox) -> int:
+async def _read_progress(sandbox: Sandbox) -> int:
     if not await sandbox.exists("progress"):
         return 0
     return int(await sandbox.read_file("progress"))
@@ -133,7 +133,7 @@ async def _progress(sandbox: Sandbox) -> int:
 
 @check()
 async def a_slow_reader_stalls_the_program(case: Case) -> None:
-    """While nobody reads, the program waits; afterwards everything arrives."""
+    """A program waits while its output is not read; afterwards everything arrives."""
     sandbox = await case.sandbox()
     async with await sandbox.start_code(_TALKER) as command:
         chunks = command.output()
@@ -141,7 +141,7 @@ async def a_slow_reader_stalls_the_program(case: Case) -> None:
         stalled_at, same = -1, 0
         while same < 5:
             await asyncio.sleep(0.2)
-            now = await _progress(sandbox)
+            now = await _read_progress(sandbox)
             same = same + 1 if now == stalled_at else 0
             stalled_at = now
         expect(stalled_at < _BLOCKS // 2, f"it ran ahead by {stalled_at * 65536} bytes")
@@ -154,7 +154,7 @@ async def a_slow_reader_stalls_the_program(case: Case) -> None:
 
 @check()
 async def leaving_a_stream_early_stops_it(case: Case) -> None:
-    """Whoever stops listening to an endless program ends it."""
+    """Closing the stream of an endless program ends the program."""
     sandbox = await case.sandbox()
     chunks = sandbox.stream("yes")
     async for _, chunk in chunks:
@@ -170,7 +170,7 @@ async def leaving_a_stream_early_stops_it(case: Case) -> None:
 
 @check(quick=True)
 async def too_much_output_is_an_error(case: Case) -> None:
-    """Output beyond the limit that nobody follows stops the program: ResourceLimitError."""
+    """Output above the limit stops the program with ResourceLimitError if no callback reads it."""
     sandbox = await case.sandbox()
     error = await raises(ResourceLimitError, sandbox.execute("yes", max_output=10_000))
     equal((error.resource_type, error.limit), ("output", 10_000))
@@ -191,7 +191,7 @@ async def the_configured_output_limit(case: Case) -> None:
 
 @check()
 async def followed_output_is_never_too_much(case: Case) -> None:
-    """With a callback all of it is delivered; the result keeps a part and says so."""
+    """A callback gets all output; the result keeps a part and says so."""
     sandbox = await case.sandbox()
     digest = hashlib.sha256()
     result = await sandbox.execute(
@@ -205,7 +205,7 @@ async def followed_output_is_never_too_much(case: Case) -> None:
 
 @check()
 async def a_pty_is_a_terminal(case: Case) -> None:
-    """With pty the program has a controlling terminal of the given size on all three."""
+    """A program with pty has a controlling terminal of the given size as all three streams."""
     sandbox = await case.sandbox()
     program = (
         "import os; print([os.isatty(n) for n in (0, 1, 2)], tuple(os.get_terminal_size()));"
@@ -219,7 +219,7 @@ async def a_pty_is_a_terminal(case: Case) -> None:
 
 @check()
 async def a_pty_can_be_resized(case: Case) -> None:
-    """resize() changes the size, and the program is told with SIGWINCH."""
+    """resize() changes the size, and the program gets SIGWINCH."""
     sandbox = await case.sandbox()
     program = """
 import os, signal, threading
@@ -232,14 +232,14 @@ print(tuple(os.get_terminal_size()))
 """
     command = await sandbox.start_command(["python3", "-c", program], pty=(24, 80))
     chunks = command.output()
-    await heard(chunks, b"ready\r\n", command)
+    await expect_output(chunks, b"ready\r\n", command)
     await command.resize(50, 132)
     equal((await command.wait())["stdout"], "ready\r\n(132, 50)\r\n")
 
 
 @check()
 async def a_pty_takes_control_characters(case: Case) -> None:
-    """^C typed into a pty interrupts the program, ^D ends its input."""
+    """^C typed into a pty interrupts the program, and ^D ends its input."""
     sandbox = await case.sandbox()
     command = await sandbox.start_command(["cat"], stdin=True, pty=True)
     await command.write_stdin("line\n\x04")
@@ -247,6 +247,6 @@ async def a_pty_takes_control_characters(case: Case) -> None:
     # Python and not sh: some shells lose an interrupt that comes just when they start a program.
     program = "import time; print('up', flush=True); time.sleep(1000)"
     command = await sandbox.start_command(["python3", "-c", program], stdin=True, pty=True)
-    await heard(command.output(), b"up\r\n", command)
+    await expect_output(command.output(), b"up\r\n", command)
     await command.write_stdin("\x03")
     expect((await command.wait())["exit_code"] in (-2, 130), f"exit code {command.poll()}")

@@ -1,4 +1,4 @@
-"""Copies between the host and a sandbox: files and trees, large and hostile ones."""
+"""Checks of copies between the host and a sandbox: files and trees, large and hostile ones."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def _make_tree(root: Path) -> None:
     (root / "sub/run.sh").chmod(0o755)
 
 
-def _contents(root: Path) -> dict[str, bytes | None]:
-    """Every path below, with the bytes of files and None for directories."""
+def _read_tree(root: Path) -> dict[str, bytes | None]:
+    """Return every path below, with the bytes of files and None for directories."""
     return {
         str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
         for path in sorted(root.rglob("*"))
     }
 
 
-def _hash(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @check()
 async def a_file_there_and_back(case: Case) -> None:
-    """copy_to() then read, copy_from() to the host: the same bytes, and the mode."""
+    """A file keeps its bytes and its mode through copy_to() and copy_from()."""
     sandbox = await case.sandbox()
     source = case.directory / "tool"
     source.write_bytes(b"#!/bin/sh\necho ran\n")
@@ -75,7 +75,7 @@ async def a_tree_there_and_back(case: Case) -> None:
     await sandbox.copy_to(source, "copy")
     equal(await sandbox.run_command("./copy/sub/run.sh"), "ran\n")
     await sandbox.copy_from("copy", case.directory / "back")
-    equal(_contents(case.directory / "back"), _contents(source))
+    equal(_read_tree(case.directory / "back"), _read_tree(source))
     expect(os.access(case.directory / "back/sub/run.sh", os.X_OK), "it is not executable any more")
 
 
@@ -90,9 +90,9 @@ async def fifty_megabytes_there_and_back(case: Case) -> None:
             file.write(numbers.randbytes(_LARGE // 50))
     await sandbox.copy_to(source, "large")
     inside = (await sandbox.run_command("sha256sum large", timeout=200)).split()[0]
-    equal(inside, _hash(source), "hash inside")
+    equal(inside, _hash_file(source), "hash inside")
     await sandbox.copy_from("large", case.directory / "back")
-    equal(_hash(case.directory / "back"), _hash(source), "hash of the copy")
+    equal(_hash_file(case.directory / "back"), _hash_file(source), "hash of the copy")
 
 
 @check()
@@ -129,7 +129,7 @@ async def links_do_not_reach_the_host(case: Case) -> None:
         "ln -s real inner"
     )
     await sandbox.copy_from("t", case.directory / "t")
-    equal(_contents(case.directory / "t"), {"real": b"x\n"})
+    equal(_read_tree(case.directory / "t"), {"real": b"x\n"})
 
 
 @check()
@@ -143,7 +143,7 @@ async def copies_out_are_bounded(case: Case) -> None:
     await raises(SandboxFileError, sandbox.copy_from("t/1", target, max_bytes=1000))
     equal(list(case.directory.iterdir()), [], "what was left on the host")
     await sandbox.copy_from("t", target, max_bytes=500_000, max_entries=6)
-    equal(len(_contents(target)), 5)
+    equal(len(_read_tree(target)), 5)
 
 
 @check()

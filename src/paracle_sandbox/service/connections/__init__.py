@@ -1,0 +1,1 @@
+"""Connections to clients, below the application: bounded in time and memory."""

@@ -31,7 +31,7 @@ from paracle_sandbox.agents import (  # noqa: E402
     ToolCall,
 )
 from paracle_sandbox.tools import Tool, ToolResult  # noqa: E402
-from paracle_sandbox.tools.tool import schema  # noqa: E402
+from paracle_sandbox.tools.schema import schema  # noqa: E402
 
 
 @pytest.fixture(params=["openai", "anthropic"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paracle_sandbox import (
+from paracle_sandbox.errors import SandboxError
     LocalSandboxClient,
     SandboxConfig,
     SandboxFileNotFoundError,
@@ -561,11 +562,24 @@ async def test_a_command_as_a_list_is_one_command(client: LocalSandboxClient) ->
 @pytest.mark.parametrize("how", [{}, {"session_name": "main"}])
 async def test_every_command_is_run(client: LocalSandboxClient, how: dict[str, Any]) -> None:
     """No command is refused. This one would wipe a disk, but a sandbox has none."""
-    with pytest.warns(UserWarning, match="no effect"):
-        tool = SandboxShellTool(client, policy=lambda command: "not this one")
+    tool = SandboxShellTool(client)
     answer = await tool.call({"command": "mkfs.none /dev/sda", **how})
     assert answer.data["exit_code"] == 127 and "not found" in answer.text
     assert (await tool.execute("mkfs.none /dev/sda"))["exit_code"] == 127
+
+
+@pytest.mark.parametrize("how", [{}, {"session_name": "main"}, {"blocking": False}])
+async def test_a_policy_of_the_callers_own_refuses(
+    client: LocalSandboxClient, how: dict[str, Any]
+) -> None:
+    tool = SandboxShellTool(client, policy=lambda one: "not this one" if "touch" in one else None)
+    answer = await tool.call({"command": "touch made", **how})
+    assert answer.is_error and "not this one" in answer.text
+    with pytest.raises(SandboxError, match="not this one"):
+        await tool.execute(["touch", "made"])
+    with pytest.raises(SandboxError, match="not this one"):
+        await tool.execute("touch made", action="execute_command")
+    assert (await tool.execute("ls"))["stdout"] == ""
 
 
 async def test_a_directory_is_deleted_under_other_names(client: LocalSandboxClient) -> None:

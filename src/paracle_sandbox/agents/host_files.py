@@ -10,7 +10,7 @@ from typing import ClassVar
 from ..tools import Tool, ToolResult
 from ..tools.arguments import ArgumentFault
 from ..tools.result import make_failure, shorten
-from ..tools.tool import schema, text
+from ..tools.schema import schema, text
 from .workspace_sync import WorkspaceSync
 
 MAX_READ = 1 << 20

@@ -85,10 +85,10 @@ class Terms:
 class Command:
     """Started already. ``async with`` kills it on the way out, if it still runs."""
 
-    def __init__(self, sandbox: CommandSandbox, stream: Stream, terms: Terms) -> None:
+    def __init__(self, place: CommandSandbox, stream: Stream, terms: Terms) -> None:
         self.pid: int | None = None
         self.listing: Stream | None = None
-        self._sandbox = sandbox
+        self._sandbox = place
         self._stream = stream
         self._terms = terms
         self._output = Output(terms.max_output)

@@ -12,7 +12,8 @@ from ..client import LocalSandboxClient
 from ..sessions import CellResult, PythonSession
 from .arguments import ArgumentFault
 from .result import Image, ToolResult, make_failure, shorten
-from .tool import SandboxTool, boolean, number, schema, text
+from .schema import boolean, number, schema, text
+from .tool import SandboxTool
 
 ACTION_SECONDS = 90.0
 # The arguments of each action. Those in brackets may be left out.

@@ -11,7 +11,8 @@ from ..errors import SandboxFileError
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
 from .result import MAX_TEXT, ToolResult, make_failure, shorten, to_observation
-from .tool import SandboxTool, boolean, number, schema, text
+from .schema import boolean, number, schema, text
+from .tool import SandboxTool
 
 MAX_LISTED = 500
 # A file is held in memory, split into lines, until its result is gone.

@@ -9,7 +9,8 @@ from ..sandbox.packages import INSTALL_SECONDS
 from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
 from .result import ToolResult, make_failure, shorten
-from .tool import SandboxTool, schema, seconds, texts
+from .schema import schema, seconds, texts
+from .tool import SandboxTool
 
 
 async def install(

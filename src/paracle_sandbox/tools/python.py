@@ -13,7 +13,8 @@ from ..sessions import CellResult, PythonSession
 from .arguments import ArgumentFault, extract_code
 from .packages import install
 from .result import Image, ToolResult, shorten
-from .tool import SandboxTool, boolean, schema, seconds, text, texts
+from .schema import boolean, schema, seconds, text, texts
+from .tool import SandboxTool
 
 CodeType = Literal["process", "report", "others"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
+from ..audit import security_events
 from ..client import LocalSandboxClient
 from ..errors import SandboxError, StoppedError
 from ..results import CommandResult
@@ -17,9 +17,10 @@ from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault, normalize_name, to_boolean
 from .error_messages import explain_error
 from .python import join_lines
-from .result import ToolResult, shorten, to_observation
+from .result import ToolResult, make_failure, shorten, to_observation
+from .schema import boolean, schema, seconds, text
 from .terminals import Terminals
-from .tool import SandboxTool, boolean, schema, seconds, text
+from .tool import SandboxTool
 
 MAX_BACKGROUND = 20
 _ACTIONS = ["execute_command", "check_command_output", "terminate_command", "list_commands"]
@@ -66,8 +67,8 @@ class SandboxShellTool(SandboxTool):
     A command in the foreground returns its output. One in the background has a name, by which a
     model reads its output and ends it. A terminal keeps directory and variables between commands.
 
-    ``policy`` has no effect: a command is run as the model wrote it, and the sandbox is what
-    protects the machine. The parameter stays so that older code runs."""
+    A command is run as the model wrote it, because the sandbox is what protects the machine. A
+    caller who wants more passes ``policy``, which returns why a command may not be run, or None."""
 
     name = "sandbox_shell"
     streams = True
@@ -104,12 +105,7 @@ class SandboxShellTool(SandboxTool):
         policy: Callable[[str], str | None] | None = None,
     ) -> None:
         super().__init__(client)
-        if policy is not None:
-            warnings.warn(
-                "SandboxShellTool(policy=...) has no effect any more: every command is run. "
-                "Refuse commands before you pass them to the tool.",
-                stacklevel=2,
-            )
+        self._policy = policy
         self._terminals = Terminals()
         self._background: dict[str, Background] = {}
 
@@ -159,14 +155,22 @@ class SandboxShellTool(SandboxTool):
     ) -> CommandResult | dict[str, Any]:
         """Run a command to its end. With an ``action``, do that as call() does, and return
         ``observation``, ``success`` and, if it waited for a command, that command's result. Raises
-        the errors of Sandbox.execute, and ValueError for arguments that cannot be used."""
+        the errors of Sandbox.execute, SandboxError for a command that the policy refuses, and
+        ValueError for arguments that cannot be used."""
         line = command if isinstance(command, str) else shlex.join(command)
         if action is None and not arguments:
+            self._raise_if_refused(line)
             sandbox = await self.sandbox()
             return await sandbox.execute(command, self.seconds_for(sandbox, timeout))
         named = {"action": action, "command": line or None, "timeout": timeout}
-        given = {name: value for name, value in named.items() if value is not None}
-        return to_observation(await self.run(**self.checked({**given, **arguments})))
+        stated = {name: value for name, value in named.items() if value is not None}
+        given = self.checked({**stated, **arguments})
+        self._raise_if_refused(given.get("command", ""))
+        return to_observation(await self.run(**given))
+
+    def _raise_if_refused(self, command: str) -> None:
+        if reason := self._find_objection(command):
+            raise SandboxError(_refusal(reason), self.client.sandbox_id)
 
     async def close(self) -> None:
         for background in self._background.values():
@@ -188,6 +192,8 @@ class SandboxShellTool(SandboxTool):
     ) -> ToolResult:
         if not command.strip():
             raise ArgumentFault("The argument 'command' is missing.")
+        if reason := self._find_objection(command):
+            return make_failure(_refusal(reason), error_type="blocked", kind="blocked")
         sandbox = await self.sandbox()
         if not blocking:
             return await self._start(sandbox, session_name, command, folder, timeout)
@@ -273,6 +279,15 @@ class SandboxShellTool(SandboxTool):
             raise ArgumentFault(f"No background command is called {name!r}; there are: {known}.")
         return name, self._background[name]
 
+    def _find_objection(self, command: str) -> str | None:
+        """Ask the policy, and record what it refuses."""
+        reason = self._policy(command) if self._policy is not None else None
+        if reason:
+            security_events.security_event(
+                "command_blocked", sandbox_id=self.client.sandbox_id, command=command, reason=reason
+            )
+        return reason
+
     def _choose_name(self) -> str:
         number = 1
         while f"command-{number}" in self._background:
@@ -289,6 +304,10 @@ class SandboxShellTool(SandboxTool):
 def _to_command(name: str, value: Any) -> Any:
     is_argv = isinstance(value, list) and all(isinstance(word, str) for word in value)
     return shlex.join(value) if is_argv and normalize_name(name) in _COMMAND else value
+
+
+def _refusal(reason: str) -> str:
+    return f"Refused, nothing was run: {reason}."
 
 
 def _from_command_result(result: CommandResult) -> ToolResult:

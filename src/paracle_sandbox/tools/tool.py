@@ -109,37 +109,3 @@ class SandboxTool(Tool):
         await self.close()
         if self._owns_client:
             await self.client.cleanup()
-
-
-# The functions below make JSON schemas, so that the parameters of a tool read as a table.
-
-
-def schema(required: list[str], **properties: dict[str, Any]) -> Schema:
-    """Return the schema of an object that has these properties and no others."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
-
-
-def text(description: str, *, enum: list[str] | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "string", "description": description}
-    return {**found, "enum": enum} if enum else found
-
-
-def boolean(description: str) -> dict[str, Any]:
-    return {"type": "boolean", "description": description}
-
-
-def seconds(description: str) -> dict[str, Any]:
-    return number(description, least=0.1, most=3600)
-
-
-def number(description: str, *, least: float = 1, most: float = 10_000_000) -> dict[str, Any]:
-    return {"type": "number", "description": description, "minimum": least, "maximum": most}
-
-
-def texts(description: str) -> dict[str, Any]:
-    return {"type": "array", "items": {"type": "string"}, "description": description}

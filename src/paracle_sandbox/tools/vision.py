@@ -8,7 +8,8 @@ from ..sandbox.sandbox import Sandbox
 from .arguments import ArgumentFault
 from .image_headers import detect_media_type, read_size
 from .result import Image, ToolResult
-from .tool import SandboxTool, schema, text
+from .schema import schema, text
+from .tool import SandboxTool
 
 MAX_READ = 10 << 20
 MAX_SENT = 5 << 20

@@ -1,8 +1,8 @@
-# The four things to do with a checkout. Everything is set up on the way.
+# What to do with a checkout. Everything is set up on the way.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run check test bench lint setup dev tools seccomp clean
+.PHONY: run check test bench docs lint setup dev tools seccomp clean
 
 run: setup  ## run examples/hello.py in a sandbox
 	$(BIN)/paracle template build default --if-missing
@@ -19,6 +19,11 @@ bench: dev  ## the budget, ours beside the alternatives, in one run
 	-$(BIN)/paracle template build default --if-missing
 	-$(BIN)/paracle template build ml --if-missing
 	scripts/engines.sh run $(BIN)/python -m benchmarks
+
+docs:  ## the documentation site, in build/site
+	@scripts/setup.sh $(VENV) docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "To read it: $(BIN)/python -m http.server -d build/site"
 
 lint: dev
 	$(BIN)/ruff check .

@@ -17,3 +17,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo "Installing ${missing[*]} ..."
     debian_install "${missing[@]}" 2>/dev/null
 fi
+# Other Pythons, for tests/interpreters: those that the machine has, and in long runs what Debian has.
+if [ -n "${PARACLE_LONG:-}" ]; then
+    "$(dirname "$0")/interpreters.sh" fetch || echo "Tests with the Pythons that are missing are skipped."
+fi

@@ -14,7 +14,7 @@ SCRIPT = REPOSITORY / "scripts" / "flaky.py"
 LIST = REPOSITORY / "tests" / "quarantine.txt"
 TEST = "tests/unit/test_x.py::test_y[a b]"
 STRICT = [{"CI": "true"}, {"PARACLE_STRICT": "1"}]
-NOT_STRICT = [{}, {"CI": "false"}, {"PARACLE_STRICT": "0"}]
+NOT_STRICT = [{}, {"CI": "false"}, {"PARACLE_STRICT": "0"}, {"CI": "true", "PARACLE_STRICT": "0"}]
 
 
 def days_ago(days: int) -> str:

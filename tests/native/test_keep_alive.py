@@ -10,8 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hostile"))
 
-from paracle_sandbox.setting_rows import SPEED
 from pressure import Scene, needs_root
+
+from paracle_sandbox.settings import SPEED
 
 
 def parent_of(pid: int) -> int:

@@ -44,7 +44,8 @@ class SandboxError(RuntimeError):
     """Base of every error of this package."""
 
     def __init__(self, message: str, sandbox_id: str | None = None) -> None:
-        super().__init__(message)
+        # By name: the next class may be one of Python's own, which wants other arguments.
+        RuntimeError.__init__(self, message)
         self.message = message
         self.sandbox_id = sandbox_id
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from pythons import require_interpreter
 
-from paracle_sandbox import BackendUnavailableError, Sandbox, SandboxCreationError
+from paracle_sandbox import Sandbox
 from paracle_sandbox.backends.native.backend import NativeBackend
 from paracle_sandbox.ids import new_sandbox_id
 from paracle_sandbox.sessions import PythonSession
@@ -27,9 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "guest"))
 from wireclient import GuestClient  # noqa: E402
 
 VERSIONS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
-# Why native sandboxes cannot have these: not the guest, but the programs that make a sandbox need
-# more. The test fails when it starts to work: then docs/guide.md says something that is not so.
-NOT_NATIVE = dict.fromkeys(("3.8", "3.9"), "the jail's modules are evaluated by Python 3.10 alone")
 CORE = frozenset({
     "commands.exit_codes", "commands.stdin_is_fed",
     "python_programs.hello", "python_programs.an_exception_is_a_traceback",
@@ -113,16 +110,8 @@ def is_of(path: Path, guest: int) -> bool:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=[
-        pytest.param(
-            version,
-            marks=[pytest.mark.xfail(reason=NOT_NATIVE[version], strict=True,
-                                     raises=(SandboxCreationError, BackendUnavailableError))]
-            if version in NOT_NATIVE else [],
-        )
-        for version in VERSIONS
-    ],
-)  # fmt: skip
+    params=VERSIONS,
+)
 async def native(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, NativeBackend]]:
     """The backend with another interpreter inside."""
     python = require_interpreter(request.param)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 from typing import Any
 
+from . import kernel
 from .limits.sandbox_resources import Grant
 from .shape import Identity, Shape
 
@@ -50,7 +50,7 @@ class Child:
         """It has ended, or was never there, and its number is free."""
         try:
             if self.pidfd >= 0:
-                signal.pidfd_send_signal(self.pidfd, 0)
+                kernel.send_signal(self.pidfd, 0)
                 return False
         except ProcessLookupError:
             pass

@@ -113,7 +113,7 @@ def _keep_only(channel: int, status: int) -> None:
 
 
 def _show_disk(report: socket.socket, fd: int) -> None:
-    socket.send_fds(report, [b"disk"], [fd])
+    kernel.send_fds(report, [b"disk"], [fd])
 
 
 def _pause_at(report: socket.socket, step: str) -> None:

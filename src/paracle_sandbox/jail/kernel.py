@@ -14,6 +14,11 @@ import os
 import socket
 import struct
 
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -52,6 +57,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 # mount_setattr has one number everywhere (it came after the numbers were unified).
 _SYS_MOUNT_SETATTR = 442
 _SYS_CLOSE_RANGE = 436
+_INT = struct.Struct("i")
+_SYS_PIDFD_SEND_SIGNAL, _SYS_PIDFD_OPEN = 424, 434
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(os.uname().machine, -1)
 
@@ -96,6 +103,33 @@ def in_memory(content: bytes) -> ctypes.c_char:
 def _syscall(number: int, what: str, *arguments: int) -> int:
     padded = [a & 0xFFFFFFFFFFFFFFFF for a in arguments] + [0] * (6 - len(arguments))
     return _checked(int(_libc.syscall(number, *padded)), what)
+
+
+# Python has the next four itself, since 3.9.
+
+
+def pidfd_open(pid: int) -> int:
+    return _syscall(_SYS_PIDFD_OPEN, f"pidfd_open({pid})", pid, 0)
+
+
+def send_signal(pidfd: int, number: int) -> None:
+    _syscall(_SYS_PIDFD_SEND_SIGNAL, f"pidfd_send_signal({number})", pidfd, number, 0, 0)
+
+
+def send_fds(channel: socket.socket, message: Sequence[bytes], fds: Sequence[int]) -> None:
+    packed = struct.pack(f"{len(fds)}i", *fds)
+    channel.sendmsg(message, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+
+
+def recv_fds(channel: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """Receive a packet and the descriptors that came with it, ``most`` at most."""
+    space = socket.CMSG_LEN(most * _INT.size)
+    message, control, _, _ = channel.recvmsg(size, space)
+    fds: list[int] = []
+    for level, kind, data in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds += struct.unpack(f"{len(data) // _INT.size}i", data[: len(data) & -_INT.size])
+    return message, fds
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:

@@ -110,7 +110,7 @@ def _become_spawner(control: socket.socket, package_path: str, *, rootless: bool
         zygote = _fork_zygote(control, package_path)
         step = "start"
         _import_spawner(package_path)
-        packet, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 1)
+        packet, fds = kernel.recv_fds(control, _MAX_MESSAGE, 1)
     except OSError as error:
         _give_up(control, step, error)
     if not packet:

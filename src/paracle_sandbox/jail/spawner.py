@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..channel.frames import to_json
+from . import kernel
 from .child import GO, Child
 from .limits.sandbox_resources import Grant, Process
 from .resources import Resources
@@ -138,7 +139,7 @@ class Spawner:
 
     def _answer(self, number: int, fds: tuple[int, ...] = (), **answer: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
-            socket.send_fds(self._control, [to_json({"request": number, **answer})], fds)
+            kernel.send_fds(self._control, [to_json({"request": number, **answer})], fds)
 
     def _refuse(self, number: int, step: str, message: str) -> None:
         """Answer with an error. ``retire`` tells the owner to start another spawner."""
@@ -246,7 +247,7 @@ class Spawner:
         if child.status is None:  # its end was told in the same turn, and read this first
             return
         try:
-            packet, fds, _, _ = socket.recv_fds(child.status, _MAX_MESSAGE, 1)
+            packet, fds = kernel.recv_fds(child.status, _MAX_MESSAGE, 1)
         except OSError:
             packet, fds = b"", []
         if fds:
@@ -318,7 +319,7 @@ class Spawner:
         if child.state != "dying":
             child.state = "dying"
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+                kernel.send_signal(child.pidfd, signal.SIGKILL)
             self._resources.place.let_die(child.slot)
 
     def _on_exit(self, child: Child) -> None:

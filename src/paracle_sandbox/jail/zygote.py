@@ -32,7 +32,7 @@ import signal
 import site
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import guest
 from ..guest.kernel import fork
@@ -67,7 +67,8 @@ _NEEDED_CAPABILITIES = sum(
     )
 )
 
-_Answer = tuple[bytes, list[int]]
+if TYPE_CHECKING:  # before Python 3.9 this cannot be evaluated
+    _Answer = tuple[bytes, list[int]]
 
 
 def serve(control: socket.socket, package_path: str) -> NoReturn:
@@ -76,18 +77,18 @@ def serve(control: socket.socket, package_path: str) -> NoReturn:
         _import_guest(package_path)
         own_pidns = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         control.send(READY)
-        packet, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, _MOST_DESCRIPTORS)
+        packet, fds = kernel.recv_fds(control, MAX_MESSAGE, _MOST_DESCRIPTORS)
         if not packet:
             os._exit(0)
         start = _begin(control, own_pidns, json.loads(packet.partition(b" ")[2]), fds)
         operations = {b"import": _import, b"fork": _fork}
         while True:
-            packet, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, 3)
+            packet, fds = kernel.recv_fds(control, MAX_MESSAGE, 3)
             if not packet:
                 break
             word, _, details = packet.partition(b" ")
             answer, given = operations[word](details, fds, start)
-            socket.send_fds(control, [answer], given)
+            kernel.send_fds(control, [answer], given)
             for fd in given:
                 os.close(fd)
     except BaseException:
@@ -212,7 +213,7 @@ def _fork(count: bytes, fds: list[int], start: Start) -> _Answer:
         finally:
             if not group:  # Where later forks go; without this the next unshare would be refused.
                 kernel.setns(start.own_pidns, kernel.CLONE_NEWPID)
-        return b"%d" % pid, [os.pidfd_open(pid)]
+        return b"%d" % pid, [kernel.pidfd_open(pid)]
     except OSError as error:
         # A child that cannot be watched must not live. If it has ended, its pid may be reused.
         if pid and not isinstance(error, ProcessLookupError):

@@ -11,14 +11,16 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from . import kernel
 from .child import Child
 from .limits.sandbox_resources import Place
 
 MAX_MESSAGE = 1 << 16
 READY = b"ready"
-_Answer = tuple[bytes, list[int]]
+if TYPE_CHECKING:  # before Python 3.9 this cannot be evaluated
+    _Answer = tuple[bytes, list[int]]
 
 
 class Zygote:
@@ -39,7 +41,7 @@ class Zygote:
             finally:
                 os._exit(1)
         theirs.close()
-        self.pidfd = os.pidfd_open(pid)
+        self.pidfd = kernel.pidfd_open(pid)
         self._news = select.poll()
         for fd in (self._socket.fileno(), self.pidfd):
             self._news.register(fd, select.POLLIN)
@@ -108,13 +110,13 @@ class Zygote:
         child.status.setblocking(False)
 
     def _send(self, word: bytes, details: bytes, fds: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._socket, [word, b" ", details], fds)
+        kernel.send_fds(self._socket, [word, b" ", details], fds)
 
     def _receive(self) -> _Answer:
         # A child that was just forked has the zygote's end of the socket, too: that tells no end.
         if self._socket.fileno() not in (fd for fd, _ in self._news.poll()):
             raise BrokenPipeError(32, "the zygote has ended")
-        packet, received, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE, 1)
+        packet, received = kernel.recv_fds(self._socket, MAX_MESSAGE, 1)
         if not packet:
             raise BrokenPipeError(32, "the zygote has ended")
         return packet, received

@@ -16,10 +16,13 @@ import errno
 import itertools
 import json
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import policy
-from .rules import RULES, Check, Tree, Verdict
+from .rules import RULES, Check, Verdict
+
+if TYPE_CHECKING:
+    from .rules import Tree
 
 _ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
 

@@ -8,8 +8,12 @@ Numbers that are in no table at all are newer than we are and get ENOSYS too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from .rules import RULES, Tree, Verdict
+from .rules import RULES, Verdict
+
+if TYPE_CHECKING:
+    from .rules import Tree
 
 ALLOWED = {
     "files": """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..shape import UID_INSIDE
 
@@ -39,7 +39,8 @@ class Check(NamedTuple):
     high: bool = False  # the upper word, and not the lower one
 
 
-Tree = Verdict | Check
+if TYPE_CHECKING:  # before Python 3.10 this cannot be evaluated
+    Tree = Verdict | Check
 
 
 def only(argument: int, values: Mapping[str, int], mask: int = FULL) -> Check:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..kernel import in_memory
 from . import bpf, policy, syscalls
 from .bpf import Instruction
-from .rules import FULL, RULES, Tree, Verdict
+from .rules import FULL, RULES, Verdict
 
 AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -47,7 +47,10 @@ class _ToRoutine(NamedTuple):
     rule: str
 
 
-_Item = Instruction | _ToRoutine
+if TYPE_CHECKING:  # before Python 3.10 this cannot be evaluated
+    from .rules import Tree
+
+    _Item = Instruction | _ToRoutine
 
 
 class _Filter(ctypes.Structure):

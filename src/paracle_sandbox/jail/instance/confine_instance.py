@@ -205,8 +205,8 @@ def _with_user(name: str, line: str) -> str:
         lines = []
     fields = [one.split(":") for one in lines]
     others = [
-        one
-        for one, parts in zip(lines, fields, strict=True)
+        ":".join(parts)
+        for parts in fields
         if len(parts) > 2 and parts[0] != _USER and parts[2] != str(UID_INSIDE)
     ]
     return "\n".join([*others, line, ""])

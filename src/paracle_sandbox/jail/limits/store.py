@@ -112,7 +112,7 @@ class Store:
 def sweep(state_dir: str, numbers: int, own: int) -> None:
     """Unmount what no live process holds any more."""
     for name in os.listdir(state_dir):
-        number = name.removeprefix("store-")
+        number = name[len("store-") :]
         if not name.startswith("store-") or not number.isdecimal():
             continue
         if int(number) == own:
@@ -156,7 +156,7 @@ def main(control: socket.socket, options: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
-        owner = os.pidfd_open(options["owner_pid"])
+        owner = kernel.pidfd_open(options["owner_pid"])
         store = Store(options["state_dir"], options["data_dir"])
     except (OSError, ValueError, VolumeUnavailable) as error:
         lacks_room = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO)

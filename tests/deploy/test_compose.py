@@ -36,6 +36,7 @@ LEFT_OUT = {
     "PARACLE_DATA_DIR": "the image says where",
     "PARACLE_VOLUMES": "directories of the machine, which it does not see",
     "PARACLE_STOCK": NATIVE,
+    "PARACLE_SPEED": NATIVE,
     "PARACLE_PYTHON": NATIVE,
     "PARACLE_TEMPLATE_BUILD": NATIVE,
     "PARACLE_UID_BASE": NATIVE,

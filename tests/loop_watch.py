@@ -300,7 +300,8 @@ def _describe(innermost: FrameType | None) -> tuple[bool, list[str]]:
     """
     frames: list[FrameType] = []
     frame = innermost
-    while frame is not None and not _LOOP.search(frame.f_code.co_filename):
+    # The thread goes on while its frames are read: Python 3.11 may then hand out something else.
+    while isinstance(frame, FrameType) and not _LOOP.search(frame.f_code.co_filename):
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()

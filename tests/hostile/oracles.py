@@ -188,7 +188,7 @@ _LANES = re.escape(os.environ.get("PARACLE_TEST_LANES") or "/paracle-sandbox-tes
 _MOUNTS_OF_ENGINES = re.compile(
     f"{_ENGINES}|{_LANES}/(?!others/)|/paracle-sandbox-tests/|/store-[0-9]+$|^/run/netns"
 )
-_BRIDGES_OF_ENGINES = re.compile("br-|docker|podman|pcl|incus|paracletest")
+_BRIDGES_OF_ENGINES = re.compile("br-|docker|podman|pcl|prcl|incus|paracletest")
 
 
 def host_mounts() -> list[str]:

@@ -177,7 +177,7 @@ def test_nor_to_find_out_where_packages_come_from(tmp_path: Path) -> None:
     (tmp_path / "pip/__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     program = (
         "from paracle_sandbox.sandbox.package_index import index_of_this_machine as a\n"
-        "from paracle_sandbox.images.package_index import files_of_this_machine as b\n"
+        "from paracle_sandbox.images.package_index import read_machine_files as b\n"
         "print(a().partition(':')[0], type(b()))"
     )
     done = subprocess.run(

@@ -225,14 +225,14 @@ def test_a_mac_serves_no_native_sandboxes(tmp_path: Path) -> None:
 def test_what_agents_do_is_written_down(system: str, tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from paracle_sandbox.agents.journal import agents_log, log_path\n"
+        "from paracle_sandbox.agents.journal import open_agents_log, get_log_path\n"
         "from paracle_sandbox.audit.log import read\n"
         "from paracle_sandbox.settings import Settings\n"
         "settings = Settings(data_dir=sys.argv[1])\n"
-        "log = agents_log(settings)\n"
+        "log = open_agents_log(settings)\n"
         "log.record('task', text='one')\n"
         "log.close()\n"
-        "print([line['event'] for line in read(log_path(settings))])"
+        "print([line['event'] for line in read(get_log_path(settings))])"
     )
     assert python(system, program, str(tmp_path)) == "['task']\n"
 

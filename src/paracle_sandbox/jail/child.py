@@ -61,12 +61,16 @@ class Child:
         told = self.slot, self.shape, self.identity, self.grant.disk_bytes, setup
         return json.dumps(told).encode()
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Close both sockets. A process that waits for "go" ends then, whoever knows its pid."""
         for sock in (self.status, self.host_end):
             if sock is not None:
                 sock.close()
+        self.status = self.host_end = None
+
+    def close(self) -> None:
+        self.hang_up()
         for fd in (self.pidfd, self.disk_fd):
             if fd >= 0:
                 os.close(fd)
-        self.status = self.host_end = None
         self.pidfd = self.disk_fd = -1

@@ -122,9 +122,10 @@ def send_fds(channel: socket.socket, message: Sequence[bytes], fds: Sequence[int
 
 
 def recv_fds(channel: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
-    """Receive a packet and the descriptors that came with it, ``most`` at most."""
+    """Receive a packet and the descriptors that came with it, ``most`` at most. A program that is
+    executed does not inherit them."""
     space = socket.CMSG_LEN(most * _INT.size)
-    message, control, _, _ = channel.recvmsg(size, space)
+    message, control, _, _ = channel.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, data in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -10,7 +10,7 @@ PROCESSES, and what each may do
             │      capabilities, and is in a mount namespace and a root file system of its own:
             │      read-only, without the host's files. It makes and removes cgroups, subvolumes
             │      and records, and answers the owner. It runs no code of a sandbox or a template,
-            │      and imports nothing of what runs in one.
+            │      and imports of what runs in one only how to fork and the frames' format.
             └ zygote  The same user with ten capabilities, and as root with an empty network
                │      namespace. It is forked first, imports the guest, gets the spawner's root
                │      when that is made, gives up its rights, imports the modules of the template,
@@ -174,10 +174,15 @@ def _serve(control: socket.socket, options: dict[str, Any], zygote: Zygote) -> N
     from .resources import Resources
     from .spawner import Spawner
 
+    zygote.end_with(options["owner_fd"])
     zygote.wait_until_ready()
     resources = Resources(options)
     rights = resources.own_network, resources.capabilities
-    note = zygote.begin(resources.place, options, *rights)
+    try:
+        note = zygote.begin(resources.place, options, *rights)
+    except OSError:
+        resources.close()
+        raise
     posture = {**resources.posture(), "missing_modules": zygote.missing}
     posture.update(landlock=not note, landlock_note=note)
     # An owner that is gone already is noticed by the loop, which then cleans up.
@@ -200,7 +205,7 @@ def _become_root_of_a_user_namespace() -> None:
 
 def _wait(pid: int) -> int:
     _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status) & 0x7F
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
 def _give_up(control: socket.socket, step: str, error: OSError) -> NoReturn:

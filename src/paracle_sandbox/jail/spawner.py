@@ -319,7 +319,8 @@ class Spawner:
         if child.state != "dying":
             child.state = "dying"
             with contextlib.suppress(ProcessLookupError):
-                kernel.send_signal(child.pidfd, signal.SIGKILL)
+                if child.pidfd >= 0:
+                    kernel.send_signal(child.pidfd, signal.SIGKILL)
             self._resources.place.let_die(child.slot)
 
     def _on_exit(self, child: Child) -> None:
@@ -454,7 +455,9 @@ class Spawner:
         for child in list(self._children.values()):
             self._kill(child)
         deadline = time.monotonic() + _BUSY_PATIENCE_SECONDS
-        while len(self._children) > len(self._stuck) and time.monotonic() < deadline:
+        while (self._busy or len(self._children) > len(self._stuck)) and (
+            time.monotonic() < deadline
+        ):
             for key, _ in self._selector.select(_BUSY_RETRY_SECONDS):
                 if key.fd not in (self._control.fileno(), self._owner_fd, self._zygote.pidfd):
                     key.data()
@@ -462,4 +465,5 @@ class Spawner:
         for child in list(self._stuck):
             self._retry(child)
         # Of a child that was not removed, the next sweep has to know.
-        self._resources.close(keep=set(self._children))
+        left = {child.slot for _, child in self._busy}
+        self._resources.close(keep=left | set(self._children))

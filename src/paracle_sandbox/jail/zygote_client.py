@@ -98,8 +98,16 @@ class Zygote:
             self._send(b"fork", b"%d" % len(fds), fds)
 
     def end_fork(self, child: Child) -> None:
-        """It is there, and waits for a word. Raises OSError."""
-        answer, fds = self._receive()
+        """It is there, and waits for a word. Raises OSError, and then it ends by itself, if it is
+        there: nobody can kill it, and it may be in its groups already."""
+        try:
+            answer, fds = self._receive()
+            self._take(child, answer, fds)
+        except OSError:
+            child.hang_up()
+            raise
+
+    def _take(self, child: Child, answer: bytes, fds: list[int]) -> None:
         if not fds:
             if answer.isdigit():  # it was forked, and its descriptor was not to be had: it ends
                 raise OSError(errno.EMFILE, "the spawner has too many open files")
@@ -112,10 +120,17 @@ class Zygote:
     def _send(self, word: bytes, details: bytes, fds: tuple[int, ...] = ()) -> None:
         kernel.send_fds(self._socket, [word, b" ", details], fds)
 
+    def end_with(self, owner_fd: int) -> None:
+        """From now on, wait for no answer when the owner's process has ended: a template may have
+        the zygote hang, and what its owner had must go all the same."""
+        self._news.register(owner_fd, select.POLLIN)
+
     def _receive(self) -> _Answer:
         # A child that was just forked has the zygote's end of the socket, too: that tells no end.
-        if self._socket.fileno() not in (fd for fd, _ in self._news.poll()):
-            raise BrokenPipeError(32, "the zygote has ended")
+        told = {fd for fd, _ in self._news.poll()}
+        if self._socket.fileno() not in told:
+            which = "zygote" if self.pidfd in told else "owner"
+            raise BrokenPipeError(32, f"the {which} has ended")
         packet, received = kernel.recv_fds(self._socket, MAX_MESSAGE, 1)
         if not packet:
             raise BrokenPipeError(32, "the zygote has ended")

@@ -24,9 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 # Tried, and not supported yet. The test fails when it works: then pyproject.toml, docs/guide.md and
 # this say so.
-NOT_YET = {
-    "3.14": "a SandboxFileDecodeError cannot be made; a program does not find the modules beside it"
-}
+NOT_YET = {"3.14": "code of run_code() does not find the modules of the working directory"}
 # Of the extras, all but daytona's, and of what tests need, what these ones do.
 EXTRAS = ("docker", "incus", "network", "remote", "service", "mcp", "agents")
 OF_TESTS = ("hypothesis", "pytest", "pyyaml")

@@ -1,4 +1,4 @@
-"""What a sandbox may use and see: one frozen value, checked once.
+"""The limits and views of a sandbox: one frozen value, checked once.
 
 Each field stands here once, with its default and what it may be. This module imports little,
 because every short command needs it.
@@ -239,7 +239,7 @@ class Options:
 
     @classmethod
     def model_validate(cls, values: Any) -> Self:
-        """Of a mapping with its fields. Raises InvalidConfigError."""
+        """Make one from a mapping of its fields. Raises InvalidConfigError."""
         if isinstance(values, cls):
             return values
         if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):

@@ -1,4 +1,4 @@
-"""What the health checks of backends share: a sandbox to look at, and a program in it."""
+"""Make a sandbox and a program in it, for the health checks of all backends."""
 
 from __future__ import annotations
 

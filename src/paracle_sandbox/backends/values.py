@@ -1,4 +1,4 @@
-"""What a backend reports: whether it works here, what it has, and what a sandbox has used."""
+"""The reports of a backend: whether it works here, what it has, and what a sandbox has used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a sandbox has used, and the kernel's own counts of limits that were reached.
+    """The usage of a sandbox, and the kernel's own counts of limits that were reached.
 
     ``cpu_seconds`` count from the moment the sandbox was handed over where the backend says
     ``counts_from_handover``, and from its beginning otherwise. ``memory_bytes`` and

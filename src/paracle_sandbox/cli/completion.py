@@ -40,7 +40,7 @@ def complete(env: Mapping[str, str]) -> int:
 
 
 def offer(words: list[str], incomplete: str) -> list[tuple[str, str]]:
-    """What the incomplete word may become behind these words, each with its meaning."""
+    """Find what the incomplete word may become behind these, each with its meaning."""
     node: Group | Entry = ROOT
     name, rest = "paracle", words
     while isinstance(node, Group) and rest and rest[0] in node.commands:
@@ -67,7 +67,7 @@ def _line(env: Mapping[str, str], shell: str) -> tuple[list[str], str]:
 
 
 def _split(line: str) -> list[str]:
-    """As the shell would; a quotation that is still open counts as far as it goes."""
+    """Split as the shell would; a quotation that is still open counts as far as it goes."""
     reader = shlex.shlex(line, posix=True)
     reader.whitespace_split = True
     reader.commenters = ""

@@ -1,4 +1,4 @@
-"""What the user's shell and terminal say in the environment. None of it is a setting of ours."""
+"""Read what the environment says of the user's shell and terminal: no settings of ours."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _STARTS = ("__main__.py", "main.py")
 
 @dataclass(frozen=True)
 class Order:
-    """What the user asked for, flag by flag; ``limits`` are fields of SandboxConfig. One of
+    """The request of the user, flag by flag; ``limits`` are fields of SandboxConfig. One of
     ``file``, ``code`` and ``command`` says what to run."""
 
     file: str | None = None

@@ -1,4 +1,4 @@
-"""What ``--help`` shows: within 80 columns, in groups, and in colour on a terminal."""
+"""Show ``--help``: within 80 columns, in groups, and in colour on a terminal."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class Command(argparse.ArgumentParser):
     # Completing
 
     def complete_words(self, words: Sequence[str], incomplete: str) -> list[tuple[str, str]]:
-        """What may stand in place of the incomplete word behind these, each with its meaning."""
+        """Find what may stand in place of the incomplete word, each with its meaning."""
         before, after = split_at_dashes(words)
         if after is not None:
             return []
@@ -325,7 +325,7 @@ def walk(node: Group, words: str = "paracle") -> Iterator[tuple[str, Command]]:
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """What stands before ``--``, and what behind; None without one."""
+    """Return what stands before ``--``, and what behind; None without one."""
     words = list(words)
     if "--" not in words:
         return words, None

@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Program:
-    """What to run, and with what: a ``command`` (a str is one for the shell), or else Python
+    """The program, and what it gets: a ``command`` (a str is one for the shell), or else Python
     ``code``, or else the file at ``path`` in the working directory, with ``source`` as its content
     if it is not there yet. ``before`` and ``after`` are awaited around it in the same sandbox."""
 

@@ -1,4 +1,4 @@
-"""What ``execute`` tells a person on stderr, before the program and after it."""
+"""Print what ``execute`` tells a person on stderr, before the program and after it."""
 
 from __future__ import annotations
 

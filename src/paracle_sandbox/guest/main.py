@@ -375,7 +375,7 @@ class Guest:
             command.on_exit(status)
 
     def _keeper_lost(self, command: Optional[Command]) -> None:
-        """What a killed keeper kept is ours now, and cannot be told from the direct command's."""
+        """Take over what a killed keeper kept: it cannot be told from the direct command's."""
         if command is not None:
             command.on_keeper_lost()
         if self._sweep is None:

@@ -31,7 +31,7 @@ GROUP = "paracle_sandbox.backends"
 
 
 class OutsideBackend(NamedTuple):
-    """What another distribution offers; ``source`` is its name and version."""
+    """A backend that another distribution offers; ``source`` is its name and version."""
 
     name: str
     source: str

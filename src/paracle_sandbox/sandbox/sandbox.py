@@ -82,7 +82,7 @@ class Sandbox:
 
     @property
     def last_usage(self) -> Usage | None:
-        """What it used at the last look; None before the first."""
+        """The usage at the last look; None before the first."""
         return self._life.last_usage
 
     @property
@@ -92,7 +92,7 @@ class Sandbox:
 
     @property
     def posture(self) -> Isolation:
-        """What keeps its programs in. The layers are proved by ``paracle sandbox health``."""
+        """The isolation of its programs. The layers are proved by ``paracle sandbox health``."""
         return {"backend": self._backend.name, "missing": self._backend.lacking()}
 
     # Life

@@ -70,7 +70,7 @@ _END_SECONDS = 0.3
 
 @dataclass
 class Owned(Metered):
-    """What this process holds of a container that it made. ``space`` is set where the workspace is
+    """This process's state of a container that it made. ``space`` is set where the workspace is
     not on a volume of ours."""
 
     workspace: str = ""

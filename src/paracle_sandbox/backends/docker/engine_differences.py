@@ -1,4 +1,4 @@
-"""What depends on the kind of engine and where it is: network, filter, volumes, process limit."""
+"""The differences between engines, by kind and place: network, filter, volumes, process limit."""
 
 from __future__ import annotations
 

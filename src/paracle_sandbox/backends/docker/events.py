@@ -21,7 +21,7 @@ _OOM_SECONDS = 0.5
 
 @dataclass
 class Death:
-    """What the engine has said about a container's end so far."""
+    """The engine's events about the end of a container, so far."""
 
     exit_code: int | None = None
     known: asyncio.Event = field(default_factory=asyncio.Event)

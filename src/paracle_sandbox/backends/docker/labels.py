@@ -1,4 +1,4 @@
-"""What we write on a container, and what of it we believe when we read it back.
+"""Write labels on a container, and read back those that we believe.
 
 An image may carry labels too, ours among them. So a container is taken for one of ours only if
 its name is the one that its label makes: names are given by whoever starts a container, and
@@ -39,7 +39,7 @@ def _look_name(token: str) -> str:
 
 @dataclass(frozen=True)
 class Title:
-    """What a container is known by: its name, and the labels that say what it is for."""
+    """The identity of a container: its name, and the labels that say its purpose."""
 
     name: str
     labels: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What we ask the engine for: pure functions from a configuration to a request body.
+"""Build requests to the engine: pure functions from a configuration to a request body.
 
 Hardened by construction. What is not named here is not given: no capability, no device, no host
 namespace, no restart, no health check of the image's own, no log that could fill a disk.

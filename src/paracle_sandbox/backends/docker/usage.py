@@ -1,4 +1,4 @@
-"""What a container uses, how full its files are, and whether it was memory that ended it.
+"""Measure a container: its usage, how full its files are, and whether memory ended it.
 
 The figures are those of the container's cgroup where that is of this machine. Elsewhere the engine
 gives samples, and a small program inside the container says how full its tmpfs mounts are.

@@ -62,7 +62,7 @@ _PATIENCE = 2
 
 @dataclass
 class Owned(Metered):
-    """What this process holds of a sandbox that it made. connect() gives the channel away."""
+    """This process's state of a sandbox that it made. connect() gives the channel away."""
 
     channel: ExecChannel | None = None
 

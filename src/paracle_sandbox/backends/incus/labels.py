@@ -1,4 +1,4 @@
-"""What we write on an instance, in its ``user.*`` keys, and what of it we believe.
+"""Write labels on an instance, in its ``user.*`` keys, and read those that we believe.
 
 An instance counts as ours only if its name is the one that its keys make: a profile or a copy may
 carry the same keys.

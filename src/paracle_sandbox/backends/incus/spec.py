@@ -1,4 +1,4 @@
-"""What we ask the server for: pure functions from a configuration to request bodies.
+"""Build requests to the server: pure functions from a configuration to request bodies.
 
 No profile of the user's is used, so nothing is given that is not named here: the root disk, the
 disk of the workspace, and one filtered network card if that was asked for. What runs first is not
@@ -47,7 +47,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class Place:
-    """What is settled before an instance is made. ``home`` is a device, or None for memory."""
+    """The decisions before an instance is made. ``home`` is a device, or None for memory."""
 
     kind: str
     pool: str

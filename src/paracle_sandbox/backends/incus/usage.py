@@ -1,4 +1,4 @@
-"""What an instance uses now, or used last."""
+"""Measure what an instance uses now, or used last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandbox uses, read from its cgroup."""
+"""Read what a sandbox uses from its cgroup."""
 
 from __future__ import annotations
 

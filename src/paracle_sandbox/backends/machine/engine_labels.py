@@ -1,4 +1,4 @@
-"""What an engine keeps of a sandbox for us: texts on a container or an instance, under a prefix.
+"""The texts that an engine keeps for us: on a container or an instance, under a prefix.
 
 Any user of the engine may change them. What is read back is shown, and not used for anything else.
 """

@@ -22,5 +22,5 @@ def socket_problem(path: str) -> str | None:
 
 
 def missing_package(name: str) -> str | None:
-    """What to say about a package that is needed and not installed; None when it is there."""
+    """Say what to do about a package that is needed and not installed, or return None."""
     return None if find_spec(name) else f"the {name} package is missing"

@@ -1,4 +1,4 @@
-"""Who made a sandbox, as a text that any process of any machine can judge.
+"""Write the maker of a sandbox as a text that any process of any machine can judge.
 
 A pid alone is not enough: it is recycled, it means another process in another pid namespace, and an
 engine may be shared by several machines. An owner that cannot be judged from here counts as alive:

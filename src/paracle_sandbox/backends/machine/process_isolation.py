@@ -1,4 +1,4 @@
-"""What the kernel says about the processes of a sandbox, read from outside."""
+"""Read from outside what the kernel says about the processes of a sandbox."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ NO_PRICE = "--cost-limit: needs the model's price; add --price IN/OUT, as 3/15"
 
 @dataclass(frozen=True)
 class Order:
-    """What the user asked for, flag by flag."""
+    """The request of the user, flag by flag."""
 
     name: str
     task: str

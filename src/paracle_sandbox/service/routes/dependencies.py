@@ -1,4 +1,4 @@
-"""What routes take from a request: the service, the caller, the user; and how they log refusals."""
+"""Take from a request what routes need: service, caller and user; and say how they log refusals."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ trap 'exit 143' TERM HUP
 # lane NAME ARGUMENTS ... in the place of this shell
 lane() {
     # What runs beside the script has Ctrl-C ignored, and so would all that the tests start.
-    exec env --default-signal=INT,QUIT,HUP "$python" -m pytest -o "cache_dir=$place/cache-$1" --basetemp="$place/$1" \
+    exec env --default-signal=INT,QUIT,HUP PARACLE_TEST_LANE="$1" "$python" -m pytest \
+        -o "cache_dir=$place/cache-$1" --basetemp="$place/$1" \
         --durations=20 --durations-min=5 "${left_out[@]}" "${@:2}"
 }
 

@@ -185,8 +185,9 @@ def mountinfo(pid: int | str = "self") -> list[str]:
 # These come and go with the tests on engines, which run beside these: see scripts/run_tests.sh.
 _ENGINES = re.escape(os.environ.get("PARACLE_TEST_CACHE") or "/paracle-sandbox-tests/")
 _LANES = re.escape(os.environ.get("PARACLE_TEST_LANES") or "/paracle-sandbox-tests/")
+_OWN_LANE = re.escape(os.environ.get("PARACLE_TEST_LANE") or "others")
 _MOUNTS_OF_ENGINES = re.compile(
-    f"{_ENGINES}|{_LANES}/(?!others/)|/paracle-sandbox-tests/|/store-[0-9]+$|^/run/netns"
+    f"{_ENGINES}|{_LANES}/(?!{_OWN_LANE}/)|/paracle-sandbox-tests/|/store-[0-9]+$|^/run/netns"
 )
 _BRIDGES_OF_ENGINES = re.compile("br-|docker|podman|pcl|prcl|incus|paracletest")
 

@@ -97,7 +97,8 @@ class FakeBackend(Backend):
         sandbox = self._sandboxes.pop(sandbox_id, None)
         if sandbox is not None:
             self.destroyed.append(sandbox_id)
-            await asyncio.to_thread(_remove_sandbox, sandbox)
+            # Begun, it is done: a caller that is cancelled leaves no guest behind.
+            await asyncio.shield(asyncio.to_thread(_remove_sandbox, sandbox))
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         return [

@@ -135,7 +135,7 @@ def choice(variable: str, default: str, allowed: tuple[str, ...], meaning: str) 
         value = text.strip().lower()
         if value not in allowed:
             raise ValueError(text)
-        return "docker" if value == "local" else value
+        return value
 
     return row(Setting(variable, meaning, parse, "one of " + ", ".join(allowed)), default)
 

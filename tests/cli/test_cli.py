@@ -19,7 +19,7 @@ from paracle_cli import SOURCE, Cli, end, on_a_terminal, wait_for
 
 from paracle_sandbox import __version__
 from paracle_sandbox.backends.base import Health, Layer
-from paracle_sandbox.cli import health, program
+from paracle_sandbox.cli import execute, health
 from paracle_sandbox.cli.list_cleanup import id_width
 from paracle_sandbox.cli.output import plain_columns, printable
 from paracle_sandbox.sandbox import execution
@@ -492,7 +492,7 @@ def test_plain_columns_line_up() -> None:
 
 
 def test_files_inside_have_the_names_that_the_executor_gives_them() -> None:
-    assert (program.CODE_FILE, program.INPUTS_FILE) == (execution.CODE_FILE, execution.INPUTS_FILE)
+    assert execute.CODE_FILE == execution.CODE_FILE
 
 
 def test_the_command_line_names_no_backend() -> None:

@@ -114,7 +114,7 @@ async def list_files(
     offset: Offset = 0,
     limit: Limit = 1000,
 ) -> dict[str, Any]:
-    """What is in a directory, sorted by path, page by page. A path with bytes that are not UTF-8
+    """List a directory, sorted by path, page by page. A path with bytes that are not UTF-8
     is escaped, and says so; to name it in a request, send it as it is with escaped=true."""
     path = unescape(path) if escaped_ else path
     entries = await service.sandboxes.read(
@@ -132,7 +132,7 @@ async def list_files(
 
 @router.get("/sandbox/{user_id}/stat", response_model=FileEntry)
 async def stat(service: TheService, user: TheUser, path: FilePath) -> dict[str, Any]:
-    """What a path is, with links followed; 404 when nothing is there."""
+    """Describe a path, with links followed; 404 when nothing is there."""
     info = await service.sandboxes.read(user, lambda owned: owned.sandbox.stat(path))
     service.journal.record("list_files", user=user, path=show(path))
     return _entry(info)
@@ -212,7 +212,7 @@ async def download(
 
 @router.head("/sandbox/{user_id}/files/raw", include_in_schema=False)
 async def look(service: TheService, user: TheUser, path: FilePath) -> Response:
-    """What a download would be, without it."""
+    """Describe a download without making it."""
     info = await service.sandboxes.read(user, lambda owned: _file(owned, path))
     headers = _headers(path, info["size"])
     return Response(headers=headers, media_type="application/octet-stream")

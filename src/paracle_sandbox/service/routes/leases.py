@@ -42,13 +42,13 @@ async def create(service: TheService, user: ActingUser, body: LeaseRequest) -> d
 
 @router.get("")
 async def list_leases(service: TheService, user: ActingUser) -> dict[str, Any]:
-    """Those of this user."""
+    """List the sandboxes that are lent to this user."""
     return {"sandboxes": [describe(lease) for lease in service.leases.all(user)]}
 
 
 @router.get("/{sandbox_id}/usage")
 async def usage(service: TheService, user: ActingUser, sandbox_id: str) -> dict[str, Any]:
-    """What it uses now, and the kernel's counts of limits that were reached."""
+    """Report what it uses now, and the kernel's counts of limits that were reached."""
     return asdict(await service.leases.usage(service.leases.get(user, sandbox_id)))
 
 

@@ -44,8 +44,8 @@ async def ready(service: TheService) -> Response:
 
 @router.get("/info")
 async def info(request: Request, service: TheService) -> dict[str, Any]:
-    """What this service gives to each user. The number of live sandboxes is of those that the key
-    acts for."""
+    """Report what this service gives to each user. The number of live sandboxes is of those that
+    the key acts for."""
     caller = caller_of(request)
     settings, found = service.settings, service.health
     return {

@@ -79,13 +79,13 @@ async def shell(
 
 @router.get("/sandbox/{user_id}/status", response_model=SandboxAnswer)
 async def status(service: TheService, user: TheUser) -> dict[str, Any]:
-    """What the user's sandbox does now; 404 when there is none."""
+    """Report what the user's sandbox does now; 404 when there is none."""
     return await describe(_require(service, user))
 
 
 @router.get("/sandbox/{user_id}/usage")
 async def usage(service: TheService, user: TheUser) -> dict[str, Any]:
-    """What the user's sandbox uses, what its kept files take, and the quotas."""
+    """Report what the user's sandbox uses, what its kept files take, and the quotas."""
     owned = service.sandboxes.find(user)
     stats = dict(await owned.sandbox.get_stats()) if owned is not None else None
     settings = service.settings
